@@ -89,6 +89,7 @@ class Usage:
     prefill_seconds: float  # this sample's share of the engine's time: step time / live sequences
     decode_seconds: float
     evict_seconds: float
+    decoding: str  # what computed the decode steps, see `Engine.decoding`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

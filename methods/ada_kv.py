@@ -154,5 +154,5 @@ for _name in (
     *("probes", "drafts", "weights", "min_budget"),
 ):
     setattr(AdaKV, _name, _of_inner(_name))
-for _name in ("reads_tokens", "per_query_head"):
+for _name in ("reads_tokens", "per_query_head", "stacked"):
     setattr(AdaKV, _name, property(attrgetter(f"inner.{_name}")))

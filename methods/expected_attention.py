@@ -31,6 +31,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class ExpectedAttention(Method):
     paper = "Devoto et al., arXiv 2510.00636"
+    stacked = True
 
     n_future: int = option(512, "number of next positions over which the rotation is averaged", low=1)
     sinks: int = option(4, "first tokens, which always stay; their queries do not count", low=0)

@@ -45,6 +45,7 @@ class ForesightKV(Method):
     paper = "ForesightKV, arXiv 2602.03203"
     kind = "weights"
     trained = True
+    stacked = True
 
     scorer: str = option("auto", "file with the trained scorer; auto: foresightkv.safetensors beside the model")
     features: Literal["paper6", "released8"] = option("paper6", "attention features that the scorer reads")
@@ -100,7 +101,7 @@ class ForesightKV(Method):
         return stored
 
     def score(self, view: LayerView) -> torch.Tensor:
-        phi = drop_scores(view.weights, view.layer, self.inputs(view))
+        phi = drop_scores(view.weights, view.layer_index, self.inputs(view))
         if not self.sampling:
             return -phi
         competing = self.competing(view)

@@ -34,6 +34,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class GKV(WindowVote):
     paper = "Liao et al., arXiv 2512.00504"
+    stacked = True
 
     window: int = option(16, "newest queries that vote and always stay", low=1)
     form: Literal["max", "mean", "sum", "local"] = option("max", "how memory and local score are merged")

@@ -30,6 +30,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class H2O(Method):
     paper = "Zhang et al., arXiv 2306.14048"
+    stacked = True
 
     recent: float = option(0.5, "recent tokens: below 1 a share of the budget, otherwise a number of tokens", low=0)
     reduce_g: Literal["mean", "max"] = option("mean", "how the query heads of a group become one score")

@@ -22,6 +22,7 @@ from kvbench.registry import methods
 class KeyDiff(Method):
     paper = "Park et al., arXiv 2504.15364"
     kind = "keys"
+    stacked = True
 
     recent: int = option(0, "newest tokens that always stay", low=0)
 

@@ -21,6 +21,7 @@ from kvbench.registry import methods
 class KNorm(Method):
     paper = "Devoto et al., arXiv 2406.11430"
     kind = "keys"
+    stacked = True
 
     recent: int = option(0, "newest tokens that always stay", low=0)
 

@@ -33,6 +33,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class MorphKV(Method):
     paper = "Ghadia et al., arXiv 2503.00979"
+    stacked = True
 
     window: int = option(32, "tokens before the current one that always stay and vote", low=1)
     fuse: Literal["sum", "max"] = option("sum", "how the votes of the window are merged")

@@ -18,6 +18,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class Random(Method):
     kind = "noise"
+    stacked = True
 
     recent: int = option(16, "newest tokens that always stay", low=0)
 

@@ -37,6 +37,7 @@ class Retention(Gated):
     paper = "Make Each Token Count, arXiv 2605.09649"
     name = "retention"
     usual = GateForm("rg10", "layers")
+    stacked = True
 
     level: Literal["model", "layer"] = option(
         "model", "entries compete over the heads of the whole model, or of each layer"

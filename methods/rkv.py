@@ -33,6 +33,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class RKV(WindowVote):
     paper = "Cai et al., arXiv 2505.24133"
+    stacked = True
 
     window: int = option(8, "newest queries that vote and always stay", low=1)
     kernel: int = option(7, "max-pooling width, 1 for none", low=1, odd=True)

@@ -36,6 +36,7 @@ GENERATED, PROMPT = 2.0**-64, 2.0**-40
 @dataclass(frozen=True)
 class RPC(Method):
     paper = "Song et al., arXiv 2505.13866"
+    stacked = True
 
     form: Literal["fixed", "native"] = option("fixed", "a fixed budget, or the paper's growing cache")
     P: int = option(1024, "generated tokens between compressions (form=native)", low=1)

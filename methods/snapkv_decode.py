@@ -31,6 +31,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class SnapKVDecode(WindowVote):
     paper = "Li et al., arXiv 2404.14469; decoding forms of arXiv 2505.24133 (rkv) and 2512.00504 (gkv)"
+    stacked = True
 
     variant: Literal["rkv", "gkv"] = option("rkv", "repository whose decoding form is used")
     window: int | None = option(None, "newest queries that vote and always stay; none: 8 (rkv) or 16 (gkv)", low=1)

@@ -24,6 +24,7 @@ from kvbench.registry import methods
 class StreamingLLM(Method):
     paper = "Xiao et al., arXiv 2309.17453"
     kind = "position"
+    stacked = True
 
     sinks: int = option(4, "first tokens that always stay", low=0)
 

@@ -20,6 +20,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class TOVA(Method):
     paper = "Oren et al., arXiv 2401.06104"
+    stacked = True
 
     recent: int = option(0, "newest tokens that always stay", low=0)
 

@@ -1,19 +1,27 @@
 """Evictions while decoding: at a slot's tick the method decides which entries stay, and the cache drops the others.
 
-`cache.prompt.PromptCache` evicts while a prompt is read.
+A method that is `stacked` decides about all layers of all slots in one view, as far as they hold equally many entries;
+others decide layer by layer. No decision depends on the grouping. `cache.prompt.PromptCache` evicts while a prompt is
+read.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 
-from kvbench.engine.cache.slot_cache import EvictingStore, SlotBatch, SlotCache
+from kvbench.engine.cache.slot_cache import SlotCache
+from kvbench.engine.cache.stack import RowBatch, Stack
 from kvbench.engine.rules import KeptLog, Rules, allowed, check_held
+from kvbench.engine.upload import upload
 from kvbench.eviction import noise, select
+from kvbench.eviction.checks import gathered
 from kvbench.eviction.view import LayerView
+
+Part = tuple[Stack, RowBatch]
 
 
 @contextlib.contextmanager
@@ -42,13 +50,13 @@ class Evictor:
         self.method = self.rules.method
         self.trigger = self.method.trigger(rules.interval)
         self.needs = self.method.needs()
-        self._fresh = min(self.trigger.growth or 0, cache.shape.queries)  # queries since the previous tick
+        self.stacked = self.method.stacked and self.method.layerwise
+        self._since_last = min(self.trigger.growth or 0, cache.shape.queries)  # queries since the previous tick
         slots = cache.slots
         self.budget: list[int | None] = [None] * slots
         self.prompt_len = [0] * slots
         self.evictions = [0] * slots
         self.noise_key = [0] * slots
-        self._batches_of_tick: dict[tuple[tuple[int, ...], int], SlotBatch] = {}  # shared by its layers
         self._ordinals = {store.geometry.index: i for i, store in enumerate(cache.evicting)}
 
     def start(self, slot: int, budget: int | None, prompt_len: int, noise_key: int, evictions: int = 0) -> None:
@@ -61,81 +69,114 @@ class Evictor:
 
         Return the slots that lost entries.
         """
-        stores = self.cache.evicting
-        self._batches_of_tick.clear()
-        if self.needs.queries == "since_last":
-            for store in stores:
-                for batch in self._batches(slots, [store], dict.fromkeys(slots, 0)):
-                    store.complete(batch)
-                    self._update(store, batch, self.method.observe(self._view(store, batch, self._fresh)))
-        held, sizes = {s: self.cache.held(s) for s in slots}, {s: self._allowed(s) for s in slots}
-        due = [s for s in slots if self.trigger.full(held[s], sizes[s])]
-        for group in [[store] for store in stores] if self.method.layerwise else [stores]:
-            for batch in self._batches(due, group, sizes):
-                self._reduce(group, batch)
-        self.cache.settle(due)
-        for s in due:
+        cache, observes = self.cache, self.needs.queries == "since_last"
+        held, sizes = {s: cache.held(s) for s in slots}, {s: self._allowed(s) for s in slots}
+        due = {s: sizes[s] for s in slots if self.trigger.full(held[s], sizes[s])}
+        with gathered():
+            self._complete(slots if observes else list(due))
+            if observes:
+                for stack, batch in self._batches(dict.fromkeys(slots, 0), self._since_last):
+                    stack.write(batch, self.method.observe(self._view(stack, batch, self._since_last)))
+            for parts in self._alone(due) if self.method.layerwise else self._jointly(due):
+                self._reduce(parts)
+            cache.settle(due)
+        for s, size in due.items():
             self.evictions[s] += 1
-            check_held(self.cache.held(s), sizes[s])  # the method may have decided layer by layer
-        return [s for s in due if self.cache.held(s) < held[s]]
+            check_held(cache.held(s), size)  # the method may have decided layer by layer
+        return [s for s in due if cache.held(s) < held[s]]
 
     def _allowed(self, slot: int) -> int:
         seen = self.cache.seen[slot]
         return allowed(self.method, self.budget[slot], self.prompt_len[slot], seen, self.evictions[slot])
 
-    def _batches(self, slots: Sequence[int], stores: Sequence[EvictingStore], sizes: dict[int, int]) -> list[SlotBatch]:
-        """Group slots that one view can show together and that may keep equally many entries."""
-        batches = []
-        for group in self.cache.batches(slots, stores):
-            for size in sorted({sizes[s] for s in group}):
-                key = tuple(s for s in group if sizes[s] == size), size
-                if key not in self._batches_of_tick:
-                    self._batches_of_tick[key] = self._batch(list(key[0]), size)
-                batches.append(self._batches_of_tick[key])
-        return batches
+    def _complete(self, slots: Sequence[int]) -> None:
+        """Write the positions and initial columns of the entries that these slots gained since the last call."""
+        fresh = np.array(self.cache.fresh)
+        for stack in self.cache.stacks:
+            rows = stack.rows_of([s for s in slots if fresh[s]])
+            new = fresh[rows % stack.slots]
+            for some in _equal(rows, stack.filled(rows), new):
+                stack.complete(self._batch(stack, some, 0), int(fresh[some[0] % stack.slots]))
+        for s in slots:
+            self.cache.fresh[s] = 0
 
-    def _batch(self, slots: list[int], allowed: int) -> SlotBatch:
-        def per_slot(values: Sequence[int]) -> torch.Tensor:
-            return torch.tensor([values[s] for s in slots], device=self.cache.device)
+    def _batches(self, sizes: Mapping[int, int], queries: int) -> Iterator[Part]:
+        """Yield all rows of these slots in batches that one view can show. sizes: entries allowed, by slot."""
+        for stack in self.cache.stacks:
+            rows = stack.rows_of(list(sizes))
+            size = np.array([sizes[s] for s in (rows % stack.slots).tolist()], dtype=np.int64)
+            layer = np.zeros_like(rows) if self.stacked else rows // stack.slots
+            for some in _equal(rows, *stack.shown(rows), size, layer):
+                shown, _ = stack.shown(some[:1])
+                most = stack.at_once(int(shown[0]), queries)
+                for first in range(0, len(some), most):
+                    part = some[first : first + most]
+                    yield stack, self._batch(stack, part, sizes[int(part[0]) % stack.slots])
 
-        return SlotBatch(
-            slots=slots,
-            index=torch.tensor(slots, device=self.cache.device),
-            all_slots=slots == list(range(self.cache.slots)),
-            seen=per_slot(self.cache.seen),
-            prompt_len=per_slot(self.prompt_len),
-            evictions=per_slot(self.evictions),
-            noise_key=per_slot(self.noise_key),
+    def _alone(self, sizes: Mapping[int, int]) -> Iterator[list[Part]]:
+        yield from ([part] for part in self._batches(sizes, self.needs.width))
+
+    def _jointly(self, sizes: Mapping[int, int]) -> Iterator[list[Part]]:
+        """Yield, for each group of slots that are equally long in every layer, all layers in order."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for s, size in sizes.items():
+            shown = [np.concatenate(stack.shown(stack.rows_of([s]))) for stack in self.cache.stacks]
+            groups.setdefault((size, *np.concatenate(shown).tolist()), []).append(s)
+        for key in sorted(groups):
+            parts = [
+                (stack, self._batch(stack, rows, key[0]))
+                for stack in self.cache.stacks
+                for rows in stack.rows_of(groups[key]).reshape(len(stack.members), -1)
+            ]
+            yield sorted(parts, key=lambda part: part[0].layer_indices(part[1].rows[:1])[0])
+
+    def _batch(self, stack: Stack, rows: np.ndarray, allowed: int) -> RowBatch:
+        slots = rows % stack.slots
+        facts = [self.cache.seen, self.prompt_len, self.evictions, self.noise_key]
+        table = np.stack([rows, stack.layer_indices(rows), *(np.array(fact)[slots] for fact in facts)])
+        index, layers, seen, prompt_len, evictions, noise_key = upload(table, self.cache.device).unbind()
+        consecutive = int(rows[-1]) - int(rows[0]) == len(rows) - 1
+        return RowBatch(
+            rows=rows,
+            index=index,
+            at=slice(int(rows[0]), int(rows[-1]) + 1) if consecutive else index,
+            layers=layers if self.stacked else None,
+            seen=seen,
+            prompt_len=prompt_len,
+            evictions=evictions,
+            noise_key=noise_key,
             allowed=allowed,
         )
 
-    def _reduce(self, stores: Sequence[EvictingStore], batch: SlotBatch) -> None:
-        for store in stores:
-            store.complete(batch)
-        views = [self._view(store, batch, self.needs.width) for store in stores]
-        for store, view, verdict in zip(stores, views, select.decide(self.method, views)):
-            self._update(store, batch, verdict.columns)
+    def _reduce(self, parts: Sequence[Part]) -> None:
+        views = [self._view(stack, batch, self.needs.width) for stack, batch in parts]
+        for (stack, batch), view, verdict in zip(parts, views, select.decide(self.method, views)):
+            stack.write(batch, verdict.columns)
             if self.log is not None:
-                for i, s in enumerate(batch.slots):
-                    kept = [p[k] for p, k in zip(view.positions[i], verdict.keep[i])]
-                    self.log(self.noise_key[s], self.cache.seen[s], store.geometry.index, kept)
-            store.compact(batch, verdict.keep)
+                self._report(stack, batch, view.positions, verdict.keep)
+            stack.compact(batch, verdict.keep)
 
-    def _update(self, store: EvictingStore, batch: SlotBatch, values: dict[str, torch.Tensor]) -> None:
-        for name, value in values.items():
-            if name in store.states:
-                store.states[name][batch.index] = value
-            else:
-                store.write(batch, name, value)
+    def _report(self, stack: Stack, batch: RowBatch, positions: torch.Tensor, keep: torch.Tensor) -> None:
+        assert self.log is not None
+        for i, (slot, layer) in enumerate(zip(batch.rows % stack.slots, stack.layer_indices(batch.rows).tolist())):
+            kept = [p[k] for p, k in zip(positions[i], keep[i])]
+            self.log(self.noise_key[slot], self.cache.seen[slot], layer, kept)
 
-    def _view(self, store: EvictingStore, batch: SlotBatch, width: int) -> LayerView:
-        queries, query_positions = store.newest_queries(batch, width)
+    def _view(self, stack: Stack, batch: RowBatch, width: int) -> LayerView:
+        queries, query_positions = stack.newest_queries(batch, width)
         return self.rules.view(
-            store.geometry,
+            stack.members[int(batch.rows[0]) // stack.slots],
             self._ordinals,
-            store.rows(batch),
+            stack.entries(batch),
             batch,
             queries=queries,
             query_positions=query_positions,
-            states={name: state[batch.index] for name, state in store.states.items()},
+            states=stack.states_of(batch),
         )
+
+
+def _equal(rows: np.ndarray, *keys: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the rows in groups whose keys are equal."""
+    if len(rows):
+        kinds, kind = np.unique(np.stack(keys), axis=1, return_inverse=True)
+        yield from (rows[kind.ravel() == number] for number in range(kinds.shape[1]))

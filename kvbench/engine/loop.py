@@ -3,31 +3,42 @@
 The engine reads a prompt once and copies its evicted cache to the slots of its samples. It refills the slot of a
 finished sequence at once. Every step runs all slots, idle ones included, so shapes never change: with the slot count
 fixed, a sequence's tokens are bit-equal whatever the other slots hold.
+
+The device runs a block of steps (`Engine._block`, `Engine._step`) before the host looks at its tokens (`Engine._look`),
+on a CPU of one step.
 """
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 import torch
 
 from kvbench.console import faults
 from kvbench.engine.cache.layout import Layout, Lengths, check_prefill
 from kvbench.engine.evict import Evictor, one_thread
+from kvbench.engine.graph import StepGraph
+from kvbench.engine.kernels.backends import Backend, decode_with
+from kvbench.engine.kernels.compiled import CompiledLayers
 from kvbench.engine.memory import OutOfMemory
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.packing import packed_linears
 from kvbench.engine.prefill import Prefill, PromptReader, PromptState, now
 from kvbench.engine.rules import KeptLog
 from kvbench.engine.sampler import next_tokens
-from kvbench.engine.sequence import Sequence, Slots
+from kvbench.engine.sequence import Sequence, Slots, Token
 from kvbench.engine.setup import set_up
-from kvbench.engine.writers import step_writer
+from kvbench.engine.state import Drawing, State
+from kvbench.engine.step_writers import step_writer
 from kvbench.eviction.api import Method
-from kvbench.records import Generation, Request, Sampling
+from kvbench.records import Generation, Request
 
+LOOK = 8  # most steps that a GPU runs before the host looks at their tokens
 Snapshot = Callable[[int, int, int], None]  # (tokens generated, live KV bytes, slots in use) after each step
+Live = list[tuple[int, Sequence]]  # slots with their sequences
 Admission = tuple[PromptState, deque[Sequence]]  # a prompt that was read, and its samples that wait for a slot
 
 
@@ -47,6 +58,10 @@ class Engine:
         log: called at every eviction with (noise key, tokens read, layer, positions of the kept entries per head). The
             noise key names the sample (`Request.noise_key`); -1 stands for the prompt, which all samples share.
         on_step: progress callback.
+        look: most steps until the host looks at their tokens; None: LOOK on a GPU, one on a CPU.
+        backend, compiled, graph: of decode steps on a GPU: its attention (`kernels.backends`), whether torch compiles
+            the model's layers, and whether steps are replayed from a CUDA graph. A model that cannot be compiled or
+            captured decodes without, which `decoding` and one line to `notice` say.
 
     Raises:
         UserError: the method cannot serve this model.
@@ -70,6 +85,11 @@ class Engine:
         layout: Layout = "auto",
         log: KeptLog | None = None,
         on_step: Snapshot | None = None,
+        look: int | None = None,
+        backend: Backend = "triton",
+        compiled: bool = True,
+        graph: bool = True,
+        notice: Callable[[str], None] = lambda text: None,
     ) -> None:
         check_prefill(method, prefill)
         lengths = Lengths.of(max_tokens, max_output, tail)
@@ -80,13 +100,26 @@ class Engine:
         self.evictor = Evictor(setup.rules, self.cache, log) if method.evicts else None
         self.reader = PromptReader(setup, chunk=prefill_chunk, prefill=prefill, log=log)
         self.model = self.reader.model
-        self.writer = step_writer(self.cache, setup.rules)
+        self._on_gpu = on_gpu = loaded.device.type == "cuda"
+        self._backend, self._notice, self._captures = backend, notice, on_gpu and graph
+        self._compiled = CompiledLayers(loaded.model, notice) if on_gpu and compiled else None
+        self.writer = step_writer(self.cache, setup.rules, decode_with(backend) if on_gpu else None)
         self.slots = Slots(slots)
         self._copies = setup.copies
         self._under_way: list[Sequence] = []
         self._done: deque[Generation] = deque()
         self._queue: deque[tuple[Request, list[Sequence]]] = deque()
-        self._sampling = Sampling()
+        self.look = look or (LOOK if on_gpu else 1)
+        self.state = State(slots, self.look, Drawing(), loaded.device)
+        self._graph: tuple[tuple[State, int], StepGraph] | None = None  # with what it was captured for
+
+    @property
+    def decoding(self) -> str:
+        """What computes decode steps: the attention, then "graph" and "compiled" where these apply."""
+        if not self._on_gpu:
+            return "torch"
+        compiled = self._compiled is not None and not self._compiled.failed
+        return " ".join([self._backend, *["graph"] * self._captures, *["compiled"] * compiled])
 
     def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
         """Yield every sample of every request as it finishes. All requests must share one `Sampling`.
@@ -103,17 +136,16 @@ class Engine:
     @torch.inference_mode()
     def _generate(self, requests: Iterable[Request]) -> Iterator[Generation]:
         queue = self._queue = deque((r, [Sequence.of(r, sample) for sample in r.samples]) for r in requests)
-        if len({request.sampling for request, _ in queue}) > 1:
-            raise ValueError("the requests of one call must share their sampling parameters")
-        if queue:
-            self._sampling = queue[0][0].sampling
+        drawing = Drawing.of([request for request, _ in queue], self.loaded.stop_ids)
+        if drawing != self.state.drawing:
+            self.state = State(self.cache.slots, self.look, drawing, self.loaded.device)
         admission: Admission | None = None
         with self.model.routed(), packed_linears(self.loaded.model, self.cache.slots):
             while queue or admission or self.slots.live():
                 while (queue or admission) and self.slots.free():
                     admission = self._admit(*admission) if admission else self._read(*queue.popleft())
                 if self.slots.live():
-                    self._step()
+                    self._block()
                 while self._done:
                     yield self._done.popleft()
 
@@ -142,13 +174,13 @@ class Engine:
         """
         free = self.slots.free()[: len(waiting)]
         started = self._under_way = [waiting.popleft() for _ in free]
-        tokens, bad = self._draw(prompt.logits.expand(len(started), -1), started)
+        tokens = self._first_tokens(prompt, started)
         placed: list[int] = []
         ended: list[Sequence] = []
-        for slot, sequence, token, nan in zip(free, started, tokens, bad):
+        for slot, sequence, token in zip(free, started, tokens):
             sequence.meter.note_prompt(prompt, len(sequence.request.samples), self._copies)
-            self._accept(sequence, token, nan)
-            if sequence.finished and not self._goes_on(sequence, prompt.tokens):
+            sequence.accept(token, self.loaded.stop_ids, self.loaded.decode)
+            if sequence.finished and not self._follow(sequence, prompt.tokens):
                 sequence.meter.note_held(prompt.held * self._copies, prompt.bytes_left(), prompt.bytes_extra())
                 ended.append(sequence)
                 continue
@@ -169,45 +201,110 @@ class Engine:
             if self.evictor is not None:
                 self.evictor.start(slot, prompt.budget, prompt.tokens, sequence.key, prompt.decisions)
 
-    def _draw(self, logits: torch.Tensor, rows: Collection[Sequence | None]) -> tuple[list[int], list[bool]]:
-        return next_tokens(logits, rows, self._sampling, self.loaded.stop_ids)
+    def _first_tokens(self, prompt: PromptState, samples: list[Sequence]) -> list[Token]:
+        """Draw the token after a prompt for each of its samples."""
+        state = State(len(samples), 1, self.state.drawing, self.loaded.device)
+        state.load(samples, [prompt.tokens] * len(samples), self.loaded.stop_ids)
+        state.advance(next_tokens(prompt.logits.expand(len(samples), -1), state))
+        return state.read(1)[0]
+
+    def _block(self) -> None:
+        """Decode until the next tick, at most `look` steps; then look at the tokens, evict and go on."""
+        live = self.slots.live()
+        self._under_way = [sequence for _, sequence in live]
+        steps = self._steps(live)
+        began = time.perf_counter()
+        self._load(live, steps)
+        step = self._replay(live, steps) if self._captures else self._step
+        for _ in range(steps):
+            step()
+        tokens = self.state.read(steps)
+        seconds = (time.perf_counter() - began) / steps
+        for drawn in tokens:
+            last = [(slot, sequence) for slot, sequence in live if not sequence.finished]
+            self._look(last, drawn, seconds)
+        self._evict(last)
+        for slot, sequence in live:
+            self._go_on(slot, sequence)
+
+    def _load(self, live: Live, steps: int) -> None:
+        """Copy what a block of steps reads from the host to the device."""
+        self.state.load(self.slots.sequences, self.cache.seen, self.loaded.stop_ids)
+        self.writer.load(self._room(steps), self._queries_wanted(live, steps))
+
+    def _replay(self, live: Live, steps: int) -> Callable[[], None]:
+        """Return the replay of a captured step; capture it first if a tensor that it depends on was replaced."""
+        depends = self.state, self.writer.version
+        if self._graph is None or self._graph[0] != depends:
+            self._graph = None  # frees its memory
+            try:
+                self._graph = depends, StepGraph(self._step, self.loaded.device)
+            except RuntimeError as error:  # the model's code waits for the device
+                if faults.out_of_memory(error):
+                    raise
+                self._captures = False
+                self._notice(f"decode steps run without a CUDA graph: {faults.first_line(error)}")
+            self._load(live, steps)  # capturing has run a step
+        return self._graph[1].replay if self._graph else self._step
 
     def _step(self) -> None:
-        """Decode one token per slot, then run the evictions that are due."""
-        began = self._now()
-        cache, device, live = self.cache, self.loaded.device, self.slots.live()
-        slots = [slot for slot, _ in live]
-        self._under_way = [sequence for _, sequence in live]
-        positions = self.writer.begin(self._queries_wanted(live))
-        tokens = torch.tensor(self.slots.inputs, device=device)
-        out = self.model.run(self.writer, input_ids=tokens[:, None], position_ids=positions[:, None])
-        new, bad = self._draw(out.logits[:, -1], self.slots.sequences)
-        cache.advance(slots)
-        self._measure(live)
-        decoded = self._now()
-        for _, sequence in live:
-            sequence.clock += 1
-        ticked = [slot for slot, sequence in live if self.trigger.due(sequence.clock)]
-        if ticked and self.evictor is not None:
-            with one_thread(device):
-                evicted_slots = self.evictor.tick(ticked)
-            for slot, sequence in self.slots.of(evicted_slots):
-                sequence.meter.note_eviction(cache.held(slot) * self._copies, cache.seen[slot])
-        evicted = self._now()
-        for slot, sequence in live:
-            sequence.meter.decode_seconds += (decoded - began) / len(live)
-            sequence.meter.evict_seconds += (evicted - decoded) / len(live)
-            if not sequence.pending:
-                self._accept(sequence, new[slot], bad[slot])
-            if sequence.finished and not self._goes_on(sequence, cache.seen[slot]):
-                self._finish(sequence)
-                self._release(slot)
-            elif sequence.tokens or sequence.pending:
-                self.slots.seat(slot, sequence)
-            else:  # the next turn is a new prompt, queued by `_goes_on`
-                self._release(slot)
+        """Give every slot its next token. A function of tensors that stay where they are, without a Python number."""
+        state = self.state
+        self.writer.begin(state.seen, state.live)
+        with self._compiled.active() if self._compiled else contextlib.nullcontext():
+            out = self.model.run(self.writer, input_ids=state.tokens[:, None], position_ids=state.seen[:, None])
+        self.writer.advance()
+        state.advance(next_tokens(out.logits[:, -1], state))
 
-    def _goes_on(self, sequence: Sequence, seen: int) -> bool:
+    def _look(self, live: Live, drawn: list[Token], seconds: float) -> None:
+        """Count a step of the sequences that were live in it, which took `seconds`, and give them its tokens."""
+        self.cache.advance([slot for slot, _ in live])
+        self._measure(live)
+        for slot, sequence in live:
+            sequence.meter.decode_seconds += seconds / len(live)
+            sequence.count_step(drawn[slot], self.loaded.stop_ids, self.loaded.decode)
+
+    def _evict(self, live: Live) -> None:
+        """Run the evictions that are due after a step of these sequences."""
+        ticked = [slot for slot, sequence in live if self.trigger.due(sequence.clock)]
+        if not ticked or self.evictor is None:
+            return
+        began = time.perf_counter()
+        with one_thread(self.loaded.device):
+            evicted = self.evictor.tick(ticked)  # waits for the device, to read its checks
+        for slot, sequence in self.slots.of(evicted):
+            sequence.meter.note_eviction(self.cache.held(slot) * self._copies, self.cache.seen[slot])
+        seconds = time.perf_counter() - began
+        for _, sequence in live:
+            sequence.meter.evict_seconds += seconds / len(live)
+
+    def _go_on(self, slot: int, sequence: Sequence) -> None:
+        """Free the slot of a sequence that has ended; a new prompt for its next turn was queued by `_follow`."""
+        if sequence.finished and not self._follow(sequence, self.cache.seen[slot]):
+            self._finish(sequence)
+            self._release(slot)
+        elif not sequence.tokens and not sequence.pending:
+            self._release(slot)
+
+    def _steps(self, live: Live) -> int:
+        """Return the number of steps until the next tick or until all sequences have ended, at most `look`.
+
+        One step if a stop string may end a turn that another one follows: what a block writes after a stop string
+        cannot be taken back.
+        """
+        if any(s.request.stop_strings and s.request.conversation for _, s in live):
+            return 1
+        most = min(self.look, max(sequence.ahead for _, sequence in live))
+        return next((n for n in range(1, most) if self._ticks(live, n)), most)
+
+    def _ticks(self, live: Live, steps: int) -> bool:
+        return any(self.trigger.due(sequence.clock + steps) for _, sequence in live)
+
+    def _room(self, steps: int) -> list[int]:
+        """Return the most tokens that `steps` steps add to each slot."""
+        return [min(steps, sequence.ahead) if sequence else 0 for sequence in self.slots.sequences]
+
+    def _follow(self, sequence: Sequence, seen: int) -> bool:
         """Begin the next turn of a finished sequence, in its slot or as a new prompt at the head of the queue.
 
         Returns False when the sequence has no next turn.
@@ -217,15 +314,14 @@ class Engine:
             self._queue.appendleft((sequence.request, [sequence]))
         return follow is not None
 
-    def _queries_wanted(self, live: list[tuple[int, Sequence]]) -> bool:
-        """Return whether to store this step's queries: whether a sequence ticks before newer queries overwrite them."""
+    def _queries_wanted(self, live: Live, steps: int) -> bool:
+        """Return whether to store these steps' queries: whether a sequence ticks before newer ones replace them."""
         width = self.cache.shape.queries
-        if width == 0 or self.trigger.growth is None or width >= self.trigger.growth:
+        if self._captures or width == 0 or self.trigger.growth is None or width >= self.trigger.growth:
             return width > 0
-        wanted = range(1, width + 1)
-        return any(self.trigger.due(sequence.clock + ahead) for _, sequence in live for ahead in wanted)
+        return any(self._ticks(live, ahead) for ahead in range(1, width + steps))
 
-    def _measure(self, live: list[tuple[int, Sequence]]) -> None:
+    def _measure(self, live: Live) -> None:
         total = sum(self._hold(sequence, slot) for slot, sequence in live)
         if self.on_step is not None:
             self.on_step(len(live), total, len(live))
@@ -236,11 +332,8 @@ class Engine:
         sequence.meter.note_held(cache.held(slot) * self._copies, size, cache.extra_bytes(slot))
         return size
 
-    def _accept(self, sequence: Sequence, token: int, nan: bool) -> None:
-        sequence.accept(token, nan, self.loaded.stop_ids, self.loaded.decode)
-
     def _finish(self, sequence: Sequence) -> None:
-        self._done.append(sequence.generation(self.loaded.decode, self.cache.slot_bytes()))
+        self._done.append(sequence.generation(self.loaded.decode, self.cache.slot_bytes(), self.decoding))
 
     def _release(self, slot: int) -> None:
         """Free a slot. Every step still runs an idle slot, with one entry at position 0, and ignores its output."""

@@ -1,4 +1,4 @@
-"""The error for running out of memory, and freeing memory before a retry."""
+"""The error for running out of memory, freeing memory before a retry, and the most that was in use."""
 
 from __future__ import annotations
 
@@ -31,3 +31,14 @@ def release(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def reset_peak(device: torch.device) -> None:
+    """Let `peak` begin anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak(device: torch.device) -> int | None:
+    """Return the most bytes of tensors on a GPU since `reset_peak`, weights included; None on a CPU."""
+    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None

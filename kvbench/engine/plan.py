@@ -13,7 +13,6 @@ not from the free memory of the moment, so that a resumed run gets the same numb
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -22,7 +21,8 @@ from typing import Any
 
 import torch
 
-from kvbench.engine.cache.layout import Lengths, entry_budget, fit, plan_slot_bytes, shape_of
+from kvbench.engine.cache.layout import Lengths, entry_budget, fit, shape_of
+from kvbench.engine.footprint import footprint
 from kvbench.engine.model.shape import ModelShape
 from kvbench.errors import SetupError
 from kvbench.eviction.api import Method
@@ -48,13 +48,14 @@ class SlotPlan:
     entries_after: int | None  # per layer and head right after an eviction; None: the method evicts nothing
     entries_peak: int
     slot_bytes: int
+    peak_bytes: int  # planned: weights, slots, and the larger of a decode step's, a prompt's and an eviction's scratch
     limit: float  # tokens/s that the machine allows at this many slots
 
     def line(self) -> str:
         kept = "all entries kept" if self.entries_after is None else f"{self.entries_after} entries after eviction"
         return (
             f"{self.slots} slots x {self.entries_peak} entries ({kept}), {self.slot_bytes / 2**20:.2f} MiB a slot, "
-            f"hardware limit {self.limit:,.0f} tokens/s"
+            f"{self.peak_bytes / 2**30:.2f} GiB planned, hardware limit {self.limit:,.0f} tokens/s"
         )
 
 
@@ -72,14 +73,14 @@ def plan_cell(
     dtype: torch.dtype,
     max_output: int | None = None,
     tail: int = 0,
-    chunk: int | None = None,
+    prefill_chunk: int = 512,
+    prefill: str = "full",
 ) -> SlotPlan:
     """Plan one cell of a run.
 
     Args:
         sequences: samples of the whole cell, done or not; slots="auto" never chooses more slots than that.
-        max_tokens, max_output, tail: see `Engine`.
-        chunk: tokens between evictions while a prompt is read; None: no eviction before the end of the prompt.
+        max_tokens, max_output, tail, prefill_chunk, prefill: see `Engine`.
 
     Raises SetupError when not even one slot, or not the requested number, fits into memory, and UserError when the
     model has nothing to evict at this length.
@@ -87,14 +88,12 @@ def plan_cell(
     geometry = fit(shape.geometry, method, max_tokens)
     lengths = Lengths.of(max_tokens, max_output, tail)
     held = shape_of(shape.geometry, method, budget, interval, lengths, 1)
-    slot = plan_slot_bytes(geometry, method, held, dtype)
-    usable = int(machine.memory * USABLE[device.type]) - shape.parameters * dtype.itemsize
-    # Beside the slots, the prompt being read takes memory for its entries, and scratch of about the same size.
     entries = entry_budget(method, budget, max_tokens, 1)
-    prompt = max_tokens if chunk is None or entries is None else min(entries + chunk + tail, max_tokens)
-    whole = dataclasses.replace(held, rows=prompt, queries=0)
-    usable -= 2 * plan_slot_bytes(geometry, method, whole, dtype)
-    fitting = usable // slot
+    prompt = max_tokens
+    if prefill == "chunked" and entries is not None:
+        prompt = min(entries + prefill_chunk + tail, max_tokens)
+    need = footprint(shape, geometry, method, held, dtype, prompt_rows=prompt, block=prefill_chunk, prefill=prefill)
+    fitting = need.fitting(int(machine.memory * USABLE[device.type]))
     if fitting < 1:
         raise SetupError(
             f"the model and one sequence of {max_tokens} tokens need more than this machine's memory "
@@ -102,16 +101,17 @@ def plan_cell(
         )
     if slots != "auto" and int(slots) > fitting:
         raise SetupError(f"--slots {slots} do not fit into memory; at most {fitting} do.")
-    chosen = min(fitting, MOST_SLOTS[device.type], sequences) if slots == "auto" else int(slots)
+    chosen = max(1, min(fitting, MOST_SLOTS[device.type], sequences)) if slots == "auto" else int(slots)
     rows = held.rows
     live = rows if entries is None else min(entries + interval / 2, rows)
     mean = max_tokens / 2 if entries is None else live
     return SlotPlan(
-        slots=max(1, chosen),
+        slots=chosen,
         entries_after=entries,
         entries_peak=rows,
-        slot_bytes=slot,
-        limit=roofline(shape, machine, max(1, chosen), mean, dtype),
+        slot_bytes=need.slot,
+        peak_bytes=need.at(chosen),
+        limit=roofline(shape, machine, chosen, mean, dtype),
     )
 
 

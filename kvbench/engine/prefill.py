@@ -22,6 +22,7 @@ from typing import Any, Literal
 import torch
 
 from kvbench.engine.attention.interface import RoutedModel
+from kvbench.engine.cache.layout import layer_by_layer
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PackedLayer, PromptLayer
 from kvbench.engine.evict import one_thread
@@ -153,7 +154,7 @@ class PromptReader:
         cache = self.cache(rules, noise_keys, length, size)
         acting, evictions = cache.acting, _PromptEvictions(cache, context)
         probes = acting.needs().probes
-        if self.prefill == "full" and acting.evicts and acting.layerwise and not probes:
+        if layer_by_layer(rules.method, self.prefill):
             writer = self.writer(cache, partial(evictions.timed, evictions.evict_layer))
             logits = self._forward(writer, [prompt[:context] for prompt in prompts], 0)
             evictions.close()

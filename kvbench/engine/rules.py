@@ -14,7 +14,7 @@ from kvbench.errors import BudgetViolation, UserError
 from kvbench.eviction.api import Method
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.rope import Rope
-from kvbench.eviction.view import LayerView
+from kvbench.eviction.view import LayerView, StackView
 
 # (noise key, tokens seen, layer, kept positions of each head)
 KeptLog = Callable[[int, int, int, list[torch.Tensor]], None]
@@ -35,7 +35,7 @@ class Rows:
 class Batch:
     """Sequences that a method decides about together, with the facts that the method may read. Tensors are [b].
 
-    allowed: entries per head that each sequence may keep.
+    allowed: entries per head that each sequence may keep; layers: the layer of each row, None if all are of one.
     """
 
     seen: torch.Tensor
@@ -43,6 +43,7 @@ class Batch:
     evictions: torch.Tensor
     noise_key: torch.Tensor
     allowed: int
+    layers: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,17 +92,15 @@ class Rules:
         states: Mapping[str, torch.Tensor],
         **probe: Any,
     ) -> LayerView:
-        """Build the view of a layer that the method reads.
+        """Build the view that the method reads: of one layer, or of several if the batch names its layers.
 
-        ordinals: maps a layer's index to its number among the layers that are evicted; probe: further fields of the
-        view while a probe is read.
+        geometry: of the layer, or of any of several; ordinals: maps a layer's index to its number among the layers that
+        are evicted; probe: further fields of the view while a probe is read.
         """
         valid = rows.valid
         if valid is None:  # expanding one element takes no memory
             valid = torch.ones(1, dtype=torch.bool, device=rows.positions.device).expand(rows.positions.shape)
-        return LayerView(
-            layer=geometry.index,
-            ordinal=ordinals[geometry.index],
+        shown: dict[str, Any] = dict(
             layer_count=len(ordinals),
             keys=rows.keys,
             values=rows.values if self.method.needs().values else None,
@@ -124,6 +123,9 @@ class Rules:
             rope=self.rope,
             **probe,
         )
+        if batch.layers is not None:
+            return StackView(layers=batch.layers, **shown)
+        return LayerView(layer=geometry.index, ordinal=ordinals[geometry.index], **shown)
 
 
 def allowed(method: Method, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:

@@ -8,42 +8,34 @@ largest logits when top-p or min-p is certain to cut among them; otherwise the w
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 
-from kvbench.engine.sequence import Sequence
+from kvbench.engine.state import Choice, State
 from kvbench.eviction import noise
 from kvbench.records import Sampling
 
 CANDIDATES = 256
 
 
-def next_tokens(
-    logits: torch.Tensor, rows: Collection[Sequence | None], sampling: Sampling, stop_ids: Collection[int]
-) -> tuple[list[int], list[bool]]:
-    """Return the next token per row of logits [R, V], and whether that token's logit is NaN or infinite.
+def next_tokens(logits: torch.Tensor, state: State) -> Choice:
+    """Choose the next token of every row of logits [R, V]; a row without a sequence gets an arbitrary one."""
+    if state.drawing.bans:
+        logits = _without_ends(logits, state)
+    drawn = draw(logits, state.keys, state.drawn, state.drawing.sampling)
+    bad = ~torch.isfinite(logits.gather(-1, drawn[:, None])).squeeze(-1)
+    fixed = state.fixed.index_select(1, state.step).squeeze(1)
+    tokens = torch.where(fixed < 0, drawn, fixed)
+    if not state.drawing.forced:
+        return Choice(tokens, bad)
+    log_probs = torch.log_softmax(logits.float(), dim=-1).gather(-1, tokens[:, None]).squeeze(-1)
+    return Choice(tokens, bad, log_probs, logits.argmax(dim=-1) == tokens)
 
-    Rows without a sequence get an arbitrary token. stop_ids: end tokens of the model.
-    """
-    device = logits.device
-    held = [(i, s) for i, s in enumerate(rows) if s and len(s.tokens) < s.request.min_new_tokens and not s.pending]
-    if held:
-        logits = logits.clone()
-        for i, early in held:
-            logits[i, [*stop_ids, *early.request.stop_ids]] = float("-inf")
-    keys = torch.tensor([s.key if s else 0 for s in rows], device=device)
-    steps = torch.tensor([s.drawn if s else 0 for s in rows], device=device)
-    drawn = draw(logits, keys, steps, sampling)
-    bad = (~torch.isfinite(logits.gather(-1, drawn[:, None]))).squeeze(-1).tolist()
-    tokens: list[int] = drawn.tolist()
-    for i, sequence in enumerate(rows):
-        if sequence and sequence.request.forced:
-            best, token = int(logits[i].argmax()), sequence.request.forced[len(sequence.tokens)]
-            sequence.log_probs.append(float(torch.log_softmax(logits[i].float(), dim=-1)[token]))
-            sequence.likeliest &= best == token
-            tokens[i] = token
-    return tokens, bad
+
+def _without_ends(logits: torch.Tensor, state: State) -> torch.Tensor:
+    """Return the logits with -inf for the end tokens of rows that may not end yet."""
+    banned = torch.where((state.early[:, None] > 0) & (state.ends >= 0), state.ends, logits.shape[1])
+    padded = torch.nn.functional.pad(logits, (0, 1))  # the additional column takes what is not banned
+    return padded.scatter_(1, banned, float("-inf"))[:, :-1]
 
 
 def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -59,7 +51,7 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
     filters = sampling.top_p < 1 or sampling.min_p > 0
     if sampling.top_k:
         return _draw(scaled, keys, steps, sampling, min(sampling.top_k, vocabulary))[0]
-    if not filters or vocabulary <= CANDIDATES:
+    if not filters or vocabulary <= CANDIDATES or logits.is_cuda:  # on CUDA the host does not look at rows below
         return _draw(scaled, keys, steps, sampling, vocabulary)[0]
     tokens, covered = _draw(scaled, keys, steps, sampling, CANDIDATES)
     rest = (~covered).nonzero().squeeze(-1)  # flat distributions: top-p or min-p cuts beyond the candidates

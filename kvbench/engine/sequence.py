@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from kvbench.engine.prefill import PromptState
 from kvbench.eviction import noise
 from kvbench.records import FollowUp, Generation, Request, Usage
+
+
+class Token(NamedTuple):
+    """A token that a step drew. bad: its logit is NaN or infinite; the others are told of forced tokens only."""
+
+    id: int
+    bad: int
+    log_prob: float = 0.0
+    likeliest: float = 0.0  # 1: it is the greedy token
 
 
 @dataclass(slots=True)
@@ -66,7 +76,7 @@ class Meter:
         if self.first_eviction is None:
             self.first_eviction = seen
 
-    def usage(self, prompt_tokens: int, output_tokens: int, slot_bytes: int) -> Usage:
+    def usage(self, prompt_tokens: int, output_tokens: int, slot_bytes: int, decoding: str) -> Usage:
         steps = max(1, self.steps)
         return Usage(
             prompt_tokens=prompt_tokens,
@@ -86,6 +96,7 @@ class Meter:
             prefill_seconds=self.prefill_seconds,
             decode_seconds=self.decode_seconds,
             evict_seconds=self.evict_seconds,
+            decoding=decoding,
         )
 
 
@@ -120,18 +131,41 @@ class Sequence:
     def finished(self) -> bool:
         return bool(self.stop_reason)
 
-    def accept(self, token: int, nan: bool, ends: frozenset[int], decode: Callable[[list[int]], str]) -> None:
-        """Append a token and decide whether it ends the turn.
+    @property
+    def next_token(self) -> int:
+        """The token that the sequence reads next: of its next turn, else the token drawn last (0 before the first)."""
+        return self.pending[0] if self.pending else self.tokens[-1] if self.tokens else 0
 
-        nan: its logit is NaN or infinite; ends: end tokens of the model.
-        """
-        if nan:
+    @property
+    def left(self) -> int:
+        """Tokens that this turn may still generate."""
+        return (len(self.request.forced) or self.room) - len(self.tokens)
+
+    @property
+    def ahead(self) -> int:
+        """Most steps that this turn may still take."""
+        return max(0, len(self.pending) - 1) + self.left
+
+    def count_step(self, token: Token, ends: frozenset[int], decode: Callable[[list[int]], str]) -> None:
+        """Count a decode step. While tokens of the next turn are unread, the drawn token is dropped."""
+        self.clock += 1
+        if self.pending:
+            self.pending.popleft()
+        if not self.pending:
+            self.accept(token, ends, decode)
+
+    def accept(self, drawn: Token, ends: frozenset[int], decode: Callable[[list[int]], str]) -> None:
+        """Append a token and decide whether it ends the turn. ends: end tokens of the model."""
+        token, request = drawn.id, self.request
+        if request.forced:
+            self.log_probs.append(drawn.log_prob)
+            self.likeliest &= drawn.likeliest > 0
+        if drawn.bad:
             self.status, self.stop_reason = "nan_logits", "error"
             self.note = f"logits were NaN or infinite at step {len(self.tokens)}"
             return
         self.tokens.append(token)
         self.drawn += 1
-        request = self.request
         if request.forced:
             self.stop_reason = "length" if len(self.tokens) >= len(request.forced) else ""
         elif token in ends or token in request.stop_ids:
@@ -181,7 +215,7 @@ class Sequence:
             self.pending.extend([*unread, *follow.ids])
         return follow
 
-    def generation(self, decode: Callable[[list[int]], str], slot_bytes: int) -> Generation:
+    def generation(self, decode: Callable[[list[int]], str], slot_bytes: int, decoding: str) -> Generation:
         """Return the result of a finished sample."""
         text = self.text(decode)
         forced = bool(self.request.forced)
@@ -191,7 +225,7 @@ class Sequence:
             token_ids=tuple(self.tokens),
             text=text,
             stop_reason=self.stop_reason,
-            usage=self.meter.usage(len(self.request.prompt_ids), self.drawn, slot_bytes),
+            usage=self.meter.usage(len(self.request.prompt_ids), self.drawn, slot_bytes, decoding),
             status=self.status,
             note=self.note,
             turns=(*self.answers, text),
@@ -201,11 +235,10 @@ class Sequence:
 
 
 class Slots:
-    """The sequence in every slot of a cache, and the token that the slot reads next; an idle slot reads token 0."""
+    """The sequence in every slot of a cache."""
 
     def __init__(self, count: int) -> None:
         self.sequences: list[Sequence | None] = [None] * count
-        self.inputs = [0] * count
 
     def live(self) -> list[tuple[int, Sequence]]:
         """Return the slots in use, with their sequences."""
@@ -219,12 +252,7 @@ class Slots:
         return [(slot, sequence) for slot in slots if (sequence := self.sequences[slot]) is not None]
 
     def seat(self, slot: int, sequence: Sequence) -> None:
-        """Put a sequence in a slot, or keep it there, and choose the token that the slot reads next.
-
-        This is the first of the sequence's `pending` tokens (of its next turn), else the token drawn last.
-        """
         self.sequences[slot] = sequence
-        self.inputs[slot] = sequence.pending.popleft() if sequence.pending else sequence.tokens[-1]
 
     def clear(self, slot: int) -> None:
-        self.sequences[slot], self.inputs[slot] = None, 0
+        self.sequences[slot] = None

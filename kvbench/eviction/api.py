@@ -71,6 +71,9 @@ class Method(ABC):
         scope: where entries compete for the budget: within a "head", a "layer" (all its heads), or the "model".
         version: raise it when scores change, so that old and new rows do not share a table.
         joint: `quotas` needs the stats of all layers at once.
+        stacked: `score` and `observe` also take a `StackView`, which shows several layers at once; so they must not
+            read `view.layer`. Holds for the class that declares it: a subclass with its own `score` or `observe` is
+            shown one layer at a time unless it declares `stacked` too.
         trained: the method needs weights trained for the model.
         oracle: the method reads the rest of a finished sequence, so only `kvbench replay` can run it.
         evicts: False for the full cache.
@@ -81,9 +84,15 @@ class Method(ABC):
     kind: ClassVar[str] = "attention"
     scope: ClassVar[Literal["head", "layer", "model"]] = "head"
     joint: ClassVar[bool] = False
+    stacked: ClassVar[bool] = False
     trained: ClassVar[bool] = False
     oracle: ClassVar[bool] = False
     evicts: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if {"score", "observe"} & cls.__dict__.keys() and "stacked" not in cls.__dict__:
+            cls.stacked = False
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -90,7 +90,7 @@ class Allocation:
     """The input of `Method.quotas` for some layers of the model; for all layers if the method is `joint`."""
 
     budget: int  # entries per layer and KV head, averaged over the model
-    layers: tuple[int, ...]  # index of each layer, as in `view.layer`
+    layers: tuple[int, ...]  # index of each layer, as in `view.layer`; none if a `StackView` shows the layers
     ordinals: tuple[int, ...]  # position of each layer among those that evict
     layer_count: int  # layers that evict, in the whole model
     query_heads: int

@@ -15,7 +15,8 @@ from pathlib import Path
 from kvbench.console.faults import words
 from kvbench.errors import BudgetViolation, KVBenchError, MethodError, quote
 from kvbench.eviction.api import Allocation, Method, Protect, ScoreOut, TopK
-from kvbench.eviction.view import LayerView
+from kvbench.eviction.checks import refuse
+from kvbench.eviction.view import LayerView, StackView
 from kvbench.lazy import torch
 
 
@@ -30,7 +31,8 @@ class Decision:
 def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
     """Choose the entries that stay in several layers of the same sequences.
 
-    views: all layers that evict; for a `layerwise` method any of them. They may differ in entries, not in budget.
+    views: all layers that evict; for a `layerwise` method any of them, and for a `stacked` method also `StackView`s.
+    They may differ in entries, not in budget.
     """
     outs = [_score(method, view) for view in views]
     musts = [protected(kept_always(method, v), v.positions, v.seen, v.prompt_len, v.mask) for v in views]
@@ -76,8 +78,8 @@ def allocation_of(views: Sequence[LayerView], outs: Sequence[ScoreOut]) -> Alloc
     first = views[0]
     return Allocation(
         budget=first.budget,
-        layers=tuple(v.layer for v in views),
-        ordinals=tuple(v.ordinal for v in views),
+        layers=tuple(v.layer for v in views if not isinstance(v, StackView)),
+        ordinals=tuple(v.ordinal for v in views if not isinstance(v, StackView)),
         layer_count=first.layer_count,
         query_heads=first.queries.shape[1],
         held=torch.stack([v.held() for v in views], dim=1),
@@ -144,10 +146,10 @@ def order_key(score: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return int64 keys that order entries by score, then by position: the largest keys are kept.
 
     The upper 32 bits are the float32 score mapped to an int32 of the same order, the lower 32 bits the position. One
-    integer top-k therefore decides ties exactly and equally on every device. Raises BudgetViolation on NaN scores.
+    integer top-k therefore decides ties exactly and equally on every device. Refuses NaN scores (BudgetViolation).
     """
-    if bool(torch.isnan(score).any()):
-        raise BudgetViolation("the method returned NaN scores, so no entry can be chosen.")
+    message = "the method returned NaN scores, so no entry can be chosen."
+    refuse(torch.isnan(score).any(), lambda _: BudgetViolation(message))
     bits = (score + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0, which must tie with it
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.long() << 32) | positions.long()
@@ -199,20 +201,26 @@ def check(
     total: int,
     min_entries: int = 1,
 ) -> None:
-    """Raise BudgetViolation unless protected entries stay, the budget holds and no head is empty.
+    """Refuse (BudgetViolation) a decision that drops protected entries, exceeds the budget or empties a head.
 
     Args:
         keeps, musts: [b, Hk, N] of each layer.
         each: mean entries per head that a layer may keep; None if layers share the budget.
         total: entries that all layers together may keep: the mean per head, summed over the layers of the model.
     """
-    if any(must is not None and bool((must & ~keep).any()) for keep, must in zip(keeps, musts)):
-        raise BudgetViolation("a protected entry (sink, recent token or prompt) was evicted.")
+    lost = [(must & ~keep).any() for keep, must in zip(keeps, musts) if must is not None]
+    if lost:
+        message = "a protected entry (sink, recent token or prompt) was evicted."
+        refuse(torch.stack(lost).any(), lambda _: BudgetViolation(message))
     sizes = torch.stack([keep.sum(dim=-1) for keep in keeps], dim=1)  # [b, L, Hk]
-    heads = sizes.shape[-1]
-    if each is not None and bool((sizes.sum(dim=-1) > each * heads).any()):
-        raise BudgetViolation(f"budget exceeded: {int(sizes.sum(dim=-1).max())} entries kept in a layer.")
-    if bool((sizes.sum(dim=(1, 2)) > total * heads).any()):
-        raise BudgetViolation(f"budget exceeded: {int(sizes.sum(dim=(1, 2)).max())} entries kept.")
-    if bool((sizes < min_entries).any()):
-        raise BudgetViolation(f"a head was left with fewer than {min_entries} entries.")
+    of_layers = sizes.sum(dim=-1)
+    for held, most, where in ((of_layers, each, " in a layer"), (of_layers.sum(dim=-1), total, "")):
+        if most is not None:
+            refuse(
+                torch.where(held > most * sizes.shape[-1], held, 0).amax(),
+                lambda count, where=where: BudgetViolation(f"budget exceeded: {count} entries kept{where}."),
+            )
+    refuse(
+        (sizes < min_entries).any(),
+        lambda _: BudgetViolation(f"a head was left with fewer than {min_entries} entries."),
+    )

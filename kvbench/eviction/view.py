@@ -51,6 +51,11 @@ class LayerView:
     softcap: float | None = None
 
     @property
+    def layer_index(self) -> int | torch.Tensor:
+        """The index of this layer's row in weights of the whole model; in a `StackView` a tensor [b]."""
+        return self.layer
+
+    @property
     def mask(self) -> torch.Tensor | None:
         """`valid`, or None if all entries are valid."""
         return None if self.whole else self.valid
@@ -117,9 +122,10 @@ class LayerView:
     def noise(self) -> torch.Tensor:
         """Return uniform noise, [b, Hk, N] float32: a hash of only (sample, eviction, layer, head, position)."""
         heads = torch.arange(self.positions.shape[1], device=self.positions.device)[None, :, None]
-        key = noise.mix(
-            self.noise_key[:, None, None], self.eviction_index[:, None, None], self.layer, heads, self.positions
-        )
+        layer = self.layer_index
+        if not isinstance(layer, int):
+            layer = layer[:, None, None]
+        key = noise.mix(self.noise_key[:, None, None], self.eviction_index[:, None, None], layer, heads, self.positions)
         return noise.uniform(key).float()
 
     def text_order(self) -> torch.Tensor:
@@ -153,6 +159,22 @@ class LayerView:
         smooth = torch.nn.functional.max_pool1d if kind == "max" else torch.nn.functional.avg_pool1d
         pooled = torch.empty_like(scores).scatter_(-1, order, smooth(row, kernel, stride=1, padding=kernel // 2))
         return torch.where(among, pooled, float("-inf"))
+
+
+@dataclass(slots=True, kw_only=True)
+class StackView(LayerView):
+    """Several layers in one view, for methods that are `stacked`: axis 0 runs over sequences in layers.
+
+    Reading `layer` or `ordinal` raises AttributeError, because no single layer is shown.
+    """
+
+    layers: torch.Tensor  # [b] int64, the layer of each row
+    layer: int = field(init=False)
+    ordinal: int = field(init=False)
+
+    @property
+    def layer_index(self) -> torch.Tensor:
+        return self.layers
 
 
 def make_view(

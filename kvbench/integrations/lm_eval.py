@@ -264,7 +264,8 @@ class KVBenchLM(TemplateLM):
             dtype=self.loaded.dtype,
             max_output=max_output,
             tail=tail,
-            chunk=run.prefill_chunk if run.prefill == "chunked" else None,
+            prefill_chunk=run.prefill_chunk,
+            prefill=run.prefill,
         )
         return Engine(
             self.loaded,

@@ -32,7 +32,7 @@ from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.model.load import prepare
 from kvbench.engine.prefill import PromptReader
 from kvbench.engine.setup import set_up
-from kvbench.engine.writers import StepWriter, step_writer
+from kvbench.engine.step_writers import StepWriter, step_writer
 from kvbench.errors import UserError
 from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget, label
@@ -270,7 +270,10 @@ class EvictionCache(Cache):
         if self._writer is None:
             self._start(call, tokens)
         else:
-            self._writer.begin(keep_queries=True)
+            assert self.slots is not None
+            self._writer.load([1] * self.slots.slots, keep_queries=True)
+            positions = torch.tensor(self.slots.seen, device=self.slots.device)
+            self._writer.begin(positions, torch.ones_like(positions))
 
     def _start(self, call: AttentionCall, tokens: int) -> None:
         """Create the prompt caches, which hold every row's prompt without eviction."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,10 +57,17 @@ class CellPlan:
     cell: Cell
     rows: list[PlannedRow]
     plan: SlotPlan
+    planned_slots: int  # before memory ran out
+    plan_with: Callable[[int], SlotPlan]  # the plan with a number of slots
     max_tokens: int  # of prompt and output together
     max_output: int
     tail: int  # largest number of prompt tokens after the context
     source: str  # hash of the method's source
+    oom_retries: int = 0  # how often memory ran out until now
+
+    def smaller(self) -> CellPlan:
+        """The cell with half the slots."""
+        return replace(self, plan=self.plan_with(self.plan.slots // 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,20 +93,30 @@ class CellPlanner:
             "max_output": max((p.max_tokens - len(p.ids) for p in fitting), default=1),
             "tail": max((len(p.ids) - (p.compress_at or len(p.ids)) for p in fitting), default=0),
         }
-        plan = plan_cell(
+        plan_with = partial(
+            plan_cell,
             self.shape,
             self.machine,
             state.method,
             budget=cell.budget,
             interval=config.interval,
             sequences=max(1, len(rows)),
-            slots=config.slots,
             device=self.device,
             dtype=self.dtype,
-            chunk=config.prefill_chunk if config.prefill == "chunked" else None,
+            prefill_chunk=config.prefill_chunk,
+            prefill=config.prefill,
             **lengths,
         )
-        return CellPlan(cell=cell, rows=rows, plan=plan, source=state.source.hash, **lengths)
+        plan = plan_with(slots=config.slots)
+        return CellPlan(
+            cell=cell,
+            rows=rows,
+            plan=plan,
+            planned_slots=plan.slots,
+            plan_with=lambda slots: plan_with(slots=slots),
+            source=state.source.hash,
+            **lengths,
+        )
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -1,6 +1,7 @@
 """Generates one cell, also when memory runs out or logits are NaN.
 
-When memory runs out, the cell continues with half the slots and the rows not written yet; each row states its slots.
+When memory runs out, the cell is planned again with half the slots and continues with the rows not written yet; each
+row states its slots, those of the first plan, and how often memory ran out.
 A sequence that does not fit alone becomes a row with status `oom`. Every cell starts with its planned slots: if they
 depended on the cells that this process ran before, a resumed run would make other rows.
 """
@@ -8,7 +9,6 @@ depended on the cells that this process ran before, a resumed run would make oth
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -46,6 +46,7 @@ class CellRun:
 
     def run(self) -> None:
         """Run until every row is written, `_numbers_fail` ends the cell, or the rows cannot be scored."""
+        memory.reset_peak(self.loaded.device)
         while True:
             try:
                 self._generate()
@@ -53,6 +54,7 @@ class CellRun:
             except OutOfMemory as error:
                 under_way, cause = error.under_way, error.cause  # drop the traceback: it holds the engine
             memory.release(self.loaded.device)
+            self.cell_plan = replace(self.cell_plan, oom_retries=self.cell_plan.oom_retries + 1)
             self._make_smaller(under_way, cause)
 
     def _generate(self) -> None:
@@ -64,7 +66,7 @@ class CellRun:
             with contextlib.closing(engine.generate(batch)) as answers:
                 for answer in answers:
                     row = self.missing.pop((answer.request.doc_id, answer.sample))
-                    self.writer.add(row, answer, self.cell_plan)
+                    self.writer.add(row, answer, self.cell_plan, memory.peak(self.loaded.device))
                     if self.writer.refused is not None or self._numbers_fail(answer):
                         return
 
@@ -84,6 +86,7 @@ class CellRun:
                 prefill_chunk=config.prefill_chunk,
                 prefill=config.prefill,
                 on_step=self.on_step,
+                notice=lambda text: self.say(f"{plan.cell.label}: {text}"),
             )
         except Exception as error:
             if not faults.out_of_memory(error):
@@ -94,10 +97,9 @@ class CellRun:
         """Halve the slots; with one slot, give up the sequences under way, or if there are none the longest rows."""
         plan, label = self.cell_plan.plan, self.cell_plan.cell.label
         if plan.slots > 1:
-            # The speed limit was computed for more slots; without it the rows have no `roofline_share`.
-            smaller = replace(plan, slots=plan.slots // 2, limit=math.nan)
-            self.cell_plan = replace(self.cell_plan, plan=smaller)
-            self.say(f"{label}: out of memory with {plan.slots} slots; going on with {smaller.slots} ({cause}).")
+            self.cell_plan = self.cell_plan.smaller()
+            left = self.cell_plan.plan.slots
+            self.say(f"{label}: out of memory with {plan.slots} slots; going on with {left} ({cause}).")
             return
         lost = [key for key in under_way if key in self.missing]
         for key in lost or self._longest():

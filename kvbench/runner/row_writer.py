@@ -44,9 +44,12 @@ class RowWriter:
         self.refused: SetupError | None = None  # the judge refuses the key, or no scoring process starts
         self._waiting: dict[Future[Score], Answer] = {}
 
-    def add(self, planned: PlannedRow, generation: Generation, cell_plan: CellPlan) -> None:
-        """Score one finished sample and write its row. Blocks while more than BACKLOG answers wait for scores."""
-        answer, task = Answer(planned, generation, cell_plan), self.works[cell_plan.cell.task].task
+    def add(self, planned: PlannedRow, generation: Generation, cell_plan: CellPlan, peak: int | None = None) -> None:
+        """Score one finished sample and write its row. Blocks while more than BACKLOG answers wait for scores.
+
+        peak: see `Answer.device_bytes_peak`.
+        """
+        answer, task = Answer(planned, generation, cell_plan, peak), self.works[cell_plan.cell.task].task
         with signals.shield():
             if generation.status == "ok":
                 self._waiting[self.pool.submit(task, planned.prompt.doc, answer.output())] = answer

@@ -24,6 +24,7 @@ class Answer:
     planned: PlannedRow
     generation: Generation
     cell_plan: CellPlan
+    device_bytes_peak: int | None  # of the cell so far; None on a CPU
 
     @property
     def output_tokens(self) -> int:
@@ -58,6 +59,10 @@ def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, st
         "cluster_id": doc.cluster,
         "category": doc.meta.get("category"),
         "slots": cell_plan.plan.slots,
+        "slots_planned": cell_plan.planned_slots,
+        "oom_retries": cell_plan.oom_retries,
+        "device_bytes_planned": cell_plan.plan.peak_bytes,
+        "device_bytes_peak": answer.device_bytes_peak,
         "decode_bounded": make_method(cell).decode_bounded,
         "status": generation.status,
         "note": generation.note or None,

@@ -72,9 +72,16 @@ COLUMNS: tuple[Column, ...] = (
     Column("stop", "text", "JSON", "texts of --stop, which end an answer beside the task's own"),
     Column("multi_turn_cache", "name", "", "keep: later turns go on from the evicted cache; reset: new prompts"),
     Column("slots", "int32", "", "sequences decoded side by side", "host"),
+    Column("slots_planned", "int32", "", "slots of the cell's plan; more than slots where memory ran out", "host"),
+    Column(
+        "oom_retries", "int32", "", "how often memory had run out in the cell, each time with half the slots", "host"
+    ),
+    Column("device_bytes_planned", "int64", "bytes", "peak memory of the plan, with weights and scratch", "host"),
+    Column("device_bytes_peak", "int64", "bytes", "most memory that torch held on the GPU so far in the cell", "host"),
     Column("device", "name", "", "cpu, or the GPU's name", "host"),
     Column("dtype", "name", "", "number type of weights and cache"),
     Column("attention", "name", "", "what read the prompts: sdpa or flash"),
+    Column("decoding", "name", "", "what decoded: torch, or on a GPU its kernel, with graph and compiled", "host"),
     Column("status", "name", "", "ok, nan_logits, oom, prompt_too_long; unscored, grader_, judge_ or sandbox_error"),
     Column("note", "text", "", "why a row failed or has no score", "host"),
     Column("stop_reason", "name", "", "stop, stop_string, or length (truncated)"),
@@ -120,7 +127,14 @@ COLUMNS: tuple[Column, ...] = (
     Column("created", "time", "UTC", "when the row was written", "timing"),
     Column("machine_load", "float64", "per core", "load average of one minute when the row was written", "timing"),
 )
-ADDED = ("machine_load",)  # since the first tables of this format; tables without them read as null
+ADDED = (
+    "machine_load",
+    "decoding",
+    "slots_planned",
+    "oom_retries",
+    "device_bytes_planned",
+    "device_bytes_peak",
+)  # since the first tables of this format; tables without them read as null
 NAMES = tuple(c.name for c in COLUMNS)
 DETERMINISTIC = tuple(c.name for c in COLUMNS if not c.varies)
 REQUIRED = ("row_key", "task", "doc_id", "sample", "method", "status")

@@ -11,8 +11,9 @@ from support.audits import Good, verdicts
 
 from kvbench.audit.invariants.subject import Subject
 from kvbench.engine import prefill
-from kvbench.engine.cache.dense import DenseStore
-from kvbench.engine.cache.paged import PagedStore
+from kvbench.engine.cache.block_table import BlockTable
+from kvbench.engine.cache.dense import DenseStack
+from kvbench.engine.cache.paged import PagedStack
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.eviction import select
 from kvbench.eviction.api import Needs
@@ -29,49 +30,49 @@ def test_an_engine_that_evicts_protected_entries(mqa: Subject, monkeypatch: pyte
 
 
 def test_an_engine_that_stores_wrong_positions(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    complete = DenseStore.complete
+    complete = DenseStack.complete
 
-    def shifted(self, batch):  # type: ignore[no-untyped-def]
-        complete(self, batch)
+    def shifted(self, batch, new):  # type: ignore[no-untyped-def]
+        complete(self, batch, new)
         self.positions -= 1
 
-    monkeypatch.setattr(DenseStore, "complete", shifted)
+    monkeypatch.setattr(DenseStack, "complete", shifted)
     names, _ = verdicts(Good(), mqa)
     assert {"real", "oracle", "layouts"} <= names
 
 
 def test_an_engine_that_compacts_wrongly(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    compact = PagedStore.compact
+    carry_out = PagedStack.carry_out
 
-    def keys_left_behind(self, batch, keep):  # type: ignore[no-untyped-def]
+    def keys_left_behind(self, cut, counts, movers):  # type: ignore[no-untyped-def]
         before = self.pool.keys.clone()
-        compact(self, batch, keep)
+        carry_out(self, cut, counts, movers)
         self.pool.keys.copy_(before)
 
-    monkeypatch.setattr(PagedStore, "compact", keys_left_behind)
+    monkeypatch.setattr(PagedStack, "carry_out", keys_left_behind)
     names, failed = verdicts(Good(), mqa)
     assert {"oracle", "layouts"} <= names
     assert {c.layout for c in failed if c.invariant == "oracle"} == {"paged", "tail"}  # which is paged too
 
 
 def test_an_engine_that_loses_pages(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    clear = PagedStore.clear
+    clear = BlockTable.clear
 
-    def forgetful(self, slot):  # type: ignore[no-untyped-def]
-        clear(self, slot)
+    def forgetful(self, rows):  # type: ignore[no-untyped-def]
+        clear(self, rows)
         self.pool.free.pop()
 
-    monkeypatch.setattr(PagedStore, "clear", forgetful)
+    monkeypatch.setattr(BlockTable, "clear", forgetful)
     _, failed = verdicts(Good(), mqa)
     assert any(c.invariant == "memory" and "free, of" in c.reason for c in failed)
 
 
 def test_an_engine_that_frees_nothing(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    reserve = PagedStore.reserve
+    reserve = BlockTable.reserve
     monkeypatch.setattr(
-        PagedStore,
+        BlockTable,
         "reserve",
-        lambda self, slots, lengths: reserve(self, slots, lengths.clip(self.pages[slots] * 16)),
+        lambda self, rows, lengths: reserve(self, rows, lengths.clip(self.pages[rows] * 16)),
     )
     _, failed = verdicts(Good(), mqa)
     assert any(c.invariant == "memory" and c.layout == "paged" for c in failed)

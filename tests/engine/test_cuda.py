@@ -9,6 +9,8 @@ import torch
 from support.methods import EVICTING, VARIANTS, small, with_tables
 from support.models import build, requests
 
+from kvbench.engine.attention.interface import causal_bias, grouped_attention
+from kvbench.engine.attention.sdpa import newest_rows
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import prepare
 from kvbench.engine.reference import KeptHistory, dense_logits
@@ -49,6 +51,22 @@ def test_logits_are_those_of_the_dense_reference(architecture):
         keys = [noise.signed64(request.noise_key(sample)) for sample in (-1, done.sample)]
         dense = dense_logits(loaded, [*request.prompt_ids, *done.token_ids[:-1]], history, keys)
         assert dense[len(request.prompt_ids) - 1 :].argmax(-1).tolist() == list(done.token_ids)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("t", [1, 16, 100])
+def test_blocks_of_a_prompt_attend_as_on_the_cpu(t, dtype, bound):
+    generator = torch.Generator().manual_seed(t)
+    query, keys, values = (torch.randn(2, h, n, 64, generator=generator) for h, n in ((8, t), (2, 1000), (2, 1000)))
+    causal = causal_bias(torch.arange(1000 - t, 1000), torch.arange(1000), None, torch.float32)[None, None]
+    ragged = causal.repeat(2, 2, 1, 1)
+    ragged[:, 1, :, 100:200] = float("-inf")
+    for bias, on_gpu_bias in ((causal, newest_rows(t, 1000)), (causal, causal), (ragged, ragged)):
+        want = grouped_attention(query, keys, values, bias, scaling=0.2)
+        moved = (x.to("cuda", dtype) for x in (query, keys, values))
+        mask = on_gpu_bias.to("cuda", dtype) if on_gpu_bias is bias else on_gpu_bias
+        got = grouped_attention(*moved, mask, scaling=0.2).float().cpu()
+        torch.testing.assert_close(got, want, atol=bound, rtol=bound)
 
 
 @pytest.mark.parametrize("method", ["gkv", "h2o", "knorm"])

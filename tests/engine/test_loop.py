@@ -127,11 +127,11 @@ def test_full_cache_keeps_everything(loaded):
 
 
 def test_long_unbounded_caches_read_slot_by_slot(loaded, monkeypatch):
-    from kvbench.engine import writers as forward
+    from kvbench.engine import step_writers
 
     todo = requests(**TODO)
     whole = run(loaded, todo, method="full")
-    monkeypatch.setattr(forward, "FIXED_ROWS", 16)
+    monkeypatch.setattr(step_writers, "FIXED_ROWS", 16)
     single = run(loaded, todo, method="full")
     shuffled = run(loaded, todo[::-1], method="full")
     assert {k: d.token_ids for k, d in single.items()} == {k: d.token_ids for k, d in shuffled.items()}

@@ -10,9 +10,11 @@ import torch
 from support.methods import EVICTING, small, with_tables
 from support.models import build, requests
 
-from kvbench.engine.cache.paged import PAGE, PagedCache, pages
+from kvbench.engine.cache.paged import PagedCache
+from kvbench.engine.cache.pool import PAGE, pages
 from kvbench.engine.cache.prompt_layer import PackedLayer
 from kvbench.engine.cache.slot_cache import Shape
+from kvbench.engine.cache.stack import RowBatch
 from kvbench.engine.loop import Engine
 from kvbench.eviction.api import Column
 
@@ -46,7 +48,7 @@ def test_bytes_follow_entries_within_a_page_a_head(loaded, method):
     cache = made.cache
     assert isinstance(cache, PagedCache)
     entry = next(iter(cache.pools.values())).page_bytes // PAGE
-    heads = sum(store.lengths.shape[1] for store in cache.stores)
+    heads = sum(stack.blocks.lengths.shape[1] * len(stack.members) for stack in cache.stacks)
     checked = []
 
     def step(count, live, slots):
@@ -69,7 +71,7 @@ def test_heads_end_with_different_lengths(loaded):
     spread = []
 
     def step(*_):
-        spread.append(max(int(np.ptp(store.lengths, axis=1).max()) for store in made.cache.stores))
+        spread.append(max(int(np.ptp(stack.blocks.lengths, axis=1).max()) for stack in made.cache.stacks))
 
     made.on_step = step
     list(made.generate(requests(**TODO)))
@@ -77,11 +79,11 @@ def test_heads_end_with_different_lengths(loaded):
 
 
 def test_a_short_cache_read_whole_and_a_long_one_in_doubling_sizes_agree(loaded, monkeypatch):
-    from kvbench.engine import writers as forward
+    from kvbench.engine import step_writers
 
     todo = requests(**TODO)
     whole = tokens(engine(loaded, "ada-kv"), todo)
-    monkeypatch.setattr(forward, "FIXED_ROWS", 16)
+    monkeypatch.setattr(step_writers, "FIXED_ROWS", 16)
     doubled = tokens(engine(loaded, "ada-kv"), todo)
     shuffled = tokens(engine(loaded, "ada-kv"), todo[::-1])
     assert whole == doubled == shuffled
@@ -101,6 +103,7 @@ def test_compaction_against_a_list_of_lists(loaded):
 
     for _ in range(120):
         slot = rng.randrange(3)
+        [stack] = cache.stacks
         if slot not in truth:
             seen = rng.randrange(20, 60)
             packed = {}
@@ -124,19 +127,19 @@ def test_compaction_against_a_list_of_lists(loaded):
         else:
             steps = rng.randrange(1, 12)
             for _ in range(steps):
-                cache.make_room()
-                for store in cache.stores:
-                    length = store.lengths[slot]
-                    at = store.physical(slot, np.arange(len(length)), length)
-                    store.pool.keys[at] = float(cache.seen[slot])
-                    store.pool.values[at] = float(cache.seen[slot])
+                cache.make_room([int(s == slot) for s in range(3)])
+                for stack in cache.stacks:
+                    places = torch.from_numpy(stack.blocks.lengths.copy())[..., None]
+                    at = stack.blocks.at(slice(None), places)[stack.rows_of([slot])].view(-1)
+                    stack.pool.keys[at] = float(cache.seen[slot])
+                    stack.pool.values[at] = float(cache.seen[slot])
                 for head in truth[slot]:
                     head.append(cache.seen[slot])
                 cache.advance([slot])
-            made = batch(slot, cache)
-            for number, store in enumerate(cache.stores):
-                store.complete(made)
-                rows = store.rows(made)
+            for number, row in enumerate(stack.rows_of([slot])):
+                made = batch(row, cache.seen[slot])
+                stack.complete(made, steps)
+                rows = stack.entries(made)
                 heads = truth[slot][number * 2 : number * 2 + 2]
                 valid = rows.valid if rows.valid is not None else torch.ones_like(rows.positions, dtype=torch.bool)
                 shown = [sorted(p[v].tolist()) for p, v in zip(rows.positions[0], valid[0])]
@@ -148,20 +151,30 @@ def test_compaction_against_a_list_of_lists(loaded):
                 keep[..., 0] = True
                 for h, head in enumerate(heads):
                     head[:] = rows.positions[0, h][keep[0, h]].tolist()
-                store.compact(made, keep)
-        used = sum(int(store.pages.sum()) for store in cache.stores)
+                stack.compact(made, keep)
+            cache.settle({slot: 40})
+        for other, heads in truth.items():  # the running sums against slow ones
+            assert cache.held(other) == sum(map(len, heads)) / len(heads)
+            held = sum(-(-len(head) // PAGE) for head in heads) * stack.pool.page_bytes
+            assert held <= cache.live_bytes(other) <= held + len(heads) * stack.pool.page_bytes
+        blocks = stack.blocks
+        by_slot = [blocks.pages[stack.rows_of([s])].sum() for s in range(3)]
+        assert blocks.used.tolist() == by_slot
+        assert blocks.entries.tolist() == [blocks.lengths[stack.rows_of([s])].sum() for s in range(3)]
+        assert [cache.live_bytes(s) - cache.fixed_bytes(0) for s in range(3)] == [
+            count * stack.pool.page_bytes for count in by_slot
+        ]
+        used = int(blocks.pages.sum())
         assert used + len(next(iter(cache.pools.values())).free) + 1 == total
 
 
-def batch(slot, cache):
-    from kvbench.engine.cache.slot_cache import SlotBatch
-
+def batch(row, seen):
     one = torch.tensor([0])
-    return SlotBatch(
-        slots=[slot],
-        index=torch.tensor([slot]),
-        all_slots=False,
-        seen=torch.tensor([cache.seen[slot]]),
+    return RowBatch(
+        rows=np.array([row]),
+        index=torch.tensor([row]),
+        at=slice(row, row + 1),
+        seen=torch.tensor([seen]),
         prompt_len=one,
         evictions=one,
         noise_key=one,

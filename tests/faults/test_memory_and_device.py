@@ -21,6 +21,7 @@ from kvbench.engine import loop, sampler, setup
 from kvbench.engine.attention.geometry import own_failures
 from kvbench.engine.loop import Engine
 from kvbench.engine.prefill import PromptReader
+from kvbench.engine.state import Drawing, State
 from kvbench.errors import MethodError, SetupError
 from kvbench.records import Sampling
 from kvbench.runner.execute import execute
@@ -98,9 +99,11 @@ def test_out_of_memory_halves_the_slots_and_every_row_says_so(
     assert 1 in set(rows.slots)
     if where == "decode":
         assert 4 in set(rows.slots)  # what was made before is kept
-    assert rows.roofline_share.isna().tolist() == [
-        slots < 4 for slots in rows.slots
-    ]  # the plan's limit is that of 4 slots
+    assert set(rows.slots_planned) == {4}
+    assert rows.oom_retries.tolist() == [{4: 0, 2: 1, 1: 2}[slots] for slots in rows.slots]
+    assert rows.roofline_share.notna().all()  # each smaller number of slots is planned again
+    assert rows.groupby("slots").device_bytes_planned.nunique().eq(1).all()
+    assert rows.sort_values("slots").device_bytes_planned.is_monotonic_increasing
     assert all(alone[r.doc_id, r.sample, r.slots] == r.output_sha256 for r in rows.itertuples())
     halvings = [f"{TASK} gkv @32: out of memory with {n} slots; going on with {n // 2}" for n in (4, 2)]
     assert [line.partition(" (")[0] for line in said] == halvings
@@ -270,8 +273,8 @@ def test_five_rows_of_nan_end_the_cell_with_a_hint_and_the_others_go_on(model, t
 def test_a_drawn_logit_that_is_no_number_is_reported(value, temperature):
     logits = torch.zeros(2, 300)
     logits[1, 7] = value
-    _, bad = sampler.next_tokens(logits, [None, None], Sampling(temperature=temperature), ())
-    assert bad == [False, True]
+    state = State(2, 1, Drawing(Sampling(temperature=temperature)), logits.device)
+    assert sampler.next_tokens(logits, state).bad.tolist() == [False, True]
 
 
 def test_a_model_of_nan_ends_with_exit_code_4_and_one_hint(model, tmp_path, kvbench):

@@ -14,7 +14,7 @@ from kvbench.audit.invariants.events import evictions, held_at
 from kvbench.audit.invariants.exam import CHUNK, INTERVAL, TAIL, AuditLayout, Exam, Way
 from kvbench.audit.invariants.trial import Trial, noise_keys
 from kvbench.audit.outcome import DROPPED_NOTHING, EVICTS_NOTHING, Broken, NotApplicable
-from kvbench.engine.cache.paged import PAGE
+from kvbench.engine.cache.pool import PAGE
 from kvbench.eviction.columns import expanded
 from kvbench.records import Request
 

@@ -45,7 +45,7 @@ def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
 def mapped(view: LayerView, change: Callable[[torch.Tensor], torch.Tensor]) -> LayerView:
     """Return a copy of the view with `change` applied to every tensor except the weights."""
     changes: dict[str, Any] = {}
-    for f in dataclasses.fields(view):
+    for f in (f for f in dataclasses.fields(view) if f.init):
         value = getattr(view, f.name)
         if isinstance(value, torch.Tensor):
             changes[f.name] = change(value)

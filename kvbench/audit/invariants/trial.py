@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.audit.invariants.watch import Seen, watching
-from kvbench.engine.cache.paged import PAGE, PagedCache
+from kvbench.engine.cache.paged import PagedCache
+from kvbench.engine.cache.pool import PAGE
 from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel
@@ -108,10 +109,9 @@ class Bench:
         for pool in cache.pools.values():
             total = len(pool.positions) // PAGE - 1  # page 0 is never given out
             used: list[int] = []
-            for store in cache.stores:
-                if store.pool is pool:
-                    for row, count in zip(store.table.reshape(-1, store.table.shape[2]), store.pages.reshape(-1)):
-                        used.extend(row[:count].tolist())
+            for blocks in (stack.blocks for stack in cache.stacks if stack.pool is pool):
+                for row, count in zip(blocks.table.reshape(-1, blocks.table.shape[2]), blocks.pages.reshape(-1)):
+                    used.extend(row[:count].tolist())
             pages = sorted([*used, *pool.free])
             if pages != list(range(1, total + 1)):
                 self.lost_pages = f"{len(used)} pages in use and {len(pool.free)} free, of {total}"

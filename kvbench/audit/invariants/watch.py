@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +14,7 @@ from kvbench.audit.invariants.scramble import mapped
 from kvbench.engine import sampler
 from kvbench.eviction import select
 from kvbench.eviction.api import Method
-from kvbench.eviction.view import LayerView
+from kvbench.eviction.view import LayerView, StackView
 from kvbench.records import Sampling
 
 MOST = 2  # views recorded per kind of decision or observation
@@ -45,16 +45,19 @@ def watching(method: Method) -> Iterator[Seen]:
         return draw(logits, keys, steps, sampling)
 
     def decided(method: Method, views: Sequence[LayerView]) -> list[select.Decision]:
-        first = views[0]
-        # Kinds differ in: first or later eviction, one sequence or a batch, and which of two combined methods.
-        if new("decide", type(method), int(first.eviction_index.max()) > 0, len(first.seen) > 1):
-            seen.decisions.append((method, [_copied(view) for view in views]))
+        # A stacked view is recorded as the decisions of its layers.
+        for shown in [[v] for v in by_layer(views[0])] if isinstance(views[0], StackView) else [list(views)]:
+            first = shown[0]
+            # Kinds differ in: first or later eviction, one sequence or a batch, and which of two combined methods.
+            if new("decide", type(method), int(first.eviction_index.max()) > 0, len(first.seen) > 1):
+                seen.decisions.append((method, [_copied(view) for view in shown]))
         return decide(method, views)
 
     def observed(original: Any) -> Any:
         def spy(self: Method, view: LayerView) -> dict[str, torch.Tensor]:
-            if new("observe", view.probe is not None, int(view.eviction_index.max()) > 0):
-                seen.observations.append((self, _copied(view)))
+            for shown in by_layer(view) if isinstance(view, StackView) else [view]:
+                if new("observe", shown.probe is not None, int(shown.eviction_index.max()) > 0):
+                    seen.observations.append((self, _copied(shown)))
             values: dict[str, torch.Tensor] = original(self, view)
             return values
 
@@ -68,6 +71,14 @@ def watching(method: Method) -> Iterator[Seen]:
             if "observe" in cls.__dict__:
                 stack.enter_context(patch.object(cls, "observe", observed(cls.__dict__["observe"])))
         yield seen
+
+
+def by_layer(view: StackView) -> Iterator[LayerView]:
+    """Yield the view of each layer that a stacked view shows."""
+    for layer in view.layers.unique().tolist():
+        rows = mapped(view, lambda tensor, mine=view.layers == layer: tensor[mine])  # type: ignore[misc]
+        names = [f.name for f in fields(LayerView) if f.name not in ("layer", "ordinal")]
+        yield LayerView(layer=layer, **{name: getattr(rows, name) for name in names})
 
 
 def _copied(view: LayerView) -> LayerView:

@@ -15,6 +15,7 @@ neighbours.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -22,17 +23,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from kvbench.engine.attention.sdpa import grouped_sdpa
 from kvbench.errors import UserError, quote
 
 # Arguments that models pass to attention and that do not change its result here.
 _HARMLESS = {"dropout", "position_ids", "use_cache", "cache_position", "logits_to_keep"}
 _HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits"}
-_names = itertools.count()
 _replaced: dict[str, str] = {}  # name of a routing -> name of the attention implementation that it replaced
-_open: set[str] = set()  # routings in use; they may end in any order
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,11 @@ class AttentionCall:
     sinks: torch.Tensor | None  # [Hq] logits of a virtual key
     hidden: torch.Tensor | None = None  # [b, t, hidden size] the module's input, with route(hidden=True)
 
+    @property
+    def plain(self) -> bool:
+        """Whether the logits are scaled and nothing else."""
+        return self.softcap is None and self.sinks is None
+
     def for_heads(self, kv_heads: int) -> AttentionCall:
         """Return the call with keys and values repeated to `kv_heads` heads, for a cache kept per query head."""
         times = kv_heads // self.key.shape[1]
@@ -56,13 +60,17 @@ class AttentionCall:
             return self
         return replace(self, key=self.key.repeat_interleave(times, 1), value=self.value.repeat_interleave(times, 1))
 
-    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return `grouped_attention` of any queries to any keys, with the scaling, softcap and sinks of the call."""
         scaling, softcap, sinks = self.scaling, self.softcap, self.sinks
         return grouped_attention(query, keys, values, bias, scaling=scaling, softcap=softcap, sinks=sinks)
 
 
 Handler = Callable[[AttentionCall], torch.Tensor]  # returns [b, t, Hq, Dv]
+Hidden = dict[int, torch.Tensor]  # hidden states that the model has handed to an attention module, by module
+_routings: dict[str, tuple[Handler, Hidden]] = {}  # by name, those in use
 
 
 @contextlib.contextmanager
@@ -71,32 +79,28 @@ def route(model: Any, handler: Handler, hidden: bool = False) -> Iterator[None]:
 
     hidden: also hand over the hidden states that each attention module reads.
     """
-    name = f"kvbench_{next(_names)}"
+    name = next(name for name in map("kvbench_{}".format, itertools.count()) if name not in _replaced)
     text = text_model(model)
     _replaced[name] = text.config._attn_implementation
-    _open.add(name)
-    read: dict[int, torch.Tensor] = {}  # by attention module
-
-    def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        read[id(module)] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-
+    _routings[name] = handler, {}
+    attention, note = _functions(name)
     layers = [module for module in model.modules() if hasattr(module, "layer_idx")] if hidden else []
     hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
-    ALL_ATTENTION_FUNCTIONS.register(name, _adapter(handler, read))
+    ALL_ATTENTION_FUNCTIONS.register(name, attention)
     try:
         set_implementation(text, name)
         yield
     finally:
         for hook in hooks:
             hook.remove()
-        _open.remove(name)
+        del _routings[name]  # routings may end in any order
         if text.config._attn_implementation == name:  # else a later routing has taken over
             before = name
-            while before in _replaced and before not in _open:  # an open routing, else the model's implementation
+            while before in _replaced and before not in _routings:  # an open routing, else the model's implementation
                 before = _replaced[before]
             set_implementation(text, before)
         ALL_ATTENTION_FUNCTIONS._global_mapping.pop(name, None)
-        if not _open:
+        if not _routings:
             _replaced.clear()
 
 
@@ -155,7 +159,18 @@ def set_implementation(model: Any, name: str) -> None:
     model.set_attn_implementation(name)
 
 
-def _adapter(handler: Handler, read: dict[int, torch.Tensor]) -> Callable[..., tuple[torch.Tensor, None]]:
+@functools.cache
+def _functions(name: str) -> tuple[Callable[..., tuple[torch.Tensor, None]], Callable[..., None]]:
+    """Return a routing's attention function and its hook, which notes hidden states; torch.compile leaves both alone.
+
+    A later routing of the same name gets the same functions, because compiled layers are valid for these only.
+    """
+
+    @torch.compiler.disable
+    def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _routings[name][1][id(module)] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+
+    @torch.compiler.disable
     def attention(
         module: torch.nn.Module,
         query: torch.Tensor,
@@ -169,15 +184,16 @@ def _adapter(handler: Handler, read: dict[int, torch.Tensor]) -> Callable[..., t
         is_causal: bool | None = None,
         **extra: Any,
     ) -> tuple[torch.Tensor, None]:
-        for name, argument in extra.items():
-            if argument is not None and name not in _HARMLESS:
+        for extra_name, argument in extra.items():
+            if argument is not None and extra_name not in _HARMLESS:
                 owner = quote(type(module).__name__)
-                raise UserError(f"{owner} passes {quote(name)} to attention, which kvbench does not apply.")
+                raise UserError(f"{owner} passes {quote(extra_name)} to attention, which kvbench does not apply.")
         if attention_mask is not None:  # kvbench passes no mask, and transformers makes none for this function
             raise UserError(
                 f"{quote(type(module).__name__)} passes a mask of its own to attention, which kvbench does not apply."
             )
         layer: Any = module
+        handler, read = _routings[name]
         if is_causal is False or getattr(layer, "is_causal", True) is False:
             raise UserError(f"{quote(type(module).__name__)} attends in both directions; kvbench serves causal models.")
         call = AttentionCall(
@@ -193,7 +209,7 @@ def _adapter(handler: Handler, read: dict[int, torch.Tensor]) -> Callable[..., t
         )
         return handler(call).contiguous(), None  # some models call .view on the output
 
-    return attention
+    return attention, note
 
 
 def grouped_attention(
@@ -216,20 +232,13 @@ def grouped_attention(
     """
     b, hq, t, d = query.shape
     hk = keys.shape[1]
-    g = hq // hk
-    q = query.reshape(b, hk, g * t, d)
-    if bias is not None and t > 1:  # rows of q run over (query head in group, token)
-        bias = bias.expand(*bias.shape[:-2], t, bias.shape[-1]).repeat(1, 1, g, 1)
+    q = query.reshape(b, hk, hq // hk, t, d)
     plain = softcap is None and sinks is None
     if plain and (query.is_cuda or (query.dtype == torch.float32 and t > 1)):
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scaling)
+        out = grouped_sdpa(q, keys, values, bias, scaling)
     else:  # for few queries on a CPU this is also faster than SDPA, several times so in bfloat16
-        out = _matmul_attention(q, keys, values, bias, scaling, softcap, _per_row(sinks, hk, g, t))
-    return out.view(b, hk, g, t, -1).permute(0, 3, 1, 2, 4).reshape(b, t, hq, -1)
-
-
-def _per_row(sinks: torch.Tensor | None, hk: int, g: int, t: int) -> torch.Tensor | None:
-    return None if sinks is None else sinks.view(1, hk, g, 1).expand(1, hk, g, t).reshape(1, hk, g * t, 1)
+        out = _matmul_attention(q, keys, values, bias, scaling, softcap, sinks)
+    return out.permute(0, 3, 1, 2, 4).reshape(b, t, hq, -1)
 
 
 def _matmul_attention(
@@ -241,16 +250,18 @@ def _matmul_attention(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    logits = q @ keys.transpose(-1, -2)
+    """Return the attention [b, Hk, g, t, Dv] with float32 logits. q: [b, Hk, g, t, D]; else as `grouped_attention`."""
+    logits = (q.flatten(2, 3) @ keys.transpose(-1, -2)).view(*q.shape[:-1], -1)  # [b, Hk, g, t, n]
     logits = logits.float().mul_(scaling)
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     if bias is not None:
-        logits += bias
+        logits += bias[:, :, None]
     if sinks is not None:  # one more logit in the denominator
-        logits = torch.cat([logits, sinks.float().expand(*logits.shape[:-1], 1)], dim=-1)
+        sink = sinks.float().view(*q.shape[1:3], 1, 1)
+        logits = torch.cat([logits, sink.expand(*logits.shape[:-1], 1)], dim=-1)
     weights = torch.softmax(logits, dim=-1)[..., : keys.shape[2]]
-    return weights.to(values.dtype) @ values
+    return (weights.to(values.dtype).flatten(2, 3) @ values).view(*q.shape[:-1], -1)
 
 
 def causal_bias(

@@ -1,38 +1,36 @@
 """DenseCache: every head of a slot holds the same number of entries, so one length per slot serves all heads.
 
-Per layer K and V are [slots, kv_heads, capacity, head_dim]; a slot's first `length` rows are live. Compaction to C rows
-fills holes: kept entries in the first C rows stay, kept entries behind them move into the holes. So compaction moves at
-most the entries added since the last eviction, whatever the size of the cache.
+K and V of all layers of one geometry are one tensor [rows, kv_heads, capacity, head_dim] (see `stack`); of each row the
+first `length` entries are live. Compaction to C entries fills holes: kept entries in the first C places stay, kept
+entries behind them move into the holes. So compaction moves at most the entries added since the last eviction,
+whatever the size of the cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.prompt_layer import PackedLayer
-from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, Shape, SlotBatch, SlotCache
+from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, Shape, SlotCache
+from kvbench.engine.cache.stack import RowBatch, Stack, alike, moves
 from kvbench.engine.rules import Rows
 from kvbench.eviction.columns import fixed
 
 
 class DenseStore(EvictingStore):
-    """One layer of all slots. `lengths`: the cache's list of live rows per slot, shared by all layers."""
+    """One layer of all slots: K, V [S, Hk, capacity, D], positions and columns [S, Hk, capacity]."""
 
-    def __init__(
-        self, geometry: LayerGeometry, shape: Shape, device: torch.device, dtype: torch.dtype, lengths: list[int]
-    ) -> None:
-        super().__init__(geometry, shape, device, dtype)
-        g, self.capacity, self.lengths = geometry, shape.rows, lengths
-        self.specs = fixed(shape.columns)
-        size = (shape.slots, g.kv_heads, shape.rows)
-        self.keys = torch.zeros(*size, g.head_dim, device=device, dtype=dtype)
-        self.values = torch.zeros(*size, g.value_dim, device=device, dtype=dtype)
-        self.positions = torch.zeros(size, device=device, dtype=torch.int32)
-        self.columns = {c.name: torch.full(size, c.init, device=device) for c in shape.columns}
-        self.known = [0] * shape.slots  # rows whose positions and columns are written
+    def __init__(self, stack: DenseStack, place: int) -> None:
+        rows = stack.of_layer(place)
+        states = {name: state[rows] for name, state in stack.states.items()}
+        super().__init__(stack.members[place], stack.queries[rows], states)
+        self.capacity = stack.capacity
+        self.keys, self.values, self.positions = stack.keys[rows], stack.values[rows], stack.positions[rows]
+        self.columns = {name: column[rows] for name, column in stack.columns.items()}
 
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
         super().install(packed, slots, index, seen)
@@ -41,52 +39,73 @@ class DenseStore(EvictingStore):
         theirs = [packed.keys, packed.values, packed.positions, *(packed.columns[name] for name in self.columns)]
         for to, source in zip(mine, theirs):
             to[index, :, :length] = source.view(heads, length, *source.shape[1:])
-        for slot in slots:
-            self.known[slot] = length
 
-    def complete(self, batch: SlotBatch) -> None:
-        length = self.lengths[batch.slots[0]]
-        for known in sorted({self.known[s] for s in batch.slots}):
-            some = [i for i, s in enumerate(batch.slots) if self.known[s] == known]
-            whole = len(some) == len(batch.slots)
-            seen = batch.seen if whole else batch.seen[some]
-            at: torch.Tensor | slice = batch.index[some]
-            if whole:
-                at = slice(None) if batch.all_slots else batch.index
-            ages = torch.arange(length - known, 0, -1, device=seen.device)
-            self.positions[at, :, known:length] = (seen[:, None] - ages).int()[:, None, :]
-            for spec in self.specs:
-                self.columns[spec.name][at, :, known:length] = spec.init
-        for s in batch.slots:
-            self.known[s] = length
 
-    def rows(self, batch: SlotBatch) -> Rows:
-        length = self.lengths[batch.slots[0]]
+class DenseStack(Stack):
+    """lengths: the cache's list of live entries per slot, shared by all layers."""
+
+    def __init__(
+        self,
+        members: Sequence[LayerGeometry],
+        shape: Shape,
+        device: torch.device,
+        dtype: torch.dtype,
+        lengths: list[int],
+    ) -> None:
+        super().__init__(members, shape, device, dtype)
+        g, self.capacity, self.lengths = self.geometry, shape.rows, lengths
+        self.specs = fixed(shape.columns)
+        size = (len(members) * shape.slots, g.kv_heads, shape.rows)
+        self.keys = torch.zeros(*size, g.head_dim, device=device, dtype=dtype)
+        self.values = torch.zeros(*size, g.value_dim, device=device, dtype=dtype)
+        self.positions = torch.zeros(size, device=device, dtype=torch.int32)
+        self.columns = {c.name: torch.full(size, c.init, device=device) for c in shape.columns}
+        self.layers = [DenseStore(self, place) for place in range(len(members))]
+
+    def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.filled(rows), np.zeros_like(rows)
+
+    def filled(self, rows: np.ndarray) -> np.ndarray:
+        return np.array(self.lengths)[rows % self.slots]
+
+    def complete(self, batch: RowBatch, new: int) -> None:
+        length = self._length(batch)
+        ages = torch.arange(new, 0, -1, device=self.device)
+        self.positions[batch.at, :, length - new : length] = (batch.seen[:, None] - ages).int()[:, None, :]
+        for spec in self.specs:
+            self.columns[spec.name][batch.at, :, length - new : length] = spec.init
+
+    def entries(self, batch: RowBatch) -> Rows:
+        length = self._length(batch)
 
         def pick(x: torch.Tensor) -> torch.Tensor:
-            return x[:, :, :length] if batch.all_slots else x[batch.index, :, :length]
+            return x[batch.at, :, :length]
 
         columns = {name: pick(column) for name, column in self.columns.items()}
         return Rows(pick(self.keys), pick(self.values), pick(self.positions).long(), columns, None)
 
-    def write(self, batch: SlotBatch, name: str, value: torch.Tensor) -> None:
-        self.columns[name][slice(None) if batch.all_slots else batch.index, :, : value.shape[-1]] = value
+    def write_column(self, batch: RowBatch, name: str, value: torch.Tensor) -> None:
+        self.columns[name][batch.at, :, : value.shape[-1]] = value
 
-    def compact(self, batch: SlotBatch, keep: torch.Tensor) -> None:
-        count, heads = batch.allowed, self.geometry.kv_heads
-        holes = (~keep[..., :count]).nonzero()  # [m, 3] (sequence, head, row), as many as there are movers,
-        movers = keep[..., count:].nonzero()  # and in the same (sequence, head) order
-        base = (batch.index[holes[:, 0]] * heads + holes[:, 1]) * self.capacity
-        to, source = base + holes[:, 2], base + count + movers[:, 2]
+    def compact(self, batch: RowBatch, keep: torch.Tensor) -> None:
+        count, length = batch.allowed, keep.shape[-1]
+        if length <= count:
+            return
+        heads = torch.arange(self.geometry.kv_heads, device=self.device)
+        front = (torch.arange(length, device=self.device) < count).expand(keep.shape)
+        base = ((batch.index[:, None] * len(heads) + heads) * self.capacity)[..., None]
+        # Places without a mover copy the last entry, which is no longer in use, onto itself.
+        source, to = ((base + torch.where(x < 0, length - 1, x)).view(-1) for x in moves(keep, front, length - count))
         rows = [self.keys.view(-1, self.geometry.head_dim), self.values.view(-1, self.geometry.value_dim)]
         flat = [self.positions.view(-1), *(c.view(-1) for c in self.columns.values())]
         for tensor in rows + flat:
             tensor.index_copy_(0, to, tensor.index_select(0, source))
-        for s in batch.slots:
-            self.known[s] = min(count, keep.shape[-1])
 
     def bytes(self) -> int:
         return sum(t.nbytes for t in (self.keys, self.values, self.positions, *self.columns.values()))
+
+    def _length(self, batch: RowBatch) -> int:
+        return self.lengths[int(batch.rows[0]) % self.slots]
 
 
 class DenseCache(SlotCache):
@@ -94,11 +113,10 @@ class DenseCache(SlotCache):
         self, geometry: Sequence[LayerGeometry], shape: Shape, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__(geometry, shape, device, dtype)
-        self.lengths = [0] * shape.slots  # live rows of each slot in the evicting layers
-        self.layers = [
-            DenseStore(g, shape, device, dtype, self.lengths) if g.evicts else RingStore(g, shape, device, dtype)
-            for g in geometry
-        ]
+        self.lengths = [0] * shape.slots  # live entries of each slot in the evicting layers
+        self.stacks = [DenseStack(members, shape, device, dtype, self.lengths) for members in alike(geometry)]
+        stores = {store.geometry.index: store for stack in self.stacks for store in stack.layers}
+        self.layers = [stores.get(g.index) or RingStore(g, shape, device, dtype) for g in geometry]
         heads = sum(g.kv_heads for g in geometry if g.evicts)
         self._beside_bytes = 4 * (1 + len(shape.columns)) * heads  # of one entry in every head: position and columns
         entry = sum(g.entry_bytes(dtype.itemsize) - 4 * g.kv_heads for g in geometry if g.evicts)
@@ -109,6 +127,9 @@ class DenseCache(SlotCache):
         length = next((packed[store.geometry.index].lengths[0] for store in self.evicting), 0)
         for slot in slots:
             self.lengths[slot] = length
+
+    def make_room(self, ahead: Sequence[int]) -> None:
+        """Do nothing: the rows of every slot are allocated."""
 
     def advance(self, slots: Sequence[int]) -> None:
         super().advance(slots)
@@ -122,15 +143,9 @@ class DenseCache(SlotCache):
     def held(self, slot: int) -> float:
         return self.lengths[slot]
 
-    def batches(self, slots: Sequence[int], stores: Sequence[EvictingStore]) -> list[list[int]]:
-        """Group slots of equal length. In a steady state all sequences hold equally many entries: one group."""
-        return [[s for s in slots if self.lengths[s] == n] for n in sorted({self.lengths[s] for s in slots})]
-
-    def settle(self, slots: Sequence[int]) -> None:
-        store = self.evicting[0]
-        assert isinstance(store, DenseStore)
-        for slot in slots:
-            self.lengths[slot] = store.known[slot]
+    def settle(self, sizes: Mapping[int, int]) -> None:
+        for slot, size in sizes.items():
+            self.lengths[slot] = min(self.lengths[slot], size)
 
     def live_bytes(self, slot: int) -> int:
         return self.lengths[slot] * self._entry_bytes + self.fixed_bytes(self.seen[slot])
@@ -139,5 +154,5 @@ class DenseCache(SlotCache):
         return self.lengths[slot] * self._beside_bytes + self.stored_bytes
 
     def bytes(self) -> int:
-        total = self.stored_bytes * self.slots
-        return total + sum(layer.bytes() for layer in self.layers if isinstance(layer, (DenseStore, RingStore)))
+        total = self.stored_bytes * self.slots + sum(stack.bytes() for stack in self.stacks)
+        return total + sum(layer.bytes() for layer in self.layers if isinstance(layer, RingStore))

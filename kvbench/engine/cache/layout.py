@@ -93,6 +93,12 @@ def check_prefill(method: Method, prefill: str, name: str = "") -> None:
         raise UserError(f"method {label} runs probes over the whole prompt; --prefill chunked cannot serve it.")
 
 
+def layer_by_layer(method: Method, prefill: str) -> bool:
+    """Return whether one forward pass reads a whole prompt, and each layer is evicted right after its attention."""
+    acting = method.during("prefill")
+    return prefill == "full" and acting.evicts and acting.layerwise and not acting.needs().probes
+
+
 def shape_of(
     geometry: Sequence[LayerGeometry], method: Method, budget: float | None, interval: int, lengths: Lengths, slots: int
 ) -> Shape:

@@ -13,13 +13,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.prompt_layer import PackedLayer
-from kvbench.engine.rules import Batch, Rows
 from kvbench.eviction.api import Column, State
+
+if TYPE_CHECKING:
+    from kvbench.engine.cache.stack import Stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,26 +38,14 @@ class Shape:
     queries: int = 0  # number of newest queries stored per slot
 
 
-@dataclass(slots=True, kw_only=True)
-class SlotBatch(Batch):
-    """Slots that a method decides about together."""
-
-    slots: list[int]
-    index: torch.Tensor  # [b] the slots as a tensor
-    all_slots: bool  # all slots of the cache in order, so that views of the tensors serve without a copy
-
-
 class Store:
-    """Base of all layers of a cache. It stores, per slot, the newest queries and the method's states."""
+    """Base of all layers of a cache, with the newest queries and the method's states of each slot.
 
-    def __init__(self, geometry: LayerGeometry, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
-        g = self.geometry = geometry
-        slots, width = shape.slots, shape.queries if g.evicts else 0
-        # The query of position p lies at p % width.
-        self.queries = torch.zeros(slots, g.query_heads, width, g.head_dim, device=device, dtype=dtype)
-        self.states = {
-            s.name: torch.zeros(slots, *g.state_shape(s), device=device) for s in (shape.states if g.evicts else ())
-        }
+    queries: [S, Hq, width, D]; the query of position p lies at p % width. states: each [S, ...].
+    """
+
+    def __init__(self, geometry: LayerGeometry, queries: torch.Tensor, states: dict[str, torch.Tensor]) -> None:
+        self.geometry, self.queries, self.states = geometry, queries, states
 
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
         """Copy a layer of one sequence with `seen` tokens to several slots. index: the slots as a tensor."""
@@ -72,16 +63,6 @@ class Store:
         ring = (ring + (positions % width)[:, None]).view(-1)
         self.queries.view(-1, dim).index_copy_(0, ring, query.reshape(slots * heads, -1))
 
-    def newest_queries(self, batch: SlotBatch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the newest `count` queries [b, Hq, count, D], oldest first, and their positions [b, count]."""
-        _, heads, width, dim = self.queries.shape
-        positions = batch.seen[:, None] - count + torch.arange(count, device=batch.seen.device)
-        if count == 0:
-            return self.queries.new_zeros(len(batch.slots), heads, 0, dim), positions
-        base = (batch.index[:, None] * heads + torch.arange(heads, device=batch.index.device)) * width  # [b, Hq]
-        rows = base[:, :, None] + (positions % width)[:, None, :]
-        return self.queries.view(-1, dim).index_select(0, rows.view(-1)).view(len(rows), heads, count, dim), positions
-
     def extra_bytes(self) -> int:
         """Return the bytes of one slot's queries and states."""
         return sum(t[0].nbytes for t in (self.queries, *self.states.values()))
@@ -91,9 +72,10 @@ class RingStore(Store):
     """A sliding-window layer: the row of position p is p % rows."""
 
     def __init__(self, geometry: LayerGeometry, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(geometry, shape, device, dtype)
         assert geometry.window is not None
         g, self.capacity = geometry, min(geometry.window, shape.longest)
+        no_queries = torch.zeros(shape.slots, g.query_heads, 0, g.head_dim, device=device, dtype=dtype)
+        super().__init__(geometry, no_queries, {})
         self.keys = torch.zeros(shape.slots, g.kv_heads, self.capacity, g.head_dim, device=device, dtype=dtype)
         self.values = torch.zeros(shape.slots, g.kv_heads, self.capacity, g.value_dim, device=device, dtype=dtype)
 
@@ -110,40 +92,26 @@ class RingStore(Store):
         return self.keys.nbytes + self.values.nbytes
 
 
-class EvictingStore(Store, ABC):
-    """A layer that methods evict."""
-
-    @abstractmethod
-    def complete(self, batch: SlotBatch) -> None:
-        """Write the positions and initial column values of the entries appended since the last call."""
-
-    @abstractmethod
-    def rows(self, batch: SlotBatch) -> Rows:
-        """Return the live entries of the batch, with their columns."""
-
-    @abstractmethod
-    def write(self, batch: SlotBatch, name: str, value: torch.Tensor) -> None:
-        """Write new values [b, Hk, n] of the column `name`."""
-
-    @abstractmethod
-    def compact(self, batch: SlotBatch, keep: torch.Tensor) -> None:
-        """Drop in place all entries that the mask `keep` [b, Hk, n] does not keep."""
+class EvictingStore(Store):
+    """A layer that methods evict: a part of a `stack.Stack`."""
 
 
 class SlotCache(ABC):
     """All layers of all slots.
 
     seen: tokens read so far per slot, which is also the sequence's next absolute position. 0 marks an idle slot.
+    fresh: per slot, how many of its newest entries have no positions and columns yet (`complete`).
     """
 
     layers: list[RingStore | EvictingStore]
+    stacks: Sequence[Stack]  # of all evicting layers
 
     def __init__(
         self, geometry: Sequence[LayerGeometry], shape: Shape, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.geometry, self.shape, self.device, self.dtype = geometry, shape, device, dtype
         self.slots = shape.slots
-        self.seen = [0] * shape.slots
+        self.seen, self.fresh = [0] * shape.slots, [0] * shape.slots
 
     @property
     def evicting(self) -> list[EvictingStore]:
@@ -155,28 +123,29 @@ class SlotCache(ABC):
         for layer in self.layers:
             layer.install(packed[layer.geometry.index], slots, index, seen)
         for slot in slots:
-            self.seen[slot] = seen
+            self.seen[slot], self.fresh[slot] = seen, 0
+
+    @abstractmethod
+    def make_room(self, ahead: Sequence[int]) -> None:
+        """Allocate memory for the next `ahead` [S] tokens of each slot."""
 
     def advance(self, slots: Sequence[int]) -> None:
         """Count the token that a step has written to each of these slots."""
         for slot in slots:
             self.seen[slot] += 1
+            self.fresh[slot] += 1
 
     def clear(self, slot: int) -> None:
         """Free the memory of a slot whose sequence has ended."""
-        self.seen[slot] = 0
+        self.seen[slot] = self.fresh[slot] = 0
 
     @abstractmethod
     def held(self, slot: int) -> float:
         """Return the slot's mean entries over the heads and layers that are evicted."""
 
     @abstractmethod
-    def batches(self, slots: Sequence[int], stores: Sequence[EvictingStore]) -> list[list[int]]:
-        """Group slots that a method can decide about together in these layers; no decision depends on the grouping."""
-
-    @abstractmethod
-    def settle(self, slots: Sequence[int]) -> None:
-        """Update the lengths of these slots after all their layers were compacted."""
+    def settle(self, sizes: Mapping[int, int]) -> None:
+        """Complete evictions after `Stack.compact` of all layers of these slots. sizes: entries allowed, by slot."""
 
     @abstractmethod
     def live_bytes(self, slot: int) -> int:

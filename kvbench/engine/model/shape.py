@@ -27,6 +27,7 @@ class ModelShape:
         parameters: of the whole model, including those that text never uses (a vision tower).
         streamed: parameters that every step reads, without routed experts.
         routed: parameters of routed experts; `active`: the share of them that one token uses.
+        width: numbers per token that a layer's activations hold at their widest; `vocabulary`: logits per token.
     """
 
     geometry: tuple[LayerGeometry, ...]
@@ -34,6 +35,8 @@ class ModelShape:
     streamed: int
     routed: int = 0
     active: float = 1.0
+    width: int = 0
+    vocabulary: int = 0
 
 
 def read_shape(config: Any) -> ModelShape:
@@ -105,7 +108,19 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...]) -> ModelShape:
         streamed=sum(read.values()) - routed,
         routed=routed,
         active=_active_share(model.config.get_text_config()),
+        width=_width(decoder),
+        vocabulary=int(head.weight.shape[0]) if head is not None else 0,
     )
+
+
+def _width(decoder: Any) -> int:
+    """Return the numbers per token of a layer at its widest: the residual and its norm in float32, and the outputs of
+    the two widest linear layers of a gated MLP with their product.
+    """
+    tables = {id(m.weight) for m in decoder.modules() if isinstance(m, torch.nn.Embedding)}
+    matrices = [p for p in decoder.parameters() if p.ndim >= 2 and id(p) not in tables]
+    hidden = max((m.weight.shape[1] for m in decoder.modules() if isinstance(m, torch.nn.Embedding)), default=0)
+    return 6 * hidden + 3 * max((max(p.shape[-2:]) for p in matrices), default=0)
 
 
 def _routed_experts(model: Any) -> Iterator[torch.Tensor]:

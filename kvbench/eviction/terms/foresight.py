@@ -95,9 +95,9 @@ def scorer_input(
     return torch.where(view.valid[..., None], x, 0.0)
 
 
-def drop_scores(weights: Mapping[str, torch.Tensor], layer: int, x: torch.Tensor) -> torch.Tensor:
-    """Return phi [b, Hk, N] for inputs [b, Hk, N, D]; large: evict."""
-    w1, b1, w2, b2 = (weights[name][layer].float() for name in ("w1", "b1", "w2", "b2"))
-    h = torch.nn.functional.gelu(x @ w1 + b1[:, None])
+def drop_scores(weights: Mapping[str, torch.Tensor], layer: int | torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return phi [b, Hk, N] for inputs [b, Hk, N, D]; large: evict. layer: as `LayerView.layer_index`."""
+    w1, b1, w2, b2 = (weights[name][layer].float() for name in ("w1", "b1", "w2", "b2"))  # [(b,) Hk, ...]
+    h = torch.nn.functional.gelu(x @ w1 + b1[..., None, :])
     # No matrix-vector product: its last bits depend on the number of sequences.
-    return (h * w2[:, None]).sum(dim=-1) + b2[:, None]
+    return (h * w2[..., None, :]).sum(dim=-1) + b2[..., None]

@@ -22,6 +22,7 @@ class Gated(Method):
 
     kind = "weights"
     trained = True
+    stacked = True
     name: ClassVar[str]  # registered name of the method, and kind of its weights
     usual: ClassVar[GateForm]  # form of the published gates
 

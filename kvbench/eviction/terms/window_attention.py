@@ -95,14 +95,15 @@ def window_attention(
 def _blind(
     visible: torch.Tensor | None, key_positions: torch.Tensor, query_positions: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return the mask of queries that see no key, [b, Hk, w] bool, or None if every query sees one.
+    """Return the mask of queries that see no key, [b, Hk, w] bool; on a CPU None if every query sees one.
 
-    The caller replaces the NaN softmax of such queries by 0.
+    The caller replaces the NaN softmax of such queries by 0. Only a CPU is asked whether there are any, because other
+    devices would have to be waited for.
     """
     if visible is not None:
         key_positions = key_positions.masked_fill(~visible, torch.iinfo(key_positions.dtype).max)
     blind = key_positions.amin(dim=-1)[:, :, None] > query_positions[:, None]
-    return blind if bool(blind.any()) else None
+    return blind if blind.device.type != "cpu" or bool(blind.any()) else None
 
 
 def _logits(queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:

@@ -1,0 +1,58 @@
+"""Attention of queries in groups by torch's `scaled_dot_product_attention`, on CPU and CUDA.
+
+The g query heads of a group share keys and values without a copy of these. One query per head becomes g query rows. A
+block of t queries becomes g * t rows on CPU, where rows of one head are fastest; there the mask is repeated g times.
+CUDA gets a batch of groups, whose g heads are views of one KV head: the mask is not repeated, and a causal block needs
+none, so that flash attention serves it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import CausalBias, causal_lower_right
+
+# cuDNN's backend would build a plan for every prompt length. Flash attention takes no mask; the next one does.
+_CUDA_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def newest_rows(count: int, rows: int) -> torch.Tensor | None:
+    """Return a mask, without its elements, that lets the i-th of `count` queries see all but the count - 1 - i newest
+    rows; None if it hides nothing. Only `grouped_sdpa` on CUDA reads it.
+    """
+    return causal_lower_right(count, rows) if count > 1 else None
+
+
+def grouped_sdpa(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
+) -> torch.Tensor:
+    """Return the attention [b, Hk, g, t, Dv]. query: [b, Hk, g, t, D]; keys, values, bias: see `grouped_attention`."""
+    b, hk, g, t, _ = query.shape
+    if query.is_cuda:
+        rows = _one_query if t == 1 else _groups_as_batch
+        with sdpa_kernel(_CUDA_BACKENDS):
+            return rows(query, keys, values, bias, scaling).view(b, hk, g, t, -1)
+    if bias is not None and t > 1:
+        bias = bias.expand(*bias.shape[:-2], t, bias.shape[-1]).repeat(1, 1, g, 1)
+    return _one_query(query, keys, values, bias, scaling).view(b, hk, g, t, -1)
+
+
+def _one_query(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
+) -> torch.Tensor:
+    """Attend with rows over (query head in group, token); `bias` has as many rows, or one for all."""
+    return F.scaled_dot_product_attention(query.flatten(2, 3), keys, values, attn_mask=bias, scale=scaling)
+
+
+def _groups_as_batch(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
+) -> torch.Tensor:
+    """Attend with b * Hk sequences of g heads."""
+    g = query.shape[2]
+    if bias is not None and not isinstance(bias, CausalBias) and bias.shape[:2] != (1, 1):
+        bias = bias.expand(*keys.shape[:2], *bias.shape[2:]).flatten(0, 1)[:, None]
+    shared_keys, shared_values = (x.flatten(0, 1)[:, None].expand(-1, g, -1, -1) for x in (keys, values))
+    return F.scaled_dot_product_attention(
+        query.flatten(0, 1), shared_keys, shared_values, attn_mask=bias, scale=scaling
+    )

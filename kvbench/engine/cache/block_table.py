@@ -1,0 +1,122 @@
+"""`BlockTable`: which pages of a pool belong to which head, and how many entries each head holds.
+
+The host decides about memory, so its arrays are the truth. The device has a copy of both; on a CPU they are the same
+memory. A table changes at few places per step, and only these are copied; lengths are few and copied whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from kvbench.engine.cache.pool import PAGE, Pool
+from kvbench.engine.upload import upload
+
+
+class BlockTable:
+    """Block tables [rows, Hk, W] and lengths [rows, Hk] of a stack; rows as in `stack`.
+
+    pages: pages of each head. entries: of each slot, the sum of lengths over its layers and heads; used: the pages that
+    hold these, without those allocated for its next entries.
+    """
+
+    def __init__(self, pool: Pool, rows: int, slots: int, heads: int, expected: int, device: torch.device) -> None:
+        self.pool, self.slots, self.device = pool, slots, device
+        self.lengths = np.zeros((rows, heads), dtype=np.int32)
+        self.pages = np.zeros((rows, heads), dtype=np.int32)
+        self.table = np.zeros((rows, heads, -(-expected // PAGE) + 1), dtype=np.int32)
+        self.used, self.entries = np.zeros(slots, dtype=np.int64), np.zeros(slots, dtype=np.int64)
+        self._lengths: torch.Tensor | None = None  # on the device, if up to date
+        self._table: torch.Tensor | None = None
+        self._changed: list[np.ndarray] = []  # places of the flat table that the device lacks
+
+    def resize(self, rows: np.ndarray, lengths: np.ndarray) -> None:
+        """Give the heads of these rows `lengths` [b, Hk] entries, and exactly the pages for them."""
+        self.reserve(rows, lengths)
+        before, slots = self.lengths[rows], rows % self.slots
+        np.add.at(self.entries, slots, (lengths - before).sum(axis=1))
+        np.add.at(self.used, slots, (-(-lengths // PAGE) - -(-before // PAGE)).sum(axis=1))
+        self.lengths[rows] = lengths
+        self._lengths = None
+
+    def reserve(self, rows: np.ndarray, lengths: np.ndarray) -> None:
+        """Allocate and free pages so that the heads of these rows have room for exactly `lengths` [b, Hk] entries."""
+        wanted, width = -(-lengths // PAGE), self.table.shape[2]
+        if (most := int(wanted.max(initial=0))) > width:
+            self.table = np.pad(self.table, ((0, 0), (0, 0), (0, max(most, 2 * width) - width)))
+            self._table, self._changed = None, []
+        row, head = np.nonzero(wanted != self.pages[rows])
+        if not row.size:
+            return
+        want, had = wanted[row, head][:, None], self.pages[rows[row], head][:, None]
+        row = rows[row]
+        place, page = np.arange(self.table.shape[2]), self.table[row, head]  # [m, W]
+        freed, added = (place >= want) & (place < had), (place >= had) & (place < want)
+        taken = self.pool.take(max(0, int(added.sum()) - int(freed.sum())))  # pages freed here serve too
+        spare = np.concatenate([np.array(taken, dtype=np.int32), page[freed]])
+        self.pool.give_back(spare[int(added.sum()) :])
+        page[freed] = 0
+        page[added] = spare[: int(added.sum())]
+        self.table[row, head] = page
+        self.pages[row, head] = want[:, 0]
+        changed, at = np.nonzero(freed | added)
+        self._changed.append(np.ravel_multi_index((row[changed], head[changed], at), self.table.shape))
+
+    def make_room(self, ahead: np.ndarray) -> None:
+        """Allocate the pages for the next `ahead` [slots] entries of every head of each slot."""
+        room, wanted = self.pages * PAGE, self.lengths + np.resize(ahead, len(self.lengths))[:, None]
+        short = np.nonzero((wanted > room).any(axis=1))[0]
+        if short.size:
+            self.reserve(short, np.maximum(wanted[short], room[short]))
+
+    def advance(self, slots: Sequence[int]) -> None:
+        """Count one more entry in every head of these slots."""
+        by_layer = self.lengths.reshape(-1, self.slots, self.lengths.shape[1])
+        self.used[list(slots)] += (by_layer[:, list(slots)] % PAGE == 0).sum(axis=(0, 2))
+        by_layer[:, list(slots)] += 1
+        self.entries[list(slots)] += by_layer.shape[0] * by_layer.shape[2]
+        self._lengths = None
+
+    def clear(self, rows: np.ndarray) -> None:
+        self.resize(rows, np.zeros((len(rows), self.lengths.shape[1]), dtype=np.int32))
+
+    def lengths_on_device(self) -> torch.Tensor:
+        """Return the lengths on the device, [rows, Hk] int32."""
+        if self._lengths is None:
+            self._lengths = upload(self.lengths if self._shared else self.lengths.copy(), self.device)
+        return self._lengths
+
+    def table_on_device(self) -> torch.Tensor:
+        """Return the block tables on the device, [rows, Hk, W] int32."""
+        if self._table is None:
+            self._table = upload(self.table if self._shared else self.table.copy(), self.device)
+        elif self._changed and not self._shared:
+            places = np.unique(np.concatenate(self._changed))
+            at, page = upload(np.stack([places, self.table.ravel()[places]]), self.device).unbind()
+            self._table.view(-1).index_copy_(0, at, page.int())
+        self._changed.clear()
+        return self._table
+
+    def at(self, rows: slice | torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return the rows of the pool at places [b, Hk, n] of the heads of these rows, int64."""
+        page = self.table_on_device()[rows].gather(-1, (places // PAGE).long())
+        return page.long() * PAGE + places % PAGE
+
+    def first(self, rows: slice | torch.Tensor, count: int) -> torch.Tensor:
+        """Return the rows of the pool at the first `count` places of the heads of these rows, [b, Hk, count] int64."""
+        page = self.table_on_device()[rows][..., : -(-count // PAGE)].long()
+        within = torch.arange(PAGE, device=self.device)
+        return (page[..., None] * PAGE + within).flatten(-2)[..., :count].contiguous()
+
+    def live(self, rows: np.ndarray) -> torch.Tensor:
+        """Return the rows of the pool at all live places of these rows, in order of row, head and place, int64."""
+        row, head, place = np.nonzero(np.arange(self.lengths[rows].max(initial=0)) < self.lengths[rows][..., None])
+        page = self.table[rows[row], head, place // PAGE].astype(np.int64)
+        return upload(page * PAGE + place % PAGE, self.device)
+
+    @property
+    def _shared(self) -> bool:
+        """Whether host and device are the same memory."""
+        return self.device.type == "cpu"

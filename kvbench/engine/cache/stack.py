@@ -1,0 +1,139 @@
+"""`Stack`: all evicting layers of one geometry in common tensors, so that an eviction can take them at once.
+
+Axis 0 of its tensors runs over rows: the layers one after the other, in each layer the slots. A slot's row in the layer
+at place i is i * slots + slot. Decode steps see a layer through its `EvictingStore`, evictions see rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.cache.slot_cache import EvictingStore, Shape
+from kvbench.engine.rules import Batch, Rows
+
+# Bytes of scratch for one view of an eviction. A larger view is split, which no decision depends on. On a CPU a view
+# that the caches of the processor hold is faster than a larger one.
+SCRATCH_BYTES = {"cuda": 2 << 30, "cpu": 32 << 20}
+
+
+@dataclass(slots=True, kw_only=True)
+class RowBatch(Batch):
+    """Rows of a stack that a method decides about together. Tensors are [b]."""
+
+    rows: np.ndarray  # [b] on the host, ascending
+    index: torch.Tensor  # [b] the same
+    at: slice | torch.Tensor  # `index`, or a slice if the rows are consecutive, so that tensors serve without a copy
+
+
+class Stack(ABC):
+    """Evicting layers that differ in their index only. Holds the newest queries and the method's states."""
+
+    layers: list[EvictingStore]
+
+    def __init__(
+        self, members: Sequence[LayerGeometry], shape: Shape, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        g = self.geometry = members[0]
+        self.members, self.slots, self.device = tuple(members), shape.slots, device
+        rows = len(members) * shape.slots
+        # The query of position p lies at p % width.
+        self.queries = torch.zeros(rows, g.query_heads, shape.queries, g.head_dim, device=device, dtype=dtype)
+        self.states = {s.name: torch.zeros(rows, *g.state_shape(s), device=device) for s in shape.states}
+        self._indices = np.array([member.index for member in members])
+
+    def rows_of(self, slots: Sequence[int]) -> np.ndarray:
+        """Return the rows of these slots in all layers."""
+        return (np.arange(len(self.members))[:, None] * self.slots + np.sort(np.array(slots, dtype=np.int64))).ravel()
+
+    def layer_indices(self, rows: np.ndarray) -> np.ndarray:
+        """Return the index of each row's layer, as in `LayerGeometry.index`."""
+        return self._indices[rows // self.slots]
+
+    def of_layer(self, place: int) -> slice:
+        """Return the rows of the layer at a place in `members`."""
+        return slice(place * self.slots, (place + 1) * self.slots)
+
+    def at_once(self, entries: int, queries: int) -> int:
+        """Return how many rows with so many entries per head one view may have (`SCRATCH_BYTES`)."""
+        g = self.geometry
+        floats = 2 * g.kv_heads * (g.head_dim + g.value_dim) + g.query_heads * queries
+        return max(1, SCRATCH_BYTES.get(self.device.type, SCRATCH_BYTES["cpu"]) // (4 * max(1, entries) * floats))
+
+    def newest_queries(self, batch: RowBatch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the newest `count` queries [b, Hq, count, D], oldest first, and their positions [b, count]."""
+        _, heads, width, dim = self.queries.shape
+        positions = batch.seen[:, None] - count + torch.arange(count, device=batch.seen.device)
+        if count == 0:
+            return self.queries.new_zeros(len(batch.rows), heads, 0, dim), positions
+        base = (batch.index[:, None] * heads + torch.arange(heads, device=batch.index.device)) * width  # [b, Hq]
+        rows = base[:, :, None] + (positions % width)[:, None, :]
+        return self.queries.view(-1, dim).index_select(0, rows.view(-1)).view(len(rows), heads, count, dim), positions
+
+    def states_of(self, batch: RowBatch) -> dict[str, torch.Tensor]:
+        return {name: state[batch.at] for name, state in self.states.items()}
+
+    def write(self, batch: RowBatch, values: dict[str, torch.Tensor]) -> None:
+        """Store new values by name: of columns [b, Hk, n] and of states [b, ...]."""
+        for name, value in values.items():
+            if name in self.states:
+                self.states[name][batch.at] = value
+            else:
+                self.write_column(batch, name, value)
+
+    @abstractmethod
+    def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return how many entries per head a view shows of each row, and whether some heads have fewer."""
+
+    @abstractmethod
+    def filled(self, rows: np.ndarray) -> np.ndarray:
+        """Return a number per row; `complete` can take rows together whose numbers are equal."""
+
+    @abstractmethod
+    def complete(self, batch: RowBatch, new: int) -> None:
+        """Write the positions and initial column values of the `new` newest entries of these rows."""
+
+    @abstractmethod
+    def entries(self, batch: RowBatch) -> Rows:
+        """Return the live entries of the batch, with their columns."""
+
+    @abstractmethod
+    def write_column(self, batch: RowBatch, name: str, value: torch.Tensor) -> None:
+        """Write new values [b, Hk, n] of the column `name`."""
+
+    @abstractmethod
+    def compact(self, batch: RowBatch, keep: torch.Tensor) -> None:
+        """Drop all entries that the mask `keep` [b, Hk, n] does not keep; `SlotCache.settle` completes it."""
+
+
+def alike(geometry: Sequence[LayerGeometry]) -> Iterator[list[LayerGeometry]]:
+    """Yield the evicting layers, grouped by all of their geometry but the index."""
+    kinds: dict[LayerGeometry, list[LayerGeometry]] = {}
+    for g in geometry:
+        if g.evicts:
+            kinds.setdefault(replace(g, index=0), []).append(g)
+    yield from kinds.values()
+
+
+def moves(keep: torch.Tensor, front: torch.Tensor, places: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where kept entries behind the front move: (source, target), each [b, Hk, places].
+
+    keep: [b, Hk, n] bool; front: [b, Hk, n] bool, the rows that stay in use, as many as are kept. The i-th kept entry
+    behind the front moves into the i-th hole of the front. Places without a mover have source and target -1. No
+    number is read back from the device: `places` bounds the movers of a head.
+    """
+    row = torch.arange(keep.shape[-1], device=keep.device).expand(keep.shape)
+
+    def listed(mask: torch.Tensor) -> torch.Tensor:
+        rank = torch.where(mask, mask.cumsum(dim=-1) - 1, places).clamp_(max=places)
+        found = torch.full((*keep.shape[:2], places + 1), -1, device=keep.device)
+        return found.scatter_(-1, rank, row)[..., :places]
+
+    holes, movers = listed(front & ~keep), listed(keep & ~front)
+    some = (holes >= 0) & (movers >= 0)
+    return torch.where(some, movers, -1), torch.where(some, holes, -1)

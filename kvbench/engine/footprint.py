@@ -1,0 +1,99 @@
+"""The bytes that a cell allocates beside weights and slots, estimated before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.cache.layout import layer_by_layer, plan_slot_bytes
+from kvbench.engine.cache.slot_cache import Shape
+from kvbench.engine.model.shape import ModelShape
+from kvbench.eviction.api import Method
+
+FLOAT = 4  # bytes; logits and scores are computed in float32
+SCORE_SCRATCH = 2 << 28  # bytes; the terms of scores compute in pieces of at most 2**26 float32, two at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Planned bytes of one cell on one device.
+
+    Attributes:
+        weights: of the model.
+        slot: of one slot's cache; step: what one slot adds to a decode step. A CUDA graph keeps the step's memory.
+        prompt: of the prompt being read, with its activations, until its entries are in a slot.
+        evict: scratch of the largest eviction for one slot; evict_fixed: for all slots.
+    """
+
+    weights: int
+    slot: int
+    step: int
+    prompt: int
+    evict: int
+    evict_fixed: int
+
+    def at(self, slots: int) -> int:
+        """Return the planned peak."""
+        return self.weights + slots * (self.slot + self.step) + max(self.prompt, slots * self.evict + self.evict_fixed)
+
+    def fitting(self, usable: int) -> int:
+        """Return how many slots fit into `usable` bytes; 0 or less if not even one does."""
+        rest = usable - self.weights
+        reading = (rest - self.prompt) // (self.slot + self.step)
+        evicting = (rest - self.evict_fixed) // (self.slot + self.step + self.evict)
+        return int(min(reading, evicting))
+
+
+def footprint(
+    shape: ModelShape,
+    geometry: Sequence[LayerGeometry],
+    method: Method,
+    held: Shape,
+    dtype: torch.dtype,
+    *,
+    prompt_rows: int,
+    block: int,
+    prefill: str,
+) -> Footprint:
+    """Estimate a cell's bytes.
+
+    geometry, held: of one slot's cache. prompt_rows: most entries per head while a prompt is read; block, prefill: the
+    queries of an attention call, and the way to read (`prefill.PromptReader`).
+    """
+    prompt = plan_slot_bytes(geometry, method, replace(held, rows=prompt_rows, queries=0), dtype)
+    packed = plan_slot_bytes(geometry, method, replace(held, rows=min(held.rows, prompt_rows), queries=0), dtype)
+    tokens = prompt_rows if layer_by_layer(method, prefill) else min(block, prompt_rows)  # of a forward pass
+    reading = (tokens * shape.width + _mask(geometry, block, prompt_rows)) * dtype.itemsize
+    scoring = _scoring(geometry, prompt_rows) if method.evicts else 0
+    return Footprint(
+        weights=shape.parameters * dtype.itemsize,
+        slot=plan_slot_bytes(geometry, method, held, dtype),
+        step=_step(shape, geometry, held.rows, dtype, gathered=not method.uniform),
+        prompt=prompt + packed + reading + scoring,
+        evict=_scoring(geometry, held.rows) if method.evicts else 0,
+        evict_fixed=SCORE_SCRATCH if method.evicts else 0,
+    )
+
+
+def _step(shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype: torch.dtype, gathered: bool) -> int:
+    """Return the bytes that a slot adds to a decode step: activations, logits and noise, attention of one layer.
+
+    gathered: the rows of a layer are copied together before they are read.
+    """
+    vocabulary = shape.vocabulary * (dtype.itemsize + 2 * FLOAT)
+    weights = max(g.query_heads for g in geometry) * rows * (dtype.itemsize + 2 * FLOAT)
+    copied = max(g.kv_heads * (g.head_dim + g.value_dim) for g in geometry) * rows * dtype.itemsize if gathered else 0
+    return shape.width * dtype.itemsize + vocabulary + weights + copied
+
+
+def _mask(geometry: Sequence[LayerGeometry], block: int, rows: int) -> int:
+    """Return the numbers of a block's mask, repeated for the queries of a group as on a CPU."""
+    return min(block, rows) * rows * (1 + max(g.query_heads // g.kv_heads for g in geometry))
+
+
+def _scoring(geometry: Sequence[LayerGeometry], rows: int) -> int:
+    """Return the bytes that scoring one layer of one sequence takes: its keys in float32, and two products as large."""
+    return 3 * FLOAT * rows * max(g.kv_heads * g.head_dim for g in geometry)

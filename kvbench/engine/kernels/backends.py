@@ -1,0 +1,75 @@
+"""The function that computes a decode step's attention, by name.
+
+`triton` reads the rows that are live, `torch` masks all rows with PyTorch's own operations, `varlen` calls the
+attention that ships with torch 2.13. All give the same attention within rounding.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Literal, Protocol, get_args
+
+import torch
+
+from kvbench.errors import SetupError
+
+Backend = Literal["triton", "torch", "varlen"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+PROGRAMS = 264  # two for each of 132 multiprocessors: fixed, so that results do not depend on the device's size
+LONGEST_SHARE, SHORTEST_SHARE = 4096, 256  # rows per split when a head is full
+
+
+class Decode(Protocol):
+    """Write the new entry of every live slot to the cache and attend to it and all earlier rows.
+
+    A slot and KV head that has `n` tokens behind it writes row n % P and reads rows 0 to min(n, P - 1), where P is the
+    number of rows per head. So a sliding-window layer passes its window as P and the tokens seen as `lengths`.
+
+    Args:
+        query: [S, Hq, D]; key: [S, Hk, D]; value: [S, Hk, Dv], of the new token.
+        keys: [S, Hk, P, D], contiguous; or with a table the pool [pages * 16, D]. values: the same with Dv.
+        lengths: integers [S, Hk], or [S, 1] for all heads: entries before this step.
+        live: integers [S]. A slot with 0 leaves the cache as it was, and its row of the result is zero.
+        splits: `splits(rows, S * Hk)`, fixed for the life of an engine; its larger graph's in all graphs.
+        table: [S, Hk, W] int32 or int64, contiguous: the pages of every head in order.
+        sinks: [Hq] logits of a virtual key without value.
+
+    Returns [S, Hq, Dv]. Never waits for the device; all calls may be captured in a CUDA graph.
+    """
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        lengths: torch.Tensor,
+        live: torch.Tensor,
+        *,
+        scaling: float,
+        splits: int,
+        table: torch.Tensor | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+
+def splits(rows: int, heads: int) -> int:
+    """Return how many programs share a head of up to `rows` rows when `heads` = S * Hk heads decode at once."""
+    wanted = max(-(-PROGRAMS // heads), -(-rows // LONGEST_SHARE))
+    return max(1, min(wanted, -(-rows // SHORTEST_SHARE)))
+
+
+def decode_with(backend: Backend) -> Decode:
+    """Return a backend's function. Raises SetupError where this installation lacks the backend."""
+    if backend == "triton":
+        if importlib.util.find_spec("triton") is None:
+            raise SetupError("decode kernel 'triton' needs the package triton, which is not installed. 'torch' works.")
+        from kvbench.engine.kernels.decode import decode
+
+        return decode
+    from kvbench.engine.kernels.masked import decode as masked
+
+    return masked

@@ -1,0 +1,74 @@
+"""Decoder layers compiled by torch: norm, RoPE, gate and residual between two matrix products become one kernel.
+
+The layers are transformers' own; attention and cache stay outside, in the function that `interface.route` registers. In
+bfloat16 compiled layers round less often than plain ones, so results differ in the last bits; a slot's bits depend
+on the number of slots, never on its neighbours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._dynamo import config
+from torch._dynamo.exc import TorchDynamoException
+
+from kvbench.console import faults
+from kvbench.engine.attention.interface import text_model
+
+VARIANTS = 64  # of a layer's code: models, kinds of attention, counts of slots; torch gives up after 8
+
+
+class CompiledLayers:
+    """Runs a model's decoder layers compiled inside `with layers.active():`, and as they were outside.
+
+    The first forward pass of a shape compiles, which takes seconds to a minute: run it before a graph is captured. When
+    compiling fails, this pass and all later ones run the plain layers.
+
+    Args:
+        model: the causal language model.
+        warn: called once, with the reason, when the layers cannot be compiled.
+    """
+
+    def __init__(self, model: Any, warn: Callable[[str], None]) -> None:
+        self.layers: list[Any] = list(getattr(text_model(model), "layers", []))
+        self.warn, self.failed = warn, False
+        self._forward = [
+            self._either(layer.forward, torch.compile(layer.forward, dynamic=False)) for layer in self.layers
+        ]
+        if not self.layers:
+            self._fail(f"{type(model).__name__} has no list of decoder layers")
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside the block, the layers run compiled."""
+        layers = [] if self.failed else self.layers
+        try:
+            for layer, forward in zip(layers, self._forward):
+                layer.forward = forward
+            with config.patch(recompile_limit=VARIANTS, fail_on_recompile_limit_hit=True):
+                yield
+        finally:
+            for layer in layers:
+                layer.__dict__.pop("forward", None)
+
+    def _either(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the compiled layer, which gives way to the plain one for good when torch cannot compile."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not self.failed:
+                try:
+                    return compiled(*args, **kwargs)
+                except TorchDynamoException as error:
+                    if faults.of_machine(error):
+                        raise
+                    self._fail(faults.first_line(error))
+            return plain(*args, **kwargs)  # again from the start: a step writes the same entries to the same rows
+
+        return forward
+
+    def _fail(self, reason: str) -> None:
+        self.failed = True
+        self.warn(f"the model's layers run uncompiled, because torch.compile failed: {reason}")

@@ -1,0 +1,231 @@
+"""The Triton kernel of a decode step's attention: one new token per slot, any number of entries per slot and KV head.
+
+A program serves one KV head of one slot: the query heads of its group are the rows of one matrix. It attends to the
+new entry from registers, writes the entry to the cache, and reads the older rows in tiles with an online softmax in
+float32. Grid: (S * Hk, splits); the programs of a head share its rows evenly, and `_combine` adds their partial sums.
+
+The number of splits follows from what is fixed for the life of an engine, a head's share of rows from the head's own
+length. So a slot's bits never depend on its neighbours or its place. Everything that changes from step to step is read
+from the device: a call can be captured in a CUDA graph.
+
+Letters: S slots, Hq query heads, Hk KV heads, G query heads per KV head, P rows per head, D and Dv head dimensions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from kvbench.engine.cache.paged import PAGE
+
+LOWEST = tl.constexpr(-1e30)  # the maximum of no logits; finite, so that no difference of two maxima is NaN
+TILE = 64  # rows per tile; fewer where head dimensions are large
+TILE_BYTES = 32 << 10  # of K and V; two stages of it leave room for two programs per multiprocessor
+STAGES = 3
+WARPS = 4
+DOTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+def decode(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    live: torch.Tensor,
+    *,
+    scaling: float,
+    splits: int,
+    table: torch.Tensor | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Write each live slot's new entry and return the attention [S, Hq, Dv]; see `backends.Decode`."""
+    slots, query_heads, dim = query.shape
+    heads, value_dim = value.shape[1:]
+    if not (
+        keys.is_contiguous() and values.is_contiguous() and query.stride(2) == key.stride(2) == value.stride(2) == 1
+    ):
+        raise ValueError("the cache, and the last dimension of query, key and value, must be contiguous")
+    out = query.new_empty(slots, query_heads, value_dim)
+    partial = sums = out  # stands for a tensor that is neither read nor written, as do `table` and `sinks`
+    if splits > 1:
+        partial = query.new_empty(slots, query_heads, splits, value_dim, dtype=torch.float32)
+        sums = query.new_empty(slots, query_heads, splits, 2, dtype=torch.float32)
+    lengths = lengths.expand(slots, heads)
+    width = 0 if table is None else table.shape[2]
+    rows = width * PAGE if width else keys.shape[2]
+    some_table, some_sinks = lengths if table is None else table, out if sinks is None else sinks
+    tensors = (query, key, value, keys, values, lengths, live, some_table, some_sinks, out, partial, sums)
+    strides = [step for tensor in (query, key, value, lengths) for step in tensor.stride()[:2]]
+    strides.append(live.stride(0))
+    common: dict[str, Any] = dict(
+        HK=heads,
+        G=query_heads // heads,
+        DV=value_dim,
+        DVP=_padded(value_dim),
+        SPLITS=splits,
+        TILE=_tile(dim, value_dim, query.element_size()),
+        SINK=sinks is not None,
+        num_warps=WARPS,
+    )
+    _attend[(slots * heads, splits)](
+        *tensors,
+        *strides,
+        *(rows, width, scaling, softcap or 0.0),
+        GP=_padded(query_heads // heads),
+        D=dim,
+        DP=_padded(dim),
+        PAGED=PAGE if width else 0,
+        CAP=softcap is not None,
+        DOT=tl.float32 if triton.knobs.runtime.interpret else DOTS[query.dtype],  # the interpreter lacks bfloat16
+        num_stages=STAGES,
+        **common,
+    )
+    if splits > 1:
+        _combine[(slots * query_heads,)](
+            *(partial, sums, lengths, live, some_sinks, out, *lengths.stride(), live.stride(0), rows),
+            NEAR=min(32, triton.next_power_of_2(splits)),
+            **common,
+        )
+    return out
+
+
+def _padded(size: int) -> int:
+    """Return the power of two that holds `size`: a matrix product takes no other sizes, and none below 16."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def _tile(dim: int, value_dim: int, element: int) -> int:
+    """Return the rows per tile: a power of two, at least 16."""
+    row = (_padded(dim) + _padded(value_dim)) * element
+    return max(16, min(TILE, 1 << (TILE_BYTES // row).bit_length() - 1))
+
+
+@triton.jit
+def _extent(LENGTHS, LIVE, at_length, at_live, rows, SPLITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return whether a slot is live, a head's tokens so far, the rows to read, and the rows per split."""
+    live = tl.load(LIVE + at_live) != 0
+    seen = tl.load(LENGTHS + at_length).to(tl.int32)
+    held = tl.where(live, tl.minimum(seen, rows), 0)
+    return live, seen, held, tl.maximum(tl.cdiv(tl.cdiv(held, SPLITS), TILE), 1) * TILE
+
+
+@triton.jit
+def _row(TABLE, head, n, rows, width, PAGED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return where in the tensor of keys or values the rows n of a head lie."""
+    head = head.to(tl.int64)
+    if PAGED == 0:
+        return head * rows + n
+    return tl.load(TABLE + head * width + n // PAGED).to(tl.int64) * PAGED + n % PAGED
+
+
+@triton.jit
+def _logits(products, scaling, softcap, CAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    s = products * scaling
+    if CAP:
+        t = tl.exp(-2.0 * tl.abs(s / softcap))  # softcap * tanh(s / softcap)
+        s = tl.where(s < 0, -softcap, softcap) * (1.0 - t) / (1.0 + t)
+    return s
+
+
+@triton.jit
+def _attend(  # type: ignore[no-untyped-def]
+    Q, KEY, VALUE, K, V, LENGTHS, LIVE, TABLE, SINKS, OUT, PARTIAL, SUMS,
+    q_slot, q_head, k_slot, k_head, v_slot, v_head, l_slot, l_head, live_slot, rows, width, scaling, softcap,
+    HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr,
+    DVP: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, PAGED: tl.constexpr, CAP: tl.constexpr,
+    SINK: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    head, split = tl.program_id(0), tl.program_id(1)
+    slot, h = head // HK, head % HK
+    live, seen, held, span = _extent(LENGTHS, LIVE, slot * l_slot + h * l_head, slot * live_slot, rows, SPLITS, TILE)
+    first = split * span
+    if (split > 0) & (first >= held):
+        return
+    g, d, e = tl.arange(0, GP), tl.arange(0, DP), tl.arange(0, DVP)
+    in_d, in_e = d < D, e < DV
+    query_head = h * G + g
+    q = tl.load(
+        Q + slot * q_slot + query_head[:, None] * q_head + d[None, :],
+        mask=(g < G)[:, None] & in_d[None, :],
+        other=0.0,
+    )
+    m = tl.full([GP], LOWEST, tl.float32)
+    total = tl.zeros([GP], tl.float32)
+    acc = tl.zeros([GP, DVP], tl.float32)
+    fresh = seen % rows
+    if split == 0:
+        key = tl.load(KEY + slot * k_slot + h * k_head + d, mask=in_d, other=0.0)
+        value = tl.load(VALUE + slot * v_slot + h * v_head + e, mask=in_e, other=0.0)
+        at = _row(TABLE, head, tl.where(live, fresh, 0), rows, width, PAGED)
+        tl.store(K + at * D + d, key, mask=d < tl.where(live, D, 0))
+        tl.store(V + at * DV + e, value, mask=e < tl.where(live, DV, 0))
+        m = _logits(tl.sum(q.to(tl.float32) * key.to(tl.float32)[None, :], 1), scaling, softcap, CAP)
+        total += 1.0
+        acc += value.to(tl.float32)[None, :]
+    q = q.to(DOT)
+    for start in range(first, tl.minimum(first + span, held), TILE):
+        n = start + tl.arange(0, TILE)
+        seen_here = (n < held) & (n != fresh)  # a full ring's oldest row is overwritten, maybe by now
+        at = _row(TABLE, head, tl.minimum(n, held - 1), rows, width, PAGED)[:, None]
+        k = tl.load(K + at * D + d[None, :], mask=seen_here[:, None] & in_d[None, :], other=0.0).to(DOT)
+        s = _logits(tl.dot(q, tl.trans(k), input_precision="ieee"), scaling, softcap, CAP)
+        s = tl.where(seen_here[None, :], s, float("-inf"))
+        top = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp(s - top[:, None])
+        shrink = tl.exp(m - top)
+        v = tl.load(V + at * DV + e[None, :], mask=seen_here[:, None] & in_e[None, :], other=0.0).to(DOT)
+        acc = acc * shrink[:, None] + tl.dot(p.to(DOT), v, input_precision="ieee")
+        total = total * shrink + tl.sum(p, 1)
+        m = top
+    row = slot.to(tl.int64) * (HK * G) + query_head
+    if SPLITS == 1:
+        if SINK:
+            total += tl.exp(tl.load(SINKS + query_head, mask=g < G, other=0.0).to(tl.float32) - m)
+        result = tl.where(live, acc / total[:, None], 0.0)
+        tl.store(
+            OUT + row[:, None] * DV + e[None, :], result.to(OUT.dtype.element_ty), (g < G)[:, None] & in_e[None, :]
+        )
+    else:
+        at_split = row * SPLITS + split
+        tl.store(SUMS + at_split * 2, m, mask=g < G)
+        tl.store(SUMS + at_split * 2 + 1, total, mask=g < G)
+        tl.store(PARTIAL + at_split[:, None] * DV + e[None, :], acc, mask=(g < G)[:, None] & in_e[None, :])
+
+
+@triton.jit
+def _combine(  # type: ignore[no-untyped-def]
+    PARTIAL, SUMS, LENGTHS, LIVE, SINKS, OUT, l_slot, l_head, live_slot, rows,
+    HK: tl.constexpr, G: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, SPLITS: tl.constexpr, NEAR: tl.constexpr,
+    TILE: tl.constexpr, SINK: tl.constexpr,
+):  # fmt: skip
+    """Add up one query head's splits, in groups of up to 32."""
+    row = tl.program_id(0).to(tl.int64)
+    slot, query_head = row // (HK * G), row % (HK * G)
+    live, _, held, span = _extent(
+        LENGTHS, LIVE, slot * l_slot + query_head // G * l_head, slot * live_slot, rows, SPLITS, TILE
+    )
+    used = tl.maximum(tl.cdiv(held, span), 1)
+    e = tl.arange(0, DVP)
+    top = tl.full([], LOWEST, tl.float32)
+    for start in range(0, used, NEAR):
+        s = start + tl.arange(0, NEAR)
+        top = tl.maximum(top, tl.max(tl.load(SUMS + (row * SPLITS + s) * 2, mask=s < used, other=LOWEST), 0))
+    total = tl.zeros([], tl.float32)
+    acc = tl.zeros([DVP], tl.float32)
+    for start in range(0, used, NEAR):
+        s = start + tl.arange(0, NEAR)
+        at = row * SPLITS + s
+        weight = tl.exp(tl.load(SUMS + at * 2, mask=s < used, other=LOWEST) - top)
+        total += tl.sum(weight * tl.load(SUMS + at * 2 + 1, mask=s < used, other=0.0), 0)
+        part = tl.load(PARTIAL + at[:, None] * DV + e[None, :], mask=(s < used)[:, None] & (e < DV)[None, :], other=0.0)
+        acc += tl.sum(weight[:, None] * part, 0)
+    if SINK:
+        total += tl.exp(tl.load(SINKS + query_head).to(tl.float32) - top)
+    result = tl.where(live, acc / total, 0.0)
+    tl.store(OUT + row * DV + e, result.to(OUT.dtype.element_ty), mask=e < DV)

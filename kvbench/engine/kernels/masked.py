@@ -1,0 +1,52 @@
+"""A decode step's attention in PyTorch's own operations: reads all rows; a mask hides those that are not live."""
+
+from __future__ import annotations
+
+import torch
+
+from kvbench.engine.attention.interface import grouped_attention
+from kvbench.engine.cache.paged import PAGE
+
+
+def decode(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    live: torch.Tensor,
+    *,
+    scaling: float,
+    splits: int,
+    table: torch.Tensor | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Write each live slot's new entry and return the attention [S, Hq, Dv]; see `backends.Decode`."""
+    slots, heads = key.shape[:2]
+    lengths = lengths.expand(slots, heads).long()
+    rows = keys.shape[2] if table is None else table.shape[-1] * PAGE
+    at = flat_rows(lengths % rows, rows, table)
+    for store, new in ((keys, key), (values, value)):
+        flat = store.view(-1, store.shape[-1])
+        flat[at] = torch.where(live[:, None, None] != 0, new, flat[at])
+    if table is not None:
+        every = flat_rows(torch.arange(rows, device=at.device).expand(slots, heads, rows), rows, table)
+        keys, values = keys[every], values[every]
+    hidden = torch.arange(rows, device=at.device) > lengths[..., None]
+    bias = torch.zeros(hidden.shape, dtype=query.dtype, device=at.device).masked_fill_(hidden, float("-inf"))
+    out = grouped_attention(
+        query[:, :, None], keys, values, bias[:, :, None], scaling=scaling, softcap=softcap, sinks=sinks
+    )
+    return torch.where(live[:, None, None] != 0, out[:, 0], 0)
+
+
+def flat_rows(n: torch.Tensor, rows: int, table: torch.Tensor | None) -> torch.Tensor:
+    """Return where the rows n [S, Hk, ...] of each head lie in keys and values seen as rows of D numbers."""
+    slots, heads = n.shape[:2]
+    if table is None:
+        head = torch.arange(slots * heads, device=n.device).view(slots, heads, *(1,) * (n.ndim - 2))
+        return head * rows + n
+    pages = table.long().gather(2, (n // PAGE).view(slots, heads, -1)).view(n.shape)
+    return pages * PAGE + n % PAGE

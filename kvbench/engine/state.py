@@ -1,0 +1,129 @@
+"""The numbers that a decode step reads and advances: one row per slot, in tensors that stay where they are.
+
+The host writes all rows before a block of steps (`load`), every step advances them on the device (`advance`), and the
+host reads the tokens of the whole block at once (`read`). Between these a step needs nothing from the host, so a GPU
+can replay a captured one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+import torch
+
+from kvbench.engine import sequence as sequences
+from kvbench.engine.sequence import Token
+from kvbench.engine.upload import upload
+from kvbench.records import Request, Sampling
+
+FIELDS = 8  # of a row, before its end tokens and its fixed tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How tokens are drawn in one call of `Engine.generate`; a captured step serves one of these."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    ends: int = 0  # most end tokens of a sequence
+    bans: bool = False  # a request bans its end tokens at first (`min_new_tokens`)
+    forced: bool = False  # a request has a given continuation, whose log-probabilities are wanted
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], stop_ids: frozenset[int]) -> Drawing:
+        """Raises ValueError when the requests do not share their sampling parameters."""
+        samplings = {request.sampling for request in requests}
+        if len(samplings) > 1:
+            raise ValueError("the requests of one call must share their sampling parameters")
+        return cls(
+            sampling=samplings.pop() if samplings else Sampling(),
+            ends=max((len(stop_ids.union(r.stop_ids)) for r in requests), default=0),
+            bans=any(r.min_new_tokens for r in requests),
+            forced=any(r.forced for r in requests),
+        )
+
+
+@dataclass(slots=True)
+class Choice:
+    """The next token of every row, all [R]. bad: its logit is NaN or infinite.
+
+    log_probs, likeliest: of the token, and whether it is the greedy one; None when no request is forced.
+    """
+
+    tokens: torch.Tensor
+    bad: torch.Tensor
+    log_probs: torch.Tensor | None = None
+    likeliest: torch.Tensor | None = None
+
+
+class State:
+    """One row per slot, int64. An idle slot has a row of zeros: it reads token 0 at position 0.
+
+    Attributes:
+        tokens: [R] the token that the slot reads next; seen: [R] its position.
+        live: [R] 1 while the slot's sequence goes on. The row of an ended sequence stands still.
+        keys, drawn: [R] noise key of the sample, and the number of tokens that it has drawn.
+        left: [R] tokens that the sequence may still draw; early: [R] of these, how many may not be end tokens.
+        unread: [R] steps until the next draw counts: until then the slot reads tokens of its next turn.
+        ends: [R, drawing.ends] end tokens, -1: none.
+        fixed: [R, steps] tokens that replace the drawn ones of the next steps, -1: none.
+        step: [1] steps of this block so far.
+    """
+
+    def __init__(self, rows: int, steps: int, drawing: Drawing, device: torch.device) -> None:
+        """steps: most steps of a block."""
+        self.drawing, self.steps, self.device = drawing, steps, device
+        self.rows = torch.zeros(rows, FIELDS + drawing.ends + steps, dtype=torch.int64, device=device)
+        fields = self.rows[:, :FIELDS].unbind(1)
+        self.tokens, self.seen, self.live, self.keys, self.drawn, self.left, self.early, self.unread = fields
+        self.ends = self.rows[:, FIELDS : FIELDS + drawing.ends]
+        self.fixed = self.rows[:, FIELDS + drawing.ends :]
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self._out = torch.zeros(steps, 2, rows, dtype=torch.int64, device=device)  # tokens, bad
+        self._scores = torch.zeros(steps, 2, rows if drawing.forced else 0, device=device)  # log_probs, likeliest
+
+    def load(self, held: Iterable[sequences.Sequence | None], seen: Iterable[int], stop_ids: frozenset[int]) -> None:
+        """Write the row of every sequence, before a block. seen: tokens that each has read; stop_ids: the model's."""
+        rows = [[0] * self.rows.shape[1] if s is None else self._row(s, n, stop_ids) for s, n in zip(held, seen)]
+        self.rows.copy_(upload(np.array(rows), self.device))
+        self.step.zero_()
+
+    def _row(self, sequence: sequences.Sequence, seen: int, stop_ids: frozenset[int]) -> list[int]:
+        request, drawn = sequence.request, len(sequence.tokens)
+        ends = [] if request.forced else [*stop_ids.union(request.stop_ids)]
+        fixed = [*islice(sequence.pending, 1, 1 + self.steps), *request.forced[drawn : drawn + self.steps]]
+        early, unread = max(0, request.min_new_tokens - drawn), max(0, len(sequence.pending) - 1)
+        return [
+            *(sequence.next_token, seen, 1, sequence.key, sequence.drawn, sequence.left, early, unread),
+            *ends,
+            *[-1] * (self.ends.shape[1] - len(ends)),
+            *fixed[: self.steps],
+            *[-1] * (self.steps - len(fixed)),
+        ]
+
+    def advance(self, choice: Choice) -> None:
+        """Record the drawn tokens, count them, and end the sequences that they end."""
+        self._out.index_copy_(0, self.step, torch.stack([choice.tokens, choice.bad.long()])[None])
+        if choice.log_probs is not None and choice.likeliest is not None:
+            self._scores.index_copy_(0, self.step, torch.stack([choice.log_probs, choice.likeliest.float()])[None])
+        counts = self.live * (self.unread == 0)
+        ended = choice.bad | (self.left == 1) | (choice.tokens[:, None] == self.ends).any(dim=1)
+        self.tokens.copy_(torch.where(self.live > 0, choice.tokens, self.tokens))
+        self.seen += self.live
+        self.unread -= self.live - counts
+        self.drawn += counts
+        self.left -= counts
+        self.early -= counts
+        self.live -= counts * ended
+        self.step += 1
+
+    def read(self, steps: int) -> list[list[Token]]:
+        """Wait for the device; return the tokens that each of the block's steps drew for every row."""
+        tokens, bad = self._out[:steps].cpu().unbind(1)
+        if not self.drawing.forced:
+            return [list(map(Token, *pair)) for pair in zip(tokens.tolist(), bad.tolist())]
+        log_probs, likeliest = self._scores[:steps].cpu().unbind(1)
+        columns = (tokens.tolist(), bad.tolist(), log_probs.tolist(), likeliest.tolist())
+        return [list(map(Token, *row)) for row in zip(*columns)]

@@ -1,0 +1,308 @@
+"""Attention handlers of a decode step: every slot writes one token at its own length, then attends to its entries.
+
+A step stores the newest queries if the method needs them, and writes K and V only; the evictor fills in the positions
+later, since new rows are contiguous.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kvbench.engine.attention.interface import AttentionCall
+from kvbench.engine.cache.dense import DenseCache, DenseStore
+from kvbench.engine.cache.paged import PagedCache, PagedStore
+from kvbench.engine.cache.pool import PAGE
+from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, SlotCache
+from kvbench.engine.kernels.backends import Decode, splits
+from kvbench.engine.rules import Rules
+from kvbench.engine.upload import upload
+
+FIXED_ROWS = 1024  # caches of up to this many rows are always read whole
+LENGTH_STEP = 64  # rows; in longer caches each slot is read up to its own length, rounded up to a multiple of this
+
+
+class Entries(NamedTuple):
+    """Where a layer's entries lie, as `backends.Decode` takes them."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    lengths: torch.Tensor  # [S, Hk or 1]
+    table: torch.Tensor | None = None
+
+
+class StepWriter(ABC):
+    """Appends one token to every slot and attends to all its live rows.
+
+    Its tensors stay where they are: `load` copies the lengths from the host before a block of steps, and every step
+    advances them on the device. With `decode`, a backend of `kernels`, a step depends on tensors alone and can be
+    captured; `version` changes when a tensor was replaced. Without, attention is that of `AttentionCall.attend`.
+
+    There the number of rows read changes the last bits of the result, so it never depends on other slots. A step reads
+    all rows of a slot where a budget bounds them or the cache is small, else as many as the slot's own length requires.
+    """
+
+    def __init__(self, cache: SlotCache, rules: Rules, decode: Decode | None = None) -> None:
+        self.cache, self.rules, self.decode = cache, rules.decoding(), decode
+        self.version = 0
+        self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
+        self.positions = self.live = torch.zeros(cache.slots, dtype=torch.int64, device=cache.device)
+        self._keep_queries = False
+        self._steps = 0  # of this block so far
+        self._ring_bias: dict[int, torch.Tensor] = {}
+
+    def load(self, ahead: Sequence[int], keep_queries: bool) -> None:
+        """Prepare a block of steps that adds at most `ahead` tokens to each slot. keep_queries: store its queries."""
+        self._steps, self._keep_queries = 0, keep_queries
+        self.cache.make_room(ahead)
+        self.load_lengths()
+
+    def begin(self, positions: torch.Tensor, live: torch.Tensor) -> None:
+        """Begin a step. positions: [S] of its tokens; live: [S] int64, 1 for slots that take part."""
+        self.positions, self.live = positions, live.to(torch.int8)
+        self._ring_bias.clear()
+        self.prepare()
+
+    def advance(self) -> None:
+        """End the step: it has added a token to every live slot."""
+        self._steps += 1
+        self.add(self.live)
+
+    def __call__(self, call: AttentionCall) -> torch.Tensor:
+        layer = self.cache.layers[call.layer]
+        call = call.for_heads(layer.geometry.kv_heads)
+        if self._keep_queries and layer.queries.shape[2]:
+            layer.keep_queries(call.query, self.positions)
+        if self.decode is not None:
+            return self._decode(self.decode, layer, call)
+        return self.in_ring(layer, call) if isinstance(layer, RingStore) else self.attend(layer, call)
+
+    def _decode(self, decode: Decode, layer: RingStore | EvictingStore, call: AttentionCall) -> torch.Tensor:
+        if isinstance(layer, RingStore):
+            rows, entries = layer.capacity, Entries(layer.keys, layer.values, self.positions[:, None])
+        else:
+            rows, entries = self.cache.shape.rows, self.entries(layer)
+        out = decode(
+            *(call.query[:, :, 0], call.key[:, :, 0], call.value[:, :, 0]),
+            *(entries.keys, entries.values, entries.lengths, self.live),
+            scaling=call.scaling,
+            splits=splits(rows, self.cache.slots * layer.geometry.kv_heads),
+            table=entries.table,
+            softcap=call.softcap,
+            sinks=call.sinks,
+        )
+        if isinstance(layer, EvictingStore):
+            self.write_columns(layer, call)
+        return out[:, None]
+
+    @abstractmethod
+    def load_lengths(self) -> None:
+        """Copy the lengths of all slots from the host."""
+
+    @abstractmethod
+    def add(self, live: torch.Tensor) -> None:
+        """Add `live` [S] to the lengths on the device."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Forget what all layers of the step before shared."""
+
+    @abstractmethod
+    def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
+        """Write the new entries of a layer that is evicted, and attend; return [S, 1, Hq, Dv]."""
+
+    @abstractmethod
+    def entries(self, layer: EvictingStore) -> Entries:
+        """Return where the layer's entries lie."""
+
+    @abstractmethod
+    def new_rows(self, layer: EvictingStore) -> torch.Tensor:
+        """Return the flat rows [S * Hk] of the new entries."""
+
+    @abstractmethod
+    def columns(self, layer: EvictingStore) -> Mapping[str, torch.Tensor]:
+        """Return the layer's columns."""
+
+    def write_columns(self, layer: EvictingStore, call: AttentionCall) -> None:
+        """Write the columns of the new entries (`Rules.columns_of_new_tokens`)."""
+        for name, value in self.rules.columns_of_new_tokens(layer.geometry, call).items():
+            self.columns(layer)[name].view(-1).index_copy_(0, self.new_rows(layer), value.reshape(-1))
+
+    def in_ring(self, layer: RingStore, call: AttentionCall) -> torch.Tensor:
+        rows, heads = layer.capacity, layer.geometry.kv_heads
+        base = torch.arange(self.cache.slots * heads, device=self.positions.device).view(-1, heads) * rows
+        write_rows(layer.keys, layer.values, (base + (self.positions % rows)[:, None]).view(-1), call)
+        if rows not in self._ring_bias:
+            live = (self.positions + 1).clamp(max=rows)[:, None, None]
+            self._ring_bias[rows] = live_bias(live, rows, call.query.dtype)
+        bias = self._ring_bias[rows]
+        if self.fixed or rows <= FIXED_ROWS:
+            return call.attend(call.query, layer.keys, layer.values, bias)
+        return self.slot_by_slot(call, layer.keys, layer.values, bias)
+
+    def slot_by_slot(
+        self, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        """Attend slot by slot, each up to its own length rounded up to a multiple of LENGTH_STEP."""
+        parts = []
+        for slot, seen in enumerate(self.cache.seen):
+            n = min(-(-(seen + self._steps + 1) // LENGTH_STEP) * LENGTH_STEP, keys.shape[2])
+            s = slice(slot, slot + 1)
+            parts.append(call.attend(call.query[s], keys[s, :, :n], values[s, :, :n], bias[s, ..., :n]))
+        return torch.cat(parts)
+
+
+class DenseStepWriter(StepWriter):
+    cache: DenseCache
+
+    def __init__(self, cache: DenseCache, rules: Rules, decode: Decode | None = None) -> None:
+        super().__init__(cache, rules, decode)
+        self._lengths = torch.zeros(cache.slots, dtype=torch.int64, device=cache.device)
+
+    def load_lengths(self) -> None:
+        self._lengths.copy_(upload(np.array(self.cache.lengths), self.cache.device))
+
+    def add(self, live: torch.Tensor) -> None:
+        self._lengths += live
+
+    def prepare(self) -> None:
+        self._at: dict[int, torch.Tensor] = {}
+        self._bias: torch.Tensor | None = None
+
+    def entries(self, layer: EvictingStore) -> Entries:
+        assert isinstance(layer, DenseStore)
+        return Entries(layer.keys, layer.values, self._lengths[:, None])
+
+    def columns(self, layer: EvictingStore) -> Mapping[str, torch.Tensor]:
+        assert isinstance(layer, DenseStore)
+        return layer.columns
+
+    def new_rows(self, layer: EvictingStore) -> torch.Tensor:
+        heads = layer.geometry.kv_heads
+        if heads not in self._at:
+            base = torch.arange(self.cache.slots * heads, device=self._lengths.device).view(-1, heads)
+            self._at[heads] = (base * self.cache.shape.rows + self._lengths[:, None]).view(-1)
+        return self._at[heads]
+
+    def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
+        assert isinstance(layer, DenseStore)
+        write_rows(layer.keys, layer.values, self.new_rows(layer), call)
+        self.write_columns(layer, call)
+        if self._bias is None:
+            self._bias = live_bias(self._lengths[:, None, None] + 1, self.cache.shape.rows, call.query.dtype)
+        if self.fixed:
+            return call.attend(call.query, layer.keys, layer.values, self._bias)
+        return self.slot_by_slot(call, layer.keys, layer.values, self._bias)
+
+
+class PagedStepWriter(StepWriter):
+    """A step writer for `PagedCache`. Without a backend it gathers each head's rows by its table, then attends."""
+
+    cache: PagedCache
+
+    def __init__(self, cache: PagedCache, rules: Rules, decode: Decode | None = None) -> None:
+        super().__init__(cache, rules, decode)
+        self._stack_lengths = [
+            torch.zeros(stack.blocks.lengths.shape, dtype=torch.int32, device=cache.device) for stack in cache.stacks
+        ]
+        stores = [(store, n) for stack, n in zip(cache.stacks, self._stack_lengths) for store in stack.layers]
+        self._lengths = {store.geometry.index: n[store.rows] for store, n in stores}  # [S, Hk] int32
+        self._tables: dict[int, torch.Tensor] = {}
+
+    def load_lengths(self) -> None:
+        for stack, lengths in zip(self.cache.stacks, self._stack_lengths):
+            lengths.copy_(stack.blocks.lengths_on_device())
+        tables = {store.geometry.index: store.table() for stack in self.cache.stacks for store in stack.layers}
+        if any(was.data_ptr() != tables[index].data_ptr() for index, was in self._tables.items()):
+            self.version += 1  # a table grew
+        self._tables = tables
+
+    def add(self, live: torch.Tensor) -> None:
+        for lengths in self._stack_lengths:
+            lengths.view(-1, len(live), lengths.shape[1]).add_(live[:, None])
+
+    def entries(self, layer: EvictingStore) -> Entries:
+        assert isinstance(layer, PagedStore)
+        index = layer.geometry.index
+        return Entries(layer.pool.keys, layer.pool.values, self._lengths[index], self._tables[index])
+
+    def columns(self, layer: EvictingStore) -> Mapping[str, torch.Tensor]:
+        assert isinstance(layer, PagedStore)
+        return layer.pool.columns
+
+    def new_rows(self, layer: EvictingStore) -> torch.Tensor:
+        table, lengths = self._tables[layer.geometry.index], self._lengths[layer.geometry.index]
+        page = table.gather(-1, (lengths // PAGE).long()[..., None])[..., 0]
+        return (page * PAGE + lengths % PAGE).view(-1).long()
+
+    def prepare(self) -> None:
+        if self.decode is not None:
+            return
+        self._sizes = {}
+        for stack in self.cache.stacks:
+            longest = stack.blocks.lengths.max(axis=1) + self._steps + 1
+            sizes = self._buckets(longest).reshape(-1, stack.slots).tolist()
+            self._sizes |= {store.geometry.index: size for store, size in zip(stack.layers, sizes)}
+
+    def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
+        assert isinstance(layer, PagedStore)
+        table, lengths = self._tables[call.layer], self._lengths[call.layer]  # [S, Hk, W], [S, Hk] int32
+        write_rows(layer.pool.keys, layer.pool.values, self.new_rows(layer), call)
+        self.write_columns(layer, call)
+        sizes = self._sizes[call.layer]
+        live = {sizes[s] for s in range(self.cache.slots) if self.cache.seen[s]} or {sizes[0]}
+        out: torch.Tensor | None = None
+        for rows in sorted(live):  # each pass computes all slots: a fixed shape keeps every slot's bits
+            part = self._read(layer, call, table, lengths, rows)
+            if out is None:
+                out = part
+            else:
+                mine = torch.tensor([size == rows for size in sizes], device=part.device)
+                out = torch.where(mine[:, None, None, None], part, out)
+        assert out is not None
+        return out
+
+    def _read(
+        self, layer: PagedStore, call: AttentionCall, table: torch.Tensor, lengths: torch.Tensor, rows: int
+    ) -> torch.Tensor:
+        slots, heads = lengths.shape
+        row = torch.arange(rows, device=table.device)
+        pages = table[:, :, (row // PAGE).clamp(max=table.shape[2] - 1)]  # the mask below hides rows beyond the table
+        at = (pages * PAGE + row % PAGE).view(-1)
+        keys = layer.pool.keys.index_select(0, at).view(slots, heads, rows, -1)
+        values = layer.pool.values.index_select(0, at).view(slots, heads, rows, -1)
+        # Idle slots and slots of another size must see at least one row: a softmax over none is NaN.
+        seen = torch.minimum(lengths + 1, torch.full_like(lengths, rows))
+        return call.attend(call.query, keys, values, live_bias(seen[..., None], rows, call.query.dtype))
+
+    def _buckets(self, rows: np.ndarray) -> np.ndarray:
+        """Return how many rows to read where the longest head has `rows`: a base size, doubled until it fits."""
+        sizes = np.full_like(rows, self.cache.shape.rows if self.fixed else FIXED_ROWS)
+        while (small := sizes < rows).any():
+            sizes[small] *= 2
+        return sizes
+
+
+def step_writer(cache: SlotCache, rules: Rules, decode: Decode | None = None) -> StepWriter:
+    """Return the writer of the cache's layout. decode: backend of `kernels` that attends, None: PyTorch on a CPU."""
+    if isinstance(cache, DenseCache):
+        return DenseStepWriter(cache, rules, decode)
+    assert isinstance(cache, PagedCache)
+    return PagedStepWriter(cache, rules, decode)
+
+
+def write_rows(keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, call: AttentionCall) -> None:
+    """Write the new entry of every slot and head at flat rows `at` [S * Hk]."""
+    keys.view(-1, keys.shape[-1]).index_copy_(0, at, call.key.reshape(at.numel(), -1))
+    values.view(-1, values.shape[-1]).index_copy_(0, at, call.value.reshape(at.numel(), -1))
+
+
+def live_bias(live: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the additive mask [S, Hk or 1, 1, rows] that shows the first `live` [S, Hk or 1, 1] rows."""
+    hidden = torch.arange(rows, device=live.device) >= live
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=live.device).masked_fill_(hidden, float("-inf"))
+    return bias[:, :, None]

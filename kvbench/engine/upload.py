@@ -1,0 +1,14 @@
+"""Copies from the host to a device that the host does not wait for."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Return the array as a tensor on the device. The caller must not change the array afterwards."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":  # only copies from pinned memory return at once
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -1,0 +1,39 @@
+"""Checks of decisions whose results may be read later, so that a decision need not wait for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from kvbench.lazy import torch
+
+MakeError = Callable[[int], Exception]
+Noted = list[tuple["torch.Tensor", MakeError]]
+
+_noted: ContextVar[Noted | None] = ContextVar("noted", default=None)
+
+
+def refuse(amount: torch.Tensor, error: MakeError) -> None:
+    """Raise error(amount) unless the integer tensor `amount` [] is 0; inside `gathered`, at the end of the block."""
+    noted = _noted.get()
+    if noted is not None:
+        noted.append((amount, error))
+    elif value := int(amount):
+        raise error(value)
+
+
+@contextmanager
+def gathered() -> Iterator[None]:
+    """Read the checks of the block at its end, in one copy from the device; the first that fails raises its error."""
+    noted: Noted = []
+    token = _noted.set(noted)
+    try:
+        yield
+    finally:
+        _noted.reset(token)
+    if noted:
+        amounts = torch.stack([amount.long() for amount, _ in noted]).tolist()
+        for value, (_, error) in zip(amounts, noted):
+            if value:
+                raise error(value)

@@ -1,0 +1,15 @@
+"""The kernels compile for GPUs that are not here: no spills, and two blocks per multiprocessor that wait for memory."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.slow
+def test_no_spills_and_two_blocks_of_attention(script):
+    figures = script("cubins.py", "--json", interpret=False)
+    assert {f["sm"] for f in figures} == {80, 90, 100}
+    assert {f["kernel"] for f in figures} == {"_attend", "_combine", "_threshold", "_best"}
+    for figure in figures:
+        assert figure["spilled"] == 0, figure
+        assert figure["blocks"] >= (1 if figure["kernel"] == "_threshold" else 2), figure

@@ -1,0 +1,191 @@
+"""Decode steps in blocks and as a CUDA graph: the tokens and meters of single steps on the CPU, and no waiting.
+
+The CUDA tests run on a pretended device, which captures and counts but has the CPU's arithmetic. Triton's kernel runs
+in its interpreter there, which `test_the_kernel_in_a_graph` needs a process of its own for; the other tests use the
+backend of PyTorch's operations. No test sees a real graph, its memory, or compiled layers: `test_cuda.py` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+from support.methods import EVICTING, VARIANTS, small, with_tables
+from support.models import build, requests
+from support.pretend_cuda import pretended_cuda
+
+from kvbench.engine.graph import StepGraph
+from kvbench.engine.loop import Engine
+from kvbench.engine.model.load import prepare
+from kvbench.records import FollowUp, Sampling
+
+METHODS = ("full", *EVICTING, *VARIANTS)
+BUDGET, INTERVAL, ROOM = 24, 8, 120
+TODO = requests(lengths=(9, 30, 33, 5), new_tokens=(20, 3, 25, 12), samples=1, sampling=Sampling())
+DRAWN = requests(lengths=(9, 30), new_tokens=(14, 11), samples=2, sampling=Sampling(temperature=0.8, top_p=0.9))
+TIMES = {"prefill_seconds": 0.0, "decode_seconds": 0.0, "evict_seconds": 0.0, "decoding": ""}
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return with_tables(build("qwen3"))
+
+
+@pytest.fixture
+def device():
+    with pretended_cuda() as device:
+        yield device
+
+
+def on_gpu(architecture="qwen3"):
+    model = build(architecture)
+    return with_tables(prepare(model.model.to("cuda"), model.tokenizer))
+
+
+def engine(loaded, method, slots=2, **more):
+    made = small(method)
+    budget = BUDGET if made.takes_budget else None
+    if loaded.device.type == "cuda":
+        more = {"backend": "torch", "compiled": False} | more
+    return Engine(loaded, made, budget=budget, interval=INTERVAL, slots=slots, max_tokens=ROOM, **more)
+
+
+def results(made, todo):
+    """All that a sample reports, times apart."""
+    return {
+        (d.request.doc_id, d.sample): dataclasses.replace(d, usage=dataclasses.replace(d.usage, **TIMES))
+        for d in made.generate(todo)
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Talk:
+    """Two more turns in the slot, then one as a new prompt."""
+
+    def follow(self, answers):
+        return FollowUp(ids=tuple(range(5, 16)), fresh=len(answers) == 3) if len(answers) < 4 else None
+
+
+def special(free):
+    """Requests with end tokens, stop strings, a least number of tokens, given continuations and several turns.
+
+    free: the tokens of the first two of TODO without any of these.
+    """
+    a, b = TODO[0], dataclasses.replace(TODO[2], max_new_tokens=9)
+    end, text = (free["0", 0].token_ids[6],), f" {free['2', 0].token_ids[4]} {free['2', 0].token_ids[5]}"
+    made = [
+        dataclasses.replace(a, stop_ids=end),
+        dataclasses.replace(a, stop_ids=(free["0", 0].token_ids[0],), min_new_tokens=5),
+        dataclasses.replace(TODO[2], stop_strings=(text,)),
+        dataclasses.replace(a, forced=(7, 130, 12, 9, 44, 3, 3, 9, 100, 2, 1), max_new_tokens=11),
+        dataclasses.replace(b, conversation=Talk(), max_tokens=ROOM),
+        dataclasses.replace(b, conversation=Talk(), max_tokens=ROOM, stop_ids=(free["2", 0].token_ids[3],)),
+        dataclasses.replace(b, conversation=Talk(), max_tokens=ROOM, stop_strings=(text,)),
+    ]
+    return [dataclasses.replace(request, doc_id=f"special {i}") for i, request in enumerate(made)]
+
+
+# -- blocks of several steps, on the CPU
+
+
+@pytest.mark.parametrize("layout", ["auto", "paged"])
+@pytest.mark.parametrize("method", METHODS)
+def test_blocks_of_steps_give_the_results_of_single_steps(loaded, method, layout):
+    if layout == "paged" and not small(method).uniform:
+        pytest.skip("paged is this method's own layout")
+    alone = results(engine(loaded, method, layout=layout), TODO)
+    assert results(engine(loaded, method, layout=layout, look=5), TODO) == alone
+
+
+@pytest.mark.parametrize("method", ["full", "gkv", "ada-kv while decoding", "trimkv"])
+def test_whatever_ends_or_continues_a_turn_works_inside_a_block(loaded, method):
+    todo = special(results(engine(loaded, method), TODO))
+    alone = results(engine(loaded, method), todo)
+    assert results(engine(loaded, method, look=8), todo) == alone
+    assert {d.stop_reason for d in alone.values()} == {"stop", "stop_string", "length"}
+    assert len(alone["special 4", 0].turns) == 4
+
+
+def test_a_stop_string_before_another_turn_ends_in_a_ring_too():
+    model = build("gemma2")  # every other layer is a ring of 24
+    todo = special(results(engine(model, "gkv"), TODO))
+    alone = results(engine(model, "gkv"), todo)
+    assert results(engine(model, "gkv", look=8), todo) == alone
+
+
+def test_a_block_of_nan_logits_ends_at_the_first():
+    broken = build("qwen3")
+    with torch.no_grad():
+        broken.model.lm_head.weight[3] = float("nan")
+    made = results(engine(broken, "full", look=4), TODO)
+    assert {(d.status, d.token_ids) for d in made.values()} == {("nan_logits", ())}
+
+
+# -- the graph
+
+
+def test_every_method_decodes_from_a_graph_without_waiting(loaded, device):
+    model = on_gpu()
+    replays, steps = device.watch(StepGraph, "replay"), device.watch(Engine, "_step")
+    for method in METHODS:
+        for layout in ("dense", "paged") if small(method).uniform else ("paged",):
+            want = results(engine(loaded, method, layout=layout), TODO[:3])
+            captured, eager = len(steps), engine(model, method, layout=layout, graph=False)
+            graph = engine(model, method, layout=layout)
+            tokens = {key: d.token_ids for key, d in want.items()}
+            assert {key: d.token_ids for key, d in results(graph, TODO[:3]).items()} == tokens, (method, layout)
+            assert graph.decoding == "torch graph"
+            grown = len(steps) - captured  # two steps per capture; a grown block table needs another
+            assert grown in (2, 4)
+            if method in ("gkv", "trimkv", "ada-kv"):
+                assert {key: d.token_ids for key, d in results(eager, TODO[:3]).items()} == tokens
+                assert eager.decoding == "torch"
+    assert {(c.launches, c.syncs, c.waits, c.h2d, c.d2h) for c in replays} == {(1, 0, 0, 0, 0)}
+    assert all((c.syncs, c.waits, c.h2d, c.d2h) == (0, 0, 0, 0) for c in steps)
+
+
+def test_the_host_waits_once_per_block(device):
+    blocks = device.watch(Engine, "_block")
+    made = engine(on_gpu(), "full")
+    results(made, requests(lengths=(9, 12), new_tokens=(81, 81), samples=1, sampling=Sampling()))
+    assert len(blocks) == 10
+    assert [(c.syncs + c.waits) for c in blocks[1:]] == [1] * 9  # the first one captures
+
+
+@pytest.mark.parametrize("method", ["gkv", "ada-kv while decoding"])
+def test_ends_turns_draws_and_refills_in_a_graph(loaded, device, method):
+    model, todo = on_gpu(), special(results(engine(loaded, method), TODO))
+    for some in (todo, DRAWN):
+        want, got = (results(engine(m, method), some) for m in (loaded, model))
+        for key, one in want.items():
+            other = got[key]
+            assert (other.turns, other.token_ids, other.stop_reason) == (one.turns, one.token_ids, one.stop_reason)
+            assert other.log_probs == pytest.approx(one.log_probs, rel=1e-4, abs=1e-4)
+            assert other.usage == one.usage
+
+
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+def test_tokens_do_not_depend_on_neighbours_slots_or_refills(device, layout):
+    model, todo = on_gpu(), requests(lengths=(9, 30, 33, 5), new_tokens=(14, 9, 20, 12), samples=2)
+    together = results(engine(model, "gkv", slots=3, layout=layout), todo)
+    for seed in range(2):
+        shuffled = random.Random(seed).sample(todo, len(todo))
+        assert results(engine(model, "gkv", slots=3, layout=layout), shuffled) == together
+    alone = results(engine(model, "gkv", slots=3, layout=layout), [dataclasses.replace(todo[2], samples=(1,))])
+    assert alone["2", 1].token_ids == together["2", 1].token_ids
+
+
+def test_a_step_that_waits_is_not_captured_and_says_so(loaded, device, monkeypatch):
+    from kvbench.engine import sampler
+
+    draw = sampler.draw
+    monkeypatch.setattr(sampler, "draw", lambda logits, *rest: (float(logits.sum()), draw(logits, *rest))[1])
+    said: list[str] = []
+    made = engine(on_gpu(), "gkv", notice=said.append)
+    tokens = {key: d.token_ids for key, d in results(made, TODO).items()}
+    assert made.decoding == "torch"
+    [line] = said
+    assert line.startswith("decode steps run without a CUDA graph: ")
+    assert tokens == {key: d.token_ids for key, d in results(engine(loaded, "gkv"), TODO).items()}

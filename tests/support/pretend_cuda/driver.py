@@ -1,0 +1,161 @@
+"""What torch asks CUDA for beside operators: the device's properties, streams, events, memory, graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention.bias import CausalBias
+from torch.utils._python_dispatch import _disable_current_modes
+
+from support.pretend_cuda.graph import Graph, recording
+from support.pretend_cuda.tensor import CUDA, Device
+
+SILENT = ("_lazy_init", "init", "_lazy_call", "set_device", "empty_cache", "ipc_collect")
+SILENT += ("manual_seed", "manual_seed_all")
+
+
+def install(device: Device, patch: pytest.MonkeyPatch) -> None:
+    """Replace torch.cuda's functions until `patch` is undone."""
+    cuda, memory = torch.cuda, device.memory
+    for name, value in _answers(device).items():
+        patch.setattr(cuda, name, lambda *_, _value=value, **__: _value)
+    for name in SILENT:
+        patch.setattr(cuda, name, lambda *_, **__: None)  # each its own: dynamo wants to tell them apart
+    patch.setattr(cuda, "synchronize", lambda *_, **__: device.sync("synchronize"))
+    patch.setattr(cuda, "is_current_stream_capturing", lambda: device.capturing is not None)
+    patch.setattr(cuda, "memory_allocated", lambda *_: memory.live())
+    patch.setattr(cuda, "memory_reserved", lambda *_: memory.live())
+    patch.setattr(cuda, "max_memory_allocated", lambda *_: memory.peak)
+    patch.setattr(cuda, "max_memory_reserved", lambda *_: memory.peak)
+    patch.setattr(cuda, "reset_peak_memory_stats", lambda *_: memory.reset_peak())
+    patch.setattr(cuda, "mem_get_info", lambda *_: (memory.capacity - memory.live(), memory.capacity))
+    _streams(device, patch)
+    _graphs(device, patch)
+    _pinning(device, patch)
+    patch.setattr(torch, "Generator", _Generator)
+    patch.setattr(torch.autograd, "backward", _backward)
+    patch.setattr(CausalBias, "__new__", _causal_bias)
+
+
+def _answers(device: Device) -> dict[str, Any]:
+    about = types.SimpleNamespace(
+        name="pretended", total_memory=device.memory.capacity, major=9, minor=0, multi_processor_count=132
+    )
+    return {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_name": about.name,
+        "get_device_capability": (about.major, about.minor),
+        "get_device_properties": about,
+        "is_bf16_supported": True,
+        "_is_in_bad_fork": False,
+        "graph_pool_handle": (0, 0),
+    }
+
+
+def _streams(device: Device, patch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        """One queue for all streams: work is done when it is called."""
+
+        cuda_stream, device = 0, CUDA
+
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+        def wait_event(self, event: Any) -> None: ...
+        def wait_stream(self, stream: Any) -> None: ...
+
+        def record_event(self, event: Any = None) -> Any:
+            event = event or Event()
+            event.record(self)
+            return event
+
+        def query(self) -> bool:
+            return True
+
+        def synchronize(self) -> None:
+            device.sync("stream synchronize")
+
+    class Event:
+        """A mark in the queue. `synchronize` and `query` let the copies that were started before it arrive."""
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self._copies, self._time = 0, 0.0
+
+        def record(self, stream: Any = None) -> None:
+            self._copies, self._time = device.transfers.started, time.perf_counter()
+
+        def wait(self, stream: Any = None) -> None: ...
+
+        def query(self) -> bool:
+            device.refuse_in_capture("event query")
+            device.transfers.complete(self._copies)
+            return True
+
+        def synchronize(self) -> None:
+            device.refuse_in_capture("event synchronize")
+            device.note("waits", "event synchronize")
+            device.transfers.complete(self._copies)
+
+        def elapsed_time(self, end: Any) -> float:
+            return float(1000 * (end._time - self._time))
+
+    only = Stream()
+    patch.setattr(torch.cuda, "Stream", Stream)
+    patch.setattr(torch.cuda, "Event", Event)
+    patch.setattr(torch.cuda, "current_stream", lambda *_: only)
+    patch.setattr(torch.cuda, "default_stream", lambda *_: only)
+    patch.setattr(torch.cuda, "stream", lambda *_: contextlib.nullcontext())
+
+
+def _graphs(device: Device, patch: pytest.MonkeyPatch) -> None:
+    class CUDAGraph(Graph):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            super().__init__()
+
+        def replay(self) -> None:
+            device.launch("graph")
+            self.run()
+
+        def reset(self) -> None:
+            self.calls.clear()
+
+        def pool(self) -> tuple[int, int]:
+            return (0, 0)
+
+    patch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
+    patch.setattr(torch.cuda, "graph", lambda graph, *_, **__: recording(device, graph))
+
+
+def _pinning(device: Device, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(torch.Tensor, "pin_memory", lambda self, *_: device.transfers.pin(self.clone()))
+    patch.setattr(torch.Tensor, "is_pinned", lambda self, *_: device.transfers.pinned(self))
+
+
+class _Generator(torch.Generator):
+    def __new__(cls, device: Any = "cpu") -> torch.Generator:
+        return super().__new__(cls, "cpu")
+
+
+def _causal_bias(cls: type, *_: Any) -> Any:
+    """Make a subclass of Tensor without elements, which the mode would make a plain tensor."""
+    with _disable_current_modes():
+        return torch.empty(0).as_subclass(cls)
+
+
+def _backward(tensors: Any, *_: Any, **__: Any) -> None:
+    """torch.autograd.backward: autograd's engine needs a real device, so every leaf gets a gradient of zeros."""
+    todo, seen = [x.grad_fn for x in ([tensors] if isinstance(tensors, torch.Tensor) else tensors)], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable") and node.variable.grad is None:
+            node.variable.grad = torch.zeros_like(node.variable)
+        todo += [parent for parent, _ in node.next_functions]
