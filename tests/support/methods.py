@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from kvbench import registry
-from kvbench.audit.invariants.subject import draw
 from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.random_weights import draw
 from kvbench.engine.model.weights import Base, save_weights
 from kvbench.eviction.api import Method
 from kvbench.eviction.choose import make
