@@ -68,7 +68,7 @@ def noise_keys(request: Request, sample: int) -> list[int]:
 
 
 class Bench:
-    """An engine that runs one trial after the other."""
+    """An engine that runs one trial after the other, step by step in PyTorch, so that `watching` sees all of it."""
 
     def __init__(self, loaded: LoadedModel, method: Method, **settings: Any) -> None:
         """settings: arguments of `Engine`."""
@@ -77,7 +77,7 @@ class Bench:
         self.engine = Engine(
             loaded,
             method,
-            **{"prefill_chunk": 32} | settings,
+            **{"prefill_chunk": 32, "backend": "torch", "compiled": False, "graph": False} | settings,
             log=lambda *event: self.history(*event),
             on_step=lambda *_: self._measure(),
         )
