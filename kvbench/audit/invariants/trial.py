@@ -74,10 +74,11 @@ class Bench:
         """settings: arguments of `Engine`."""
         self.method = method
         self.history, self.holdings, self.lost_pages = KeptHistory(), list[Holding](), ""
+        plain: dict[str, Any] = {"prefill_chunk": 32, "backend": "torch", "compiled": False, "graph": False}
         self.engine = Engine(
             loaded,
             method,
-            **{"prefill_chunk": 32, "backend": "torch", "compiled": False, "graph": False} | settings,
+            **plain | settings,
             log=lambda *event: self.history(*event),
             on_step=lambda *_: self._measure(),
         )
