@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from support.pretend_cuda import pretended_cuda
 from kvbench.cli.app import main
 from kvbench.engine.loop import Engine
 from kvbench.store import read_run
+from kvbench.train.catalogue import RECIPES
 
 FEW = "--model tiny --task walk/orbit-100 --limit 2 --budget 32 --interval 8 --dtype float32"
 
@@ -85,9 +87,11 @@ def test_bench_measures_engine_and_baseline(command):
 
 
 @pytest.mark.parametrize("recipe", ["lookaheadkv", "trimkv"])
-def test_a_step_of_training(command, tmp_path, recipe):
+def test_a_step_of_training(command, tmp_path, monkeypatch, recipe):
+    monkeypatch.setitem(RECIPES, recipe, replace(RECIPES[recipe], held_out=1))
+    few = "--steps 1 --samples 4 --batch 1 --opt longest=64"
     with pretended_cuda() as device:
-        command(f"train {recipe} --model tiny --steps 1 --samples 8 --batch 1 --device cuda --out out -q")
+        command(f"train {recipe} --model tiny {few} --device cuda --out out -q")
     assert (tmp_path / "out" / f"{recipe}.safetensors").exists()
     assert device.launches > 500
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 from support.pretend_cuda import pretended_cuda
 from support.runs import configuration, model_folder
 
 from kvbench.config.run_config import Grid, MethodChoice
+from kvbench.runner.cell_run import CellRun
 from kvbench.runner.execute import execute
 from kvbench.store import read_run
 
@@ -40,13 +40,18 @@ def test_the_plan_holds_the_measured_peak(model, tmp_path, method):
     assert peak > (planned - scratch) / 4
 
 
-def test_out_of_memory_halves_the_slots_and_gives_the_same_tokens(model, tmp_path):
-    """The device has less memory than it says, so that the plan is wrong and allocations fail while decoding."""
+def test_out_of_memory_halves_the_slots_and_gives_the_same_tokens(model, tmp_path, monkeypatch):
+    """The device has less memory than it said to the plan, so that allocations fail while the cell runs."""
     with pretended_cuda() as device:
         few, _ = rows(model, tmp_path, "few", slots=2)
         many, _ = rows(model, tmp_path, "many")
-        device.memory.capacity = int(few.device_bytes_peak.max() + many.device_bytes_peak.max()) // 2
-        torch.cuda.reset_peak_memory_stats()
+        capacity, run = int(few.device_bytes_peak.max() + many.device_bytes_peak.max()) // 2, CellRun.run
+
+        def in_less_memory(cell):
+            device.memory.capacity = capacity
+            run(cell)
+
+        monkeypatch.setattr(CellRun, "run", in_less_memory)
         done, said = rows(model, tmp_path, "less")
     assert set(done.status) == {"ok"}
     assert set(done.slots_planned) == {8}
