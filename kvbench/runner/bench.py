@@ -47,6 +47,16 @@ SHAPES: dict[str, Any] = {
         num_hidden_layers=36,
         head_dim=128,
     ),
+    "r1-distill-qwen-7b": dict(
+        model_type="qwen2",
+        vocab_size=152064,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        tie_word_embeddings=False,
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_hidden_layers=28,
+    ),
 }
 
 
@@ -118,12 +128,12 @@ def _build(setting: Setting) -> LoadedModel:
     device = pick_device(setting.device)
     dtype = pick_dtype(setting.dtype, device)
     torch.manual_seed(0)
-    config = transformers.Qwen3Config(
-        **SHAPES[setting.shape], max_position_embeddings=40960, pad_token_id=0, eos_token_id=None, bos_token_id=1
+    sizes = {"model_type": "qwen3", **SHAPES[setting.shape]}
+    config = transformers.AutoConfig.for_model(
+        **sizes, max_position_embeddings=40960, pad_token_id=0, eos_token_id=None, bos_token_id=1
     )
     with torch.device(device):
-        model: Any = transformers.Qwen3ForCausalLM(config)
-        model = model.to(dtype).eval()
+        model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     return prepare(model, None)
 

@@ -33,9 +33,12 @@ def bench(
     baseline: Annotated[str, typer.Option("--baseline", metavar="NAME", help="transformers or none.")] = "transformers",
     sequences: Annotated[str, typer.Option("--sequences", metavar="N,N", help="Decoded side by side.")] = "1,8,32",
     new_tokens: Annotated[str, typer.Option("--new-tokens", metavar="N", help="Tokens of each sequence.")] = "1024",
+    prompt: Annotated[str, typer.Option("--prompt", metavar="N", help="Tokens of each prompt.")] = "64",
     budget: Annotated[str, typer.Option("--budget", metavar="N", help="KV entries per layer and head.")] = "128",
     interval: Annotated[str, typer.Option("--interval", metavar="N", help="Tokens between evictions.")] = "32",
-    shape: Annotated[str, typer.Option("--shape", metavar="NAME", help="Model: A, B (small) or qwen3-4b.")] = "A",
+    shape: Annotated[
+        str, typer.Option("--shape", metavar="NAME", help="Model: A, B (small), qwen3-4b or r1-distill-qwen-7b.")
+    ] = "A",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)}.")] = "auto",
     threads: Annotated[str, typer.Option("--threads", metavar="N", help="Processor threads.")] = "1",
@@ -51,6 +54,7 @@ def bench(
         sequences,
         {
             "new-tokens": (whole(1), new_tokens),
+            "prompt": (whole(1), prompt),
             "budget": (whole(1), budget),
             "interval": (whole(1), interval),
             "threads": (whole(1), threads),
