@@ -75,6 +75,6 @@ def decode_with(backend: Backend) -> Decode:
 
         varlen.check_torch()
         return varlen.decode
-    from kvbench.engine.kernels.masked import decode as masked_decode
+    from kvbench.engine.kernels.masked import decode as masked
 
-    return masked_decode
+    return masked

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from kvbench.engine.cache.paged import PAGE
-from kvbench.engine.kernels import decode, masked
+from kvbench.engine.kernels import decode, masked, varlen
+from kvbench.errors import KVBenchError
 
 Step = dict[str, Any]
 
@@ -79,6 +80,16 @@ def rearranged(step: Step) -> Step:
     return other
 
 
+def by_varlen(step: Step, want: torch.Tensor) -> float | None:
+    """The largest difference of torch's own kernel; None where it does not serve the step."""
+    try:
+        varlen.check_torch()
+        got = varlen.decode(**step)
+    except KVBenchError:
+        return None
+    return float((got.cpu().double() - want).abs().max() / want.abs().max().clamp(min=1))
+
+
 def check(seed: int, device: str) -> dict[str, Any]:
     step = random_step(seed)
     mine = on(device, step)
@@ -91,6 +102,7 @@ def check(seed: int, device: str) -> dict[str, Any]:
         "error": float(error.max()),
         "written": all(torch.equal(mine[k].cpu().double(), exact[k]) for k in ("keys", "values")),
         "same": seed % 4 > 0 or torch.equal(decode.decode(**on(device, rearranged(step)))[1:].flip(0), got),
+        "varlen": by_varlen(on(device, step), want),
         "idle": bool((got[mine["live"] == 0] == 0).all()),
     }
 
