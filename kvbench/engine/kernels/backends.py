@@ -76,9 +76,14 @@ def decode_with(backend: Backend) -> Decode:
     if backend == "triton":
         if importlib.util.find_spec("triton") is None:
             raise SetupError("decode kernel 'triton' needs the package triton, which is not installed. 'torch' works.")
-        from kvbench.engine.kernels.decode import decode
+        from kvbench.engine.kernels.decode import decode as triton_decode
 
-        return decode
+        return triton_decode
+    if backend == "varlen":
+        from kvbench.engine.kernels import varlen
+
+        varlen.check_torch()
+        return varlen.decode
     from kvbench.engine.kernels.masked import decode as masked
 
     return masked
