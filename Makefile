@@ -1,6 +1,7 @@
 # make demo    set up .venv, compare eviction methods with the built-in model in seconds, write tables and a page
 # make test    set up .venv, then formatting, types and tests
 # make gate    compare the built-in model's answers with results/baselines/ci.json (docs/ci.md)
+# make gpu-check    on a GPU machine: tests that need the GPU, then decoding speeds; writes results/speed/GPU.md (docs/speed.md)
 #
 # PYTHON picks the interpreter (3.11 or newer), PIP_ARGS is handed to pip, for example to name an index with CPU builds of torch.
 
@@ -12,11 +13,11 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check $(if $(CI),-qq) $
 NEEDED := .venv/.needed
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test gate install clean
+.PHONY: help demo test gate gpu-check install clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -5
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -6
 
 install: $(INSTALLED)
 
@@ -49,6 +50,9 @@ gate: $(INSTALLED)
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && \
 	$(GATE) run --suite results/baselines/ci.toml --out "$$out" --run-name today --quiet && \
 	$(GATE) compare results/baselines/ci.json "$$out/today" --gate results/baselines/gate.toml
+
+gpu-check:
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/tools/gpu_check.py
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -76,7 +76,7 @@ class Duo(Method):
 
     def quotas(self, allocation: Allocation) -> torch.Tensor:
         held = allocation.held
-        alpha = allocation.weights["alpha"][list(allocation.layers)]
+        alpha = torch.stack([allocation.weights["alpha"][layer] for layer in allocation.layers])
         rank = alpha.flatten().argsort(stable=True).argsort(stable=True).view(alpha.shape).to(held.device)
         # The budget without the growth that `allowed` adds: as right after the prompt.
         budget = allocation.budget - (allocation.seen - allocation.prompt_len).clamp_min(0)

@@ -88,14 +88,16 @@ class RPC(Method):
         """Return pooled votes [b, Hk, N] for the entries in the mask `among`; the softmax runs over these only."""
         votes = view.attend(reduce_g="mean", reduce_q="sum", among=among)
         if self.aggregate == "all":
-            votes = _mean_over_heads(votes, view.positions, among)
+            votes = _mean_over_heads(votes, view.positions, among, view.longest)
         return view.pool(votes, self.pool, self.kernel, among)
 
 
-def _mean_over_heads(votes: torch.Tensor, positions: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """Average the votes [b, Hk, N] for each token over the heads, which may store the token in different rows."""
+def _mean_over_heads(votes: torch.Tensor, positions: torch.Tensor, among: torch.Tensor, end: int) -> torch.Tensor:
+    """Average the votes [b, Hk, N] for each token over the heads, which may store the token in different rows.
+
+    end: above all positions.
+    """
     b, heads, _ = votes.shape
-    end = int(positions.max()) + 1
     at = torch.where(among, positions, end)  # all others share an unused column
     by_token = votes.new_zeros(b, heads, end + 1).scatter_(-1, at, votes)
     mean = by_token[:, 0]

@@ -152,6 +152,13 @@ class Settings:
         "Attention code that reads prompts: sdpa, flash (flash-attn). Default: sdpa.",
         metavar="NAME",
     )
+    decode_attn: Literal["triton", "torch"] = engine(
+        "triton",
+        choice("triton", "torch"),
+        "What attends while a GPU decodes: triton, torch. Default: triton.",
+        metavar="NAME",
+    )
+    no_compile: bool = engine(False, flag, "Decode on a GPU without compiling the model's layers.")
     prefill_chunk: int = engine(512, whole(1), "Prompt tokens read at once. Default: 512.")
     slots: int | Literal["auto"] = engine(
         "auto", whole(1, word="auto"), "Sequences decoded together. Default: auto (from free memory)."

@@ -142,6 +142,7 @@ class Evictor:
             at=slice(int(rows[0]), int(rows[-1]) + 1) if consecutive else index,
             layers=layers if self.stacked else None,
             seen=seen,
+            longest=max(self.cache.seen[s] for s in slots.tolist()),
             prompt_len=prompt_len,
             evictions=evictions,
             noise_key=noise_key,

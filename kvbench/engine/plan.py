@@ -28,6 +28,7 @@ from kvbench.errors import SetupError
 from kvbench.eviction.api import Method
 
 MOST_SLOTS = {"cuda": 512, "cpu": 128}  # beyond these, matrix products are compute bound and latency only grows
+PROBES = {"cuda": (1 << 28, 4096), "cpu": (1 << 23, 384)}  # bytes of a copy, sides of a matrix product
 USABLE = {"cuda": 0.92, "cpu": 0.5}  # share of the machine's memory a run may plan with
 
 
@@ -133,10 +134,9 @@ def measure(device: torch.device, dtype: torch.dtype) -> Machine:
     """Probe copy bandwidth and matrix-product rate (about 0.1 s)."""
     if device.type == "cuda":
         memory = int(torch.cuda.get_device_properties(device).total_memory)
-        elements, side = 1 << 28, 4096
     else:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        elements, side = 1 << 23, 384
+    elements, side = PROBES[device.type]
     source = torch.ones(elements, device=device, dtype=torch.uint8)
     target = torch.empty_like(source)
     a = torch.ones(side, side, device=device, dtype=dtype)

@@ -35,10 +35,12 @@ class Rows:
 class Batch:
     """Sequences that a method decides about together, with the facts that the method may read. Tensors are [b].
 
-    allowed: entries per head that each sequence may keep; layers: the layer of each row, None if all are of one.
+    longest: the largest of `seen`; allowed: entries per head that each sequence may keep; layers: the layer of each
+    row, None if all are of one.
     """
 
     seen: torch.Tensor
+    longest: int
     prompt_len: torch.Tensor
     evictions: torch.Tensor
     noise_key: torch.Tensor
@@ -113,6 +115,7 @@ class Rules:
             states=states,
             weights=self.weights,
             seen=batch.seen,
+            longest=batch.longest,
             prompt_len=batch.prompt_len,
             eviction_index=batch.evictions,
             noise_key=batch.noise_key,

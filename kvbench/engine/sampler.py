@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from kvbench.engine.kernels.backends import Draw
 from kvbench.engine.state import Choice, State
 from kvbench.eviction import noise
 from kvbench.records import Sampling
@@ -17,11 +18,14 @@ from kvbench.records import Sampling
 CANDIDATES = 256
 
 
-def next_tokens(logits: torch.Tensor, state: State) -> Choice:
-    """Choose the next token of every row of logits [R, V]; a row without a sequence gets an arbitrary one."""
+def next_tokens(logits: torch.Tensor, state: State, on_gpu: Draw | None = None) -> Choice:
+    """Choose the next token of every row of logits [R, V]; a row without a sequence gets an arbitrary one.
+
+    on_gpu: takes the place of `draw`.
+    """
     if state.drawing.bans:
         logits = _without_ends(logits, state)
-    drawn = draw(logits, state.keys, state.drawn, state.drawing.sampling)
+    drawn = (on_gpu or draw)(logits, state.keys, state.drawn, state.drawing.sampling)
     bad = ~torch.isfinite(logits.gather(-1, drawn[:, None])).squeeze(-1)
     fixed = state.fixed.index_select(1, state.step).squeeze(1)
     tokens = torch.where(fixed < 0, drawn, fixed)

@@ -209,14 +209,17 @@ class PagedStepWriter(StepWriter):
         self._stack_lengths = [
             torch.zeros(stack.blocks.lengths.shape, dtype=torch.int32, device=cache.device) for stack in cache.stacks
         ]
-        stores = [(store, n) for stack, n in zip(cache.stacks, self._stack_lengths) for store in stack.layers]
-        self._lengths = {store.geometry.index: n[store.rows] for store, n in stores}  # [S, Hk] int32
+        self._stores = [layer for layer in cache.layers if isinstance(layer, PagedStore)]
+        self._lengths: dict[int, torch.Tensor] = {}  # [S, Hk] int32 by layer
+        for store in self._stores:
+            self._lengths[store.geometry.index] = self._stack_lengths[cache.stacks.index(store.stack)][store.rows]
         self._tables: dict[int, torch.Tensor] = {}
+        self._sizes: dict[int, list[int]] = {}
 
     def load_lengths(self) -> None:
         for stack, lengths in zip(self.cache.stacks, self._stack_lengths):
             lengths.copy_(stack.blocks.lengths_on_device())
-        tables = {store.geometry.index: store.table() for stack in self.cache.stacks for store in stack.layers}
+        tables = {store.geometry.index: store.table() for store in self._stores}
         if any(was.data_ptr() != tables[index].data_ptr() for index, was in self._tables.items()):
             self.version += 1  # a table grew
         self._tables = tables
@@ -242,7 +245,6 @@ class PagedStepWriter(StepWriter):
     def prepare(self) -> None:
         if self.decode is not None:
             return
-        self._sizes = {}
         for stack in self.cache.stacks:
             longest = stack.blocks.lengths.max(axis=1) + self._steps + 1
             sizes = self._buckets(longest).reshape(-1, stack.slots).tolist()

@@ -40,6 +40,7 @@ class LayerView:
     probe_positions: torch.Tensor | None = None  # [b, m]
     rope: Rope | None = None
     seen: torch.Tensor  # [b] tokens seen so far, T
+    longest: int  # the largest of `seen`, known without waiting for the device
     prompt_len: torch.Tensor  # [b]
     eviction_index: torch.Tensor  # [b] earlier evictions of each sequence
     noise_key: torch.Tensor  # [b] int64, one per sample
@@ -210,6 +211,7 @@ def make_view(
         "query_positions": count[:, None] + torch.arange(-width, 0, device=keys.device),
         "columns": columns or {},
         "seen": count,
+        "longest": int(count.max()),
         "prompt_len": torch.full_like(count, prompt_len),
         "eviction_index": torch.zeros_like(count),
         "noise_key": torch.arange(b, device=keys.device),

@@ -278,6 +278,8 @@ class KVBenchLM(TemplateLM):
             tail=tail,
             prefill_chunk=run.prefill_chunk,
             prefill=run.prefill,
+            backend=run.decode_attn,
+            compiled=not run.no_compile,
         )
 
     # --- records ------------------------------------------------------------------------------------------------------

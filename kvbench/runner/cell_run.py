@@ -86,6 +86,8 @@ class CellRun:
                 prefill_chunk=config.prefill_chunk,
                 prefill=config.prefill,
                 on_step=self.on_step,
+                backend=config.decode_attn,
+                compiled=not config.no_compile,
                 notice=lambda text: self.say(f"{plan.cell.label}: {text}"),
             )
         except Exception as error:

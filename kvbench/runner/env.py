@@ -1,6 +1,6 @@
 """Facts about the environment of a run: versions, git commit, machine.
 
-`devices` imports torch; the others read package metadata and system files.
+`device_name` and `devices` import torch; the others read package metadata and system files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy"),
@@ -88,6 +91,13 @@ def processor() -> str:
 
 def machine() -> dict[str, Any]:
     return {"platform": platform.platform(), "processor": processor(), "cores": cores(), "memory_bytes": memory_bytes()}
+
+
+def device_name(device: torch.device) -> str:
+    """``cpu``, or the GPU's name."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def devices() -> list[dict[str, Any]]:

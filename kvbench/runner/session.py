@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvbench.console import faults, signals
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import Interrupted, SetupError
+from kvbench.runner import env
 from kvbench.runner.cell import CellPlan, dtype_name
 from kvbench.runner.cell_run import CellRun
 from kvbench.runner.inputs import Notice
@@ -34,7 +35,7 @@ class Runner:
 
     def __init__(self, folder: RunFolder, plan: RunPlan, done: int, progress: Progress | None, say: Notice) -> None:
         self.folder, self.plan, self.progress, self.say = folder, plan, progress, say
-        self.host = {"device": str(plan.device), "dtype": dtype_name(plan.dtype)}
+        self.host = {"device": env.device_name(plan.device), "dtype": dtype_name(plan.dtype)}
         self.writer: RowWriter | None = None
         self.tokens = self.kv_now = self.kv_peak = 0
         self._before = done

@@ -175,6 +175,7 @@ def batch(row, seen):
         index=torch.tensor([row]),
         at=slice(row, row + 1),
         seen=torch.tensor([seen]),
+        longest=seen,
         prompt_len=one,
         evictions=one,
         noise_key=one,

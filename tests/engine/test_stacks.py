@@ -143,7 +143,7 @@ def test_moves_against_a_list_of_lists():
         keep = torch.rand(3, 4, n, generator=generator) < torch.rand(3, 4, 1, generator=generator)
         counts = keep.sum(dim=-1)
         front = torch.arange(n) < counts[..., None]
-        source, target = stack.moves(keep, front, n)
+        source, target = stack.moves(front & ~keep, keep & ~front, n)
         for i in range(3):
             for h in range(4):
                 row, count = keep[i, h].tolist(), int(counts[i, h])

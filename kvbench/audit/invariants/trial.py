@@ -71,16 +71,17 @@ def noise_keys(request: Request, sample: int) -> list[int]:
 
 
 class Bench:
-    """Runs one trial after the other on the same engine."""
+    """An engine that runs one trial after the other, step by step in PyTorch, so that `watching` sees all of it."""
 
     def __init__(self, loaded: LoadedModel, method: Method, **settings: Any) -> None:
         """Make the engine. settings: arguments of `Engine`."""
         self.method = method
         self.history, self.holdings, self.lost_pages = KeptHistory(), list[Holding](), ""
+        plain: dict[str, Any] = {"prefill_chunk": 32, "backend": "torch", "compiled": False, "graph": False}
         self.engine = Engine(
             loaded,
             method,
-            **{"prefill_chunk": 32} | settings,
+            **plain | settings,
             log=lambda *event: self.history(*event),
             on_step=lambda *_: self._measure(),
         )

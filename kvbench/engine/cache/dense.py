@@ -92,10 +92,11 @@ class DenseStack(Stack):
         if length <= count:
             return
         heads = torch.arange(self.geometry.kv_heads, device=self.device)
-        front = (torch.arange(length, device=self.device) < count).expand(keep.shape)
         base = ((batch.index[:, None] * len(heads) + heads) * self.capacity)[..., None]
+        movers, holes = moves(~keep[..., :count], keep[..., count:], length - count)
         # Places without a mover copy the last entry, which is no longer in use, onto itself.
-        source, to = ((base + torch.where(x < 0, length - 1, x)).view(-1) for x in moves(keep, front, length - count))
+        source = (base + torch.where(movers < 0, length - 1, movers + count)).view(-1)
+        to = (base + torch.where(holes < 0, length - 1, holes)).view(-1)
         rows = [self.keys.view(-1, self.geometry.head_dim), self.values.view(-1, self.geometry.value_dim)]
         flat = [self.positions.view(-1), *(c.view(-1) for c in self.columns.values())]
         for tensor in rows + flat:

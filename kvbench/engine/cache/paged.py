@@ -130,7 +130,8 @@ class PagedStack(Stack):
     def carry_out(self, cut: Cut, counts: np.ndarray, movers: int) -> None:
         """Move the kept entries of a decision to the front and give back the pages behind. counts: its on the host."""
         batch = cut.batch
-        places = moves(cut.keep, _front(cut.keep, cut.counts), movers)
+        front = _front(cut.keep, cut.counts)
+        places = moves(front & ~cut.keep, cut.keep & ~front, movers)
         source, to = (torch.where(x < 0, 0, self.blocks.at(batch.at, x.clamp(min=0))).view(-1) for x in places)
         for tensor in self.pool.tensors():
             tensor.index_copy_(0, to, tensor.index_select(0, source))

@@ -85,6 +85,7 @@ class PromptCache:
 
         batch = Batch(
             seen=same(self.seen),
+            longest=self.seen,
             prompt_len=same(self.prompt_len),
             evictions=same(self.evictions),
             noise_key=torch.tensor(self.noise_keys, device=self.device),

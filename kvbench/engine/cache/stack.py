@@ -17,9 +17,8 @@ from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.slot_cache import EvictingStore, Shape
 from kvbench.engine.rules import Batch, Rows
 
-# Bytes of scratch for one view of an eviction. A larger view is split, which no decision depends on. On a CPU a view
-# that the caches of the processor hold is faster than a larger one.
-SCRATCH_BYTES = {"cuda": 2 << 30, "cpu": 32 << 20}
+# Bytes of scratch for one view of an eviction. A larger view is split, which no decision depends on.
+SCRATCH_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,20 +119,19 @@ def alike(geometry: Sequence[LayerGeometry]) -> Iterator[list[LayerGeometry]]:
     yield from kinds.values()
 
 
-def moves(keep: torch.Tensor, front: torch.Tensor, places: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where kept entries behind the front move: (source, target), each [b, Hk, places].
+def moves(holes: torch.Tensor, movers: torch.Tensor, places: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the movers and the holes of each head in pairs: the i-th mover goes into the i-th hole.
 
-    keep: [b, Hk, n] bool; front: [b, Hk, n] bool, the rows that stay in use, as many as are kept. The i-th kept entry
-    behind the front moves into the i-th hole of the front. Places without a mover have source and target -1. No
-    number is read back from the device: `places` bounds the movers of a head.
+    holes, movers: [b, Hk, n] bool, of any two n. Returns the indices of the movers and of the holes, [b, Hk, places];
+    places without a pair are -1 in both. No number is read back from the device: `places` bounds the movers of a head.
     """
-    row = torch.arange(keep.shape[-1], device=keep.device).expand(keep.shape)
 
     def listed(mask: torch.Tensor) -> torch.Tensor:
-        rank = torch.where(mask, mask.cumsum(dim=-1) - 1, places).clamp_(max=places)
-        found = torch.full((*keep.shape[:2], places + 1), -1, device=keep.device)
-        return found.scatter_(-1, rank, row)[..., :places]
+        n = mask.shape[-1]
+        found = torch.full((*mask.shape[:2], 1 + max(n, places)), -1, device=mask.device)
+        rank = mask.cumsum(dim=-1).mul_(mask)  # 0, which is cut off, for entries that the mask leaves out
+        return found.scatter_(-1, rank, torch.arange(n, device=mask.device).expand(mask.shape))[..., 1 : 1 + places]
 
-    holes, movers = listed(front & ~keep), listed(keep & ~front)
-    some = (holes >= 0) & (movers >= 0)
-    return torch.where(some, movers, -1), torch.where(some, holes, -1)
+    source, target = listed(movers), listed(holes)
+    paired = (source >= 0) & (target >= 0)
+    return torch.where(paired, source, -1), torch.where(paired, target, -1)

@@ -12,6 +12,7 @@ from typing import Literal, Protocol, get_args
 import torch
 
 from kvbench.errors import SetupError
+from kvbench.records import Sampling
 
 Backend = Literal["triton", "torch", "varlen"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -56,6 +57,14 @@ class Decode(Protocol):
     ) -> torch.Tensor: ...
 
 
+class Draw(Protocol):
+    """Draw the next token of every row, see `sampler.draw`."""
+
+    def __call__(
+        self, logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling
+    ) -> torch.Tensor: ...
+
+
 def splits(rows: int, heads: int) -> int:
     """Return how many programs share a head of up to `rows` rows when `heads` = S * Hk heads decode at once."""
     wanted = max(-(-PROGRAMS // heads), -(-rows // LONGEST_SHARE))
@@ -67,9 +76,23 @@ def decode_with(backend: Backend) -> Decode:
     if backend == "triton":
         if importlib.util.find_spec("triton") is None:
             raise SetupError("decode kernel 'triton' needs the package triton, which is not installed. 'torch' works.")
-        from kvbench.engine.kernels.decode import decode
+        from kvbench.engine.kernels.decode import decode as triton_decode
 
-        return decode
+        return triton_decode
+    if backend == "varlen":
+        from kvbench.engine.kernels import varlen
+
+        varlen.check_torch()
+        return varlen.decode
     from kvbench.engine.kernels.masked import decode as masked
 
     return masked
+
+
+def draw_with(backend: Backend) -> Draw | None:
+    """Return the function that draws tokens on a GPU; None: `sampler.draw` does, for the backend "torch"."""
+    if backend == "torch":
+        return None
+    from kvbench.engine.kernels.sample import draw
+
+    return draw

@@ -25,21 +25,32 @@ def decode(
 ) -> torch.Tensor:
     """Write each live slot's new entry and return the attention [S, Hq, Dv]; see `backends.Decode`."""
     slots, heads = key.shape[:2]
-    lengths = lengths.expand(slots, heads).long()
-    rows = keys.shape[2] if table is None else table.shape[-1] * PAGE
-    at = flat_rows(lengths % rows, rows, table)
+    rows = keys.shape[2] if table is None else table.shape[2] * PAGE
     for store, new in ((keys, key), (values, value)):
-        flat = store.view(-1, store.shape[-1])
-        flat[at] = torch.where(live[:, None, None] != 0, new, flat[at])
+        write(store, new, lengths, live, rows, table)
     if table is not None:
-        every = flat_rows(torch.arange(rows, device=at.device).expand(slots, heads, rows), rows, table)
+        every = flat_rows(torch.arange(rows, device=table.device).expand(slots, heads, rows), rows, table)
         keys, values = keys[every], values[every]
-    hidden = torch.arange(rows, device=at.device) > lengths[..., None]
-    bias = torch.zeros(hidden.shape, dtype=query.dtype, device=at.device).masked_fill_(hidden, float("-inf"))
+    hidden = torch.arange(rows, device=lengths.device) > lengths[..., None]
+    bias = torch.zeros(hidden.shape, dtype=query.dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
     out = grouped_attention(
         query[:, :, None], keys, values, bias[:, :, None], scaling=scaling, softcap=softcap, sinks=sinks
     )
     return torch.where(live[:, None, None] != 0, out[:, 0], 0)
+
+
+def write(
+    store: torch.Tensor,
+    new: torch.Tensor,
+    lengths: torch.Tensor,
+    live: torch.Tensor,
+    rows: int,
+    table: torch.Tensor | None = None,
+) -> None:
+    """Write the new entry's key or value [S, Hk, D] of every live slot to `store`."""
+    at = flat_rows(lengths.expand(new.shape[:2]) % rows, rows, table)
+    flat = store.view(-1, store.shape[-1])
+    flat[at] = torch.where(live[:, None, None] != 0, new, flat[at])
 
 
 def flat_rows(n: torch.Tensor, rows: int, table: torch.Tensor | None) -> torch.Tensor:

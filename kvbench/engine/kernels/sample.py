@@ -36,7 +36,7 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
         below = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf  # the largest logit, in logits
         limits = (float(sampling.top_k), float(sampling.top_p), below)
         used = dict(K=0 < sampling.top_k < vocabulary, P=sampling.top_p < 1)
-        _threshold[(rows,)](*shape, *limits, smallest, **used, BLOCK=BLOCK, num_warps=8)
+        _threshold[(rows,)](*shape, *limits, smallest, **used, BLOCK=BLOCK, num_warps=16)
     scores = torch.empty(rows, parts, dtype=torch.float64, device=logits.device)
     tokens = torch.empty(rows, parts, dtype=torch.int64, device=logits.device)
     noise = (keys, keys.stride(0), steps, steps.stride(0))
@@ -71,7 +71,7 @@ def _smallest(  # type: ignore[no-untyped-def]
     for _ in range(8):
         last = found + ((candidate + 1) << shift) - 1  # of the numbers with the next four bits
         above = tl.zeros([BLOCK, 16], tl.float32)
-        for start in range(0, vocabulary, BLOCK):
+        for start in tl.range(0, vocabulary, BLOCK, num_stages=3):
             z = _scaled(LOGITS, row, stride, start + tl.arange(0, BLOCK), vocabulary, temperature)
             weight = tl.where(z >= least, tl.exp(z - top), 0.0) if WEIGHTED else tl.where(z == z, 1.0, 0.0)
             above += tl.where(_ordered(z)[:, None] > last[None, :], weight[:, None], 0.0)
@@ -97,7 +97,7 @@ def _threshold(  # type: ignore[no-untyped-def]
         smallest = _smallest(LOGITS, row, stride, vocabulary, temperature, top, smallest, most, False, BLOCK)
     if P:
         weights = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, vocabulary, BLOCK):
+        for start in tl.range(0, vocabulary, BLOCK, num_stages=3):
             z = _scaled(LOGITS, row, stride, start + tl.arange(0, BLOCK), vocabulary, temperature)
             weights += tl.where(z >= smallest, tl.exp(z - top), 0.0)
         limit = tl.sum(weights, 0) * share

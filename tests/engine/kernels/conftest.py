@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.folders import ROOT
 
 HERE = Path(__file__).parent
@@ -25,6 +26,8 @@ def script() -> Callable[..., list[dict[str, Any]]]:
         pytest.skip("triton is not installed")
 
     def run(name: str, *argv: str, interpret: bool) -> list[dict[str, Any]]:
+        if interpret and torch.cuda.is_available():
+            pytest.skip("the test beside this one runs the kernels themselves on the GPU")
         env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         env |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "TRITON_DEFAULT_FP_FUSION": "1"}
         env |= {"TRITON_INTERPRET": "1"} if interpret else {}

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from kvbench.engine.cache.paged import PAGE
-from kvbench.engine.kernels.backends import decode_with
+from kvbench.engine.kernels import decode, masked, varlen
+from kvbench.errors import KVBenchError
 
-triton, masked = decode_with("triton"), decode_with("torch")
 Step = dict[str, Any]
 
 
@@ -80,18 +80,29 @@ def rearranged(step: Step) -> Step:
     return other
 
 
+def by_varlen(step: Step, want: torch.Tensor) -> float | None:
+    """The largest difference of torch's own kernel; None where it does not serve the step."""
+    try:
+        varlen.check_torch()
+        got = varlen.decode(**step)
+    except KVBenchError:
+        return None
+    return float((got.cpu().double() - want).abs().max() / want.abs().max().clamp(min=1))
+
+
 def check(seed: int, device: str) -> dict[str, Any]:
     step = random_step(seed)
     mine = on(device, step)
     exact = mapped(step, lambda _, x: x.double() if x.is_floating_point() else x)
-    got, want = triton(**mine), masked(**exact)
+    got, want = decode.decode(**mine), masked.decode(**exact)
     error = (got.cpu().double() - want).abs() / want.abs().clamp(min=1)
     return {
         "seed": seed,
         "dtype": str(step["query"].dtype).removeprefix("torch."),
         "error": float(error.max()),
         "written": all(torch.equal(mine[k].cpu().double(), exact[k]) for k in ("keys", "values")),
-        "same": seed % 4 > 0 or torch.equal(triton(**on(device, rearranged(step)))[1:].flip(0), got),
+        "same": seed % 4 > 0 or torch.equal(decode.decode(**on(device, rearranged(step)))[1:].flip(0), got),
+        "varlen": by_varlen(on(device, step), want),
         "idle": bool((got[mine["live"] == 0] == 0).all()),
     }
 

@@ -13,7 +13,8 @@ def check(steps):
         dtype: max((s["error"], s["seed"]) for s in steps if s["dtype"] == dtype) for dtype in ("float32", "bfloat16")
     }
     assert worst["float32"][0] < 1e-5, worst
-    assert worst["bfloat16"][0] < 2**-7, worst  # the result is rounded to 8 bits; the weights are, too, on a GPU
+    assert worst["bfloat16"][0] < 2**-7, worst  # the interpreter cuts results to 8 bits; a GPU rounds weights, too
+    assert all(s["varlen"] < 2**-6 for s in steps if s["varlen"] is not None)
     for fact in ("written", "same", "idle"):
         assert [s["seed"] for s in steps if not s[fact]] == [], fact
 
@@ -26,7 +27,9 @@ def test_equal_to_pytorch(script):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_equal_to_pytorch_on_a_gpu(script):
-    check(script("decode_cases.py", "200", "cuda", interpret=False))
+    steps = script("decode_cases.py", "200", "cuda", interpret=False)
+    check(steps)
+    assert torch.__version__ < "2.13" or any(s["varlen"] is not None for s in steps)
 
 
 def test_splits_fill_the_device_and_bound_a_share():

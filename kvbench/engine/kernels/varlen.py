@@ -1,0 +1,88 @@
+"""A decode step's attention by `torch.nn.attention.varlen`, flash-attention as it ships with torch 2.13.
+
+Every KV head of every slot is a sequence of its own with one query per query head of the group. One split per
+sequence: the kernel's own choice of splits would follow the longest sequence, and so a slot's neighbours.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from kvbench.engine.kernels.masked import write
+from kvbench.errors import SetupError, UserError
+
+LARGEST = 256  # head dimension
+
+
+def check_torch() -> None:
+    """Raise SetupError where torch lacks the function."""
+    if importlib.util.find_spec("torch.nn.attention.varlen") is not None:
+        from torch.nn.attention.varlen import varlen_attn
+
+        if "seqused_k" in varlen_attn.__annotations__:
+            return
+    raise SetupError(f"decode kernel 'varlen' needs torch 2.13 or newer; this is {torch.__version__}. Use 'triton'.")
+
+
+def check(query: torch.Tensor, value: torch.Tensor, paged: bool, softcap: float | None) -> None:
+    """Raise UserError for a layer that the function does not serve."""
+    dim = query.shape[-1]
+    refusals = {
+        f"the device {query.device.type}": query.device.type != "cuda",
+        str(query.dtype).removeprefix("torch."): query.dtype not in (torch.bfloat16, torch.float16),
+        "the paged layout": paged,
+        "a softcap of attention": softcap is not None,
+        "keys and values of different dimensions": value.shape[-1] != dim,
+        f"head dimension {dim}": dim > LARGEST,
+    }
+    for what, refused in refusals.items():
+        if refused:
+            raise UserError(f"decode kernel 'varlen' does not serve {what}. Use 'triton'.")
+
+
+def decode(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    live: torch.Tensor,
+    *,
+    scaling: float,
+    splits: int,
+    table: torch.Tensor | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Write each live slot's new entry and return the attention [S, Hq, Dv]; see `backends.Decode`."""
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn
+
+    check(query, value, table is not None, softcap)
+    slots, heads, rows, dim = keys.shape
+    for store, new in ((keys, key), (values, value)):
+        write(store, new, lengths, live, rows)
+    sequences = slots * heads
+    starts = torch.arange(sequences + 1, dtype=torch.int32, device=query.device)
+    used = (lengths + 1).clamp(max=rows) * (live[:, None] != 0)
+    out, lse = varlen_attn(
+        query.reshape(sequences, -1, dim),
+        keys.view(-1, 1, dim),
+        values.view(-1, 1, dim),
+        cu_seq_q=starts,
+        cu_seq_k=starts * rows,
+        max_q=1,
+        max_k=rows,
+        return_aux=AuxRequest(lse=True),
+        scale=scaling,
+        enable_gqa=True,
+        seqused_k=used.expand(slots, heads).reshape(-1).int(),
+        num_splits=1,
+    )
+    out = out.view(slots, -1, dim)
+    if sinks is not None:  # lse: [G, S * Hk]; a virtual key takes its share of the softmax
+        share = torch.sigmoid(lse.T.reshape(slots, -1) - sinks.float())
+        out = (out * share[..., None]).to(out.dtype)
+    return torch.where(live[:, None, None] != 0, out, 0)

@@ -1,0 +1,78 @@
+"""Evictions on the pretended device: launches do not grow with the layers, and the host waits at most twice."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+import transformers
+from support.methods import small, with_tables
+from support.models import requests
+from support.pretend_cuda import pretended_cuda
+
+from kvbench.engine.evict import Evictor
+from kvbench.engine.loop import Engine
+from kvbench.engine.model.load import prepare
+from kvbench.eviction import select
+from kvbench.eviction.view import StackView
+from kvbench.records import Sampling
+
+DENSE = ["knorm", "keydiff", "random", "streaming-llm", "tova", "snapkv-decode", "morphkv", "rpc", "h2o", "trimkv"]
+DENSE += ["expected-attention", "foresightkv", "gkv", "rkv"]
+CASES = [*((name, "dense") for name in DENSE), ("gkv", "paged")]
+TODO = dict(lengths=(40, 40, 40), new_tokens=(18, 18, 18), samples=1, sampling=Sampling())
+
+
+def model(layers: int) -> transformers.PreTrainedModel:
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=160, hidden_size=32, intermediate_size=32, head_dim=8, num_hidden_layers=layers)
+    heads = dict(num_attention_heads=4, num_key_value_heads=2)
+    config = transformers.Qwen3Config(**sizes, **heads, max_position_embeddings=512, eos_token_id=None, pad_token_id=0)
+    return transformers.Qwen3ForCausalLM(config).eval()
+
+
+def ticks(layers: int, name: str, layout: str = "auto", slots: int = 3):
+    """Return the counts of the evictions on the pretended device, and how many views decided.
+
+    Checks that the tokens are those of the CPU, and that no eviction makes the host wait more than twice.
+    """
+    loaded = with_tables(prepare(model(layers), None))
+    method, todo = small(name), requests(**TODO)
+
+    def tokens(loaded):
+        engine = Engine(loaded, method, budget=24, interval=8, slots=slots, max_tokens=80, layout=layout)
+        return {d.request.doc_id: d.token_ids for d in engine.generate(todo)}
+
+    wanted, views = tokens(loaded), []
+    with pretended_cuda() as device, pytest.MonkeyPatch.context() as patch:
+        cuda = with_tables(prepare(model(layers).to("cuda"), None))
+        patch.setattr(select, "decide", lambda *args, inner=select.decide: views.append(args[1]) or inner(*args))
+        counts = device.watch(Evictor, "tick")
+        got = tokens(cuda)
+        report = device.report()
+    gc.collect()
+    assert len(counts) == 2
+    assert got == wanted
+    assert max(count.syncs for count in counts) <= 2, report
+    shown = sum(len(of) for of in views if len(of[0].seen) > 1 or isinstance(of[0], StackView))  # no prompt's
+    return counts, shown
+
+
+@pytest.mark.parametrize(("name", "layout"), CASES)
+def test_an_eviction_launches_as_much_for_six_layers_as_for_three(name, layout):
+    (few, _), (many, _) = ticks(3, name, layout), ticks(6, name, layout)
+    assert many[-1].launches == few[-1].launches
+
+
+@pytest.mark.parametrize("name", ["ada-kv while decoding", "retention by layer"])
+def test_heads_that_hold_unequal_numbers_take_one_view_per_number(name):
+    """Each view launches as much whatever the layers; numbers are padded to pages, so there are only so many."""
+    (few, some), (many, more) = ticks(3, name), ticks(6, name)
+    assert more <= 2 * 6  # at most 6 padded sizes of up to 24 + 8 entries in 2 evictions
+    assert sum(c.launches for c in many) / more < 1.3 * sum(c.launches for c in few) / some
+
+
+@pytest.mark.parametrize("name", ["retention", "duo"])
+def test_the_host_waits_twice_however_many_layers_decide_together(name):
+    ticks(4, name)
