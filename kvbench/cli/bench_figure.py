@@ -9,7 +9,8 @@ from kvbench.report.plots import Figure, style
 from kvbench.report.plots.curves import axis, curves
 
 if TYPE_CHECKING:
-    from kvbench.runner.bench import Measured, Setting
+    from kvbench.runner.bench.rounds import Measured
+    from kvbench.runner.bench.setting import Setting
 
 ABOUT = (
     "Generated tokens per second of CPU time (on CUDA: of wall time), medians of {repeats} rounds. Bars and bands: the "
@@ -23,7 +24,7 @@ FIELDS = ("repeats", "shape", "interval", "prompt", "new_tokens")
 def bench_figure(setting: Setting, results: Sequence[Measured]) -> Figure:
     names = setting.names()
     values = [{"kind": "cell", "dash": style.dash(p["method"], names), **p} for r in results for p in _points(r)]
-    ticks = sorted({r.sequences for r in results})
+    ticks = sorted({r.decoded for r in results})
     scale = {"type": "log", "base": 2, "nice": False, "padding": 12}
     spec = curves(
         title := "Decoding speed",
@@ -45,7 +46,7 @@ def _points(result: Measured) -> Iterator[dict[str, Any]]:
         yield {
             "panel": panel,
             "method": result.system,
-            "x": result.sequences,
+            "x": result.decoded,
             "tokens_per_second": speed.rate,
             "slowest": speed.low,
             "fastest": speed.high,

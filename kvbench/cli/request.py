@@ -48,9 +48,11 @@ def chosen(flags: Mapping[str, Any], problems: Problems) -> tuple[tuple[MethodCh
     builder = Builder(gather(flags, {}), problems)
     if (options := builder.gathered.first("method_opt")) is not None:
         builder.read_options(options)
+    before = len(problems.errors)
     methods, budgets = builder.methods({}), builder.axis({}, "budget")
-    with problems.collect():
-        builder.check_option_methods(methods)
+    if len(problems.errors) == before:
+        with problems.collect():
+            builder.check_option_methods(methods)
     return tuple(methods), tuple(budgets)
 
 

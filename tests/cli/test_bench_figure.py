@@ -5,7 +5,8 @@ from __future__ import annotations
 from kvbench.cli.bench_figure import bench_figure
 from kvbench.config.run_config import MethodChoice
 from kvbench.report.plots import svg
-from kvbench.runner.bench import Measured, Setting, Speed
+from kvbench.runner.bench.rounds import Measured, Speed
+from kvbench.runner.bench.setting import Setting
 
 
 def measured(system: str, sequences: int, rate: float) -> Measured:

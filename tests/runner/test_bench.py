@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 
 from kvbench.config.run_config import MethodChoice
+from kvbench.console import faults
+from kvbench.engine.model.random_weights import supply
 from kvbench.engine.plan import Machine
-from kvbench.errors import KVBenchError, SetupError
-from kvbench.runner.bench import Setting, as_json, bench
-from kvbench.runner.bench.rounds import Contest
-from kvbench.runner.bench.setting import build
+from kvbench.errors import KVBenchError, SetupError, UserError
+from kvbench.eviction import choose
+from kvbench.runner.bench.rounds import Contest, as_json, bench
+from kvbench.runner.bench.setting import Setting, build
+from kvbench.runner.bench.shapes import SHAPES
 from kvbench.runner.bench.systems import EngineSystem, Generate, Stopwatch, System
 from kvbench.runner.bench.vllm_process import vllm_seconds
 
@@ -57,7 +65,6 @@ def test_the_limit_and_the_entries_are_those_of_the_cache_as_it_was(loaded):
     steps = range(SMALL.new_tokens)  # the first count is that of the prompt
     assert full.entries == pytest.approx(sum(SMALL.prompt + step for step in steps) / len(steps))
     assert tova.entries == pytest.approx(full.entries)  # 16 + 24 tokens stay below 48
-    assert tova.evict_ms is not None
     assert tova.roofline_share is not None
     assert tova.roofline_share > 0
 
@@ -128,15 +135,46 @@ def test_continuous_batching_makes_every_token(loaded):
     assert row.first_seconds is None
 
 
+FAKE_VLLM = """
+class SamplingParams:
+    def __init__(self, max_tokens, **more): self.tokens = max_tokens
+class Answer:
+    def __init__(self, tokens): self.outputs = [self]; self.token_ids = [1] * tokens
+class LLM:
+    def __init__(self, model, **more):
+        print("vLLM speaks on stdout")
+        if more["max_num_seqs"] > 2: raise RuntimeError("CUDA out of memory.")
+    def generate(self, prompts, params, use_tqdm): return [Answer(params.tokens) for p in prompts]
+"""
+
+
 def test_vllm_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
-    (tmp_path / "vllm.py").write_text(
-        "class SamplingParams:\n    def __init__(self, **more): self.more = more\n"
-        "class LLM:\n"
-        "    def __init__(self, model, **more): assert more['max_num_seqs'] == 2 and more['max_model_len'] == 22\n"
-        "    def generate(self, prompts, params, use_tqdm): assert len(prompts[0]['prompt_token_ids']) == 16\n"
-    )
+    (tmp_path / "vllm.py").write_text(FAKE_VLLM)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(p for p in sys.path if p)}")
     assert vllm_seconds(tmp_path, SMALL.prompts(2), 6, "float32") >= 0
-    (tmp_path / "vllm.py").write_text("raise SystemExit('no GPU')")
-    with pytest.raises(KVBenchError, match="vLLM ended without"):
+    with pytest.raises(RuntimeError, match="out of memory") as error:
+        vllm_seconds(tmp_path, SMALL.prompts(3), 6, "float32")
+    assert faults.out_of_memory(error.value)  # so that bench tries fewer sequences
+    (tmp_path / "vllm.py").write_text("raise SystemExit(3)")
+    (tmp_path / "kvbench-result.json").unlink()
+    with pytest.raises(KVBenchError, match="ended without a result"):
         vllm_seconds(tmp_path, SMALL.prompts(2), 6, "float32")
+
+
+def test_what_a_measuring_process_raises_reaches_the_user(loaded):
+    contest = Contest(replace(SMALL, methods=(), baselines=()), loaded, print)
+
+    def refuse():
+        raise UserError("this cannot be served.")
+
+    with pytest.raises(UserError, match="cannot be served"):
+        contest.apart(refuse)
+    with pytest.raises(KVBenchError, match="exit code -9"):
+        contest.apart(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def test_a_file_name_of_random_weights_fits_a_large_model(loaded, tmp_path):
+    config = transformers.AutoConfig.for_model("qwen3", **{**SHAPES["qwen3-4b"][1], "hidden_size": 64, "head_dim": 8})
+    model = replace(loaded, model=SimpleNamespace(config=config))
+    method, _ = supply(choose.make("lookaheadkv", {}), model, tmp_path)
+    assert Path(method.weights().path).is_file()

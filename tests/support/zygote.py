@@ -141,7 +141,7 @@ def _serve() -> None:
     import transformers  # noqa: F401
 
     import kvbench.cli.app
-    import kvbench.runner.bench
+    import kvbench.runner.bench.rounds
     import kvbench.runner.execute  # noqa: F401
 
     ended: dict[int, int] = {}

@@ -7,6 +7,7 @@ failed; 3 no GPU.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -25,48 +26,60 @@ LEAST = 30.0  # seconds that a measurement takes at least: loading and compiling
 SHAPES = ("qwen3-4b", "r1-distill-qwen-7b")
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRITON_INTERPRET": "0", "KVBENCH_NO_PROGRESS": "1"}
 
+COLUMNS = ("shape", "prompt", "system", "sequences", "tok/s", "decode tok/s", "first token", "evicting", "per token")
+COLUMNS += ("mean entries", "of the limit", "GPU peak")
+
 
 @dataclass(frozen=True)
-class Speed:
-    """One call of `kvbench bench`."""
+class Call:
+    """One call of `kvbench bench`: several systems on one model. All sequences share their prompt."""
 
     shape: str
     method: str
-    budget: int
+    budget: str
     prompt: int
     sequences: int
     baseline: str = "none"
-    more: tuple[str, ...] = ("--device", "cuda", "--dtype", "bfloat16", "--interval", "128", "--new-tokens", "128")
+    more: tuple[str, ...] = ("--device", "cuda", "--dtype", "bfloat16", "--interval", "128", "--new-tokens", "256")
 
     def command(self) -> list[str]:
         names = ("shape", "method", "budget", "prompt", "sequences", "baseline")
         options = [text for name in names for text in (f"--{name}", str(getattr(self, name)))]
-        return [sys.executable, "-m", "kvbench", "bench", *options, "--repeats", "1", *self.more, "--json"]
+        shared = ("--samples", str(self.sequences), "--repeats", "1")
+        return [sys.executable, "-m", "kvbench", "bench", *options, *shared, *self.more, "--json"]
 
     def line(self) -> str:
         return " ".join(["kvbench", *self.command()[3:]])
 
 
-def plan() -> list[Speed]:
-    """The measurements, the most telling first. The full cache is measured beside transformers' `generate`."""
-    evicting = {budget: [Speed(s, "tova", budget, budget, 96) for s in SHAPES] for budget in (512, 1024, 2048, 4096)}
-    full = {n: [Speed(s, "full", 1024, n, 131072 // n, "transformers") for s in SHAPES] for n in (8192, 16384, 32640)}
-    order = (evicting[1024], full[32640], evicting[512], full[8192], evicting[4096], full[16384], evicting[2048])
-    return [speed for pair in order for speed in pair]
+def plan() -> list[Call]:
+    """The calls, the most telling first. The full cache is measured beside transformers' own systems."""
+
+    def evicting(methods: str, budgets: str) -> list[Call]:
+        return [Call(shape, methods, budgets, 4096, 96) for shape in SHAPES]
+
+    def full(prompt: int) -> list[Call]:
+        return [Call(shape, "full", "1024", prompt, 131072 // prompt, "transformers,continuous") for shape in SHAPES]
+
+    order = (evicting("tova,gkv", "1024"), full(32640), evicting("tova", "512,2048,4096"), full(8192), full(16384))
+    return [*itertools.chain(*order), *evicting("rkv,h2o,retention", "1024")]
 
 
-def measure(speeds: Sequence[Speed], deadline: float) -> list[tuple[Speed, dict[str, Any] | str]]:
-    """Return each measurement with bench's JSON document, or with the reason why there is none."""
-    return [(speed, _measured(speed, deadline - time.monotonic())) for speed in speeds]
+Result = tuple[Call, dict[str, Any] | str]
 
 
-def _measured(speed: Speed, seconds: float) -> dict[str, Any] | str:
+def measure(calls: Sequence[Call], deadline: float) -> list[Result]:
+    """Return each call with bench's JSON document, or with the reason why there is none."""
+    return [(call, _measured(call, deadline - time.monotonic())) for call in calls]
+
+
+def _measured(call: Call, seconds: float) -> dict[str, Any] | str:
     if seconds < LEAST:
         return "not run: no time left"
-    print(speed.line(), flush=True)
+    print(call.line(), flush=True)
     try:
         done = subprocess.run(
-            speed.command(), cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=seconds
+            call.command(), cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
         return "not finished: no time left"
@@ -76,27 +89,36 @@ def _measured(speed: Speed, seconds: float) -> dict[str, Any] | str:
     return document
 
 
-def table(results: Sequence[tuple[Speed, dict[str, Any] | str]]) -> str:
+def table(results: Sequence[Result]) -> str:
     """Return the measurements as a table in Markdown."""
-    lines = [
-        "| shape | method | budget | prompt | sequences | kvbench tok/s | generate tok/s | ratio | of the limit |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for speed, found in results:
-        budget = "all" if speed.method == "full" else f"{speed.budget:,}"
-        cells = [speed.shape, speed.method, budget, f"{speed.prompt:,}", str(speed.sequences)]
+    lines = [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join('---' for _ in COLUMNS)} |"]
+    for call, found in results:
+        where = [call.shape, f"{call.prompt:,}"]
         if isinstance(found, str):
-            lines.append(f"| {' | '.join(cells)} | {found} | | | |")
+            lines.append(
+                f"| {' | '.join([*where, call.method, str(call.sequences), found])}{' |' * (len(COLUMNS) - 4)}"
+            )
             continue
-        row = found["rows"][0]
-        warm = row["warm"]
-        baseline, ratio = (
-            ("-", "-") if warm["baseline"] is None else (f"{warm['baseline']:,.0f}", f"{warm['ratio']:.1f}")
-        )
-        lines.append(
-            f"| {' | '.join(cells)} | {warm['kvbench']:,.0f} | {baseline} | {ratio} | {row['roofline_share']:.0%} |"
-        )
+        lines += [f"| {' | '.join([*where, *_cells(row)])} |" for row in found["rows"]]
     return "\n".join(lines)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    def shown(form: str, value: float | None, scale: float = 1) -> str:
+        return "" if value is None else form.format(value * scale)
+
+    return [
+        row["system"],
+        str(row["decoded"]),
+        shown("{:,.0f}", row["warm"]["rate"]),
+        shown("{:,.0f}", row["warm"]["decode"]),
+        shown("{:.3g} s", row["first_seconds"]),
+        shown("{:.1%}", row["evict_share"]),
+        shown("{:.3g} µs", row["evict_us"]),
+        shown("{:,.0f}", row["entries"]),
+        shown("{:.0%}", row["roofline_share"]),
+        shown("{:,.1f} GiB", row["peak_bytes"], 2**-30),
+    ]
 
 
 def tests() -> tuple[bool, str]:
@@ -120,15 +142,15 @@ def write(folder: Path, device: str, versions: str, tested: str, results: Any) -
     page = [
         f"# Decoding speed: {device}",
         f"`make gpu-check`, {versions}. Tests with the mark cuda: {tested}.",
-        "Random weights, bfloat16, greedy, 128 new tokens, interval 128, the second of two runs in one process.\n"
-        "tok/s: of all sequences, reading the prompts included. Of the limit: see [speed.md](../../docs/speed.md).",
+        "Random weights, bfloat16, greedy, 256 new tokens, interval 128, one prompt for all sequences, the second of\n"
+        "two runs in one process. [speed.md](../../docs/speed.md) says what the columns are.",
         table(results),
         "Commands:",
-        "\n".join(f"    {speed.line()}" for speed, _ in results),
+        "\n".join(f"    {call.line()}" for call, _ in results),
     ]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.md").write_text("\n\n".join(page) + "\n", encoding="utf-8")
-    documents = [{"command": speed.line(), "result": found} for speed, found in results]
+    documents = [{"command": call.line(), "result": found} for call, found in results]
     (folder / f"{name}.json").write_text(json.dumps(documents, indent=1) + "\n", encoding="utf-8")
     return folder / f"{name}.md"
 

@@ -24,9 +24,8 @@ from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget
 from kvbench.eviction.options import check_budget
 from kvbench.report import plots
+from kvbench.runner.bench.shapes import BASELINES, LONGEST, SHAPES
 
-SHAPES = ("A", "B", "qwen3-4b", "r1-distill-qwen-7b")
-BASELINES = ("transformers", "continuous", "vllm")
 EPILOG = """Examples:
   kvbench bench
   kvbench bench --method full,gkv --budget 128,256 --sequences 1,8 --new-tokens 512 --json
@@ -36,7 +35,7 @@ EPILOG = """Examples:
 """
 DEFAULTS = {"method": ["tova"], "budget": ["128"]}
 SPEED = ("fresh tok/s", "warm tok/s", "slowest to fastest", "ratio", "decode tok/s", "first token")
-CACHE = ("evicting", "per eviction", "mean entries", "KV per sequence", "of the limit")
+CACHE = ("evicting", "per token", "mean entries", "KV per sequence", "of the limit")
 FOOT = (
     "Tokens per second of CPU time (on CUDA: of wall time), medians of rounds in which the systems take turns.",
     "fresh: the first long generation of a process; warm: the second. docs/speed.md says why they differ.",
@@ -64,7 +63,10 @@ def bench(
     plot: Annotated[str | None, options.plain("--plot", "Also draw the speeds there, SVG and PDF.", "DIR")] = None,
     json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
 ) -> None:
-    """Measure decoding speed with random weights: methods, baselines, and the share of the hardware limit."""
+    """Measure decoding speed with random weights: methods, baselines, and the share of the hardware limit.
+
+    Without --method and --budget: tova at 128.
+    """
     load_plugins(plugin or [])
     values = _parsed(
         {name: typed[name] or default for name, default in DEFAULTS.items()} | {"method_opt": typed["method_opt"]},
@@ -83,8 +85,9 @@ def bench(
     if plot is not None:
         plots.check()
 
-    from kvbench.runner.bench import Setting, as_json
-    from kvbench.runner.bench import bench as measure
+    from kvbench.runner.bench.rounds import as_json
+    from kvbench.runner.bench.rounds import bench as measure
+    from kvbench.runner.bench.setting import Setting
 
     setting = Setting(device=device, **values)
     results = measure(setting, step)
@@ -104,7 +107,7 @@ def _parsed(axes: Mapping[str, Any], lists: Mapping[str, str], raw: Mapping[str,
             values[name.replace("-", "_")] = parse(f"--{name}", parser, text)
     with problems.collect():
         members = split("--sequences", lists["sequences"], "Example: --sequences 1,8.")
-        values["sequences"] = tuple(parse("--sequences", whole(1), member) for member in members)
+        values["sequences"] = tuple(dict.fromkeys(parse("--sequences", whole(1), member) for member in members))
     with problems.collect():
         values["baselines"] = _baselines(lists["baselines"])
     values["methods"], values["budgets"] = chosen(axes, problems)
@@ -113,6 +116,8 @@ def _parsed(axes: Mapping[str, Any], lists: Mapping[str, str], raw: Mapping[str,
             with problems.collect():
                 _check(method, budget)
     problems.stop()
+    if (longest := values["prompt"] + values["new_tokens"]) > LONGEST:
+        raise UserError(f"--prompt and --new-tokens make {longest} tokens; the models of bench take {LONGEST}.")
     return values
 
 
@@ -165,7 +170,14 @@ def _speed(r: Any, base: float | None) -> list[str]:
 def _cache(r: Any) -> list[str]:
     gpu = [] if r.peak_bytes is None else [f"{r.peak_bytes / 2**30:,.1f} GiB"]
     mib = f"{r.kv_bytes / 2**20:,.2f} MiB"
-    return [f"{r.evict_share:.1%}", f"{r.evict_ms:.3g} ms", f"{r.entries:,.0f}", mib, f"{r.roofline_share:.0%}", *gpu]
+    return [
+        f"{r.evict_share:.1%}",
+        f"{r.evict_us:.3g} µs",
+        f"{r.entries:,.0f}",
+        mib,
+        _shown("{:.0%}", r.roofline_share),
+        *gpu,
+    ]
 
 
 def _shown(form: str, value: float | None) -> str:

@@ -1,8 +1,8 @@
 """Faster linear layers on a CPU: weights packed once for oneDNN's matrix product of few rows.
 
 A decode step multiplies a few rows (one per slot) with every weight matrix. torch's default product packs the weights
-again in each call; with 2 to 32 rows that costs 1.1 to 4 times the product itself. bfloat16 is packed where the
-processor has instructions for it; there a single row gains too. Like default layers, packed layers give a row the same
+again in each call; with 2 to 32 rows that costs 1.1 to 4 times the product itself. bfloat16 is packed where oneDNN
+multiplies it on this processor; there a single row gains too. Like default layers, packed layers give a row the same
 bits at any place in the batch and beside any other rows; but packed and default layers differ in the last bits.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def supply(method: Method, loaded: LoadedModel, scratch: Path) -> tuple[Method, 
 def _drawn(weights: Weights, config: Any, scratch: Path) -> Path:
     """Return the path of a file with random weights, written on first use."""
     tensors = draw(weights, config)
-    folder = scratch / "-".join(["drawn", *(str(size) for t in tensors.values() for size in t.shape)])
+    sizes = repr([(name, list(tensor.shape)) for name, tensor in tensors.items()])
+    folder = scratch / f"drawn-{hashlib.sha256(sizes.encode()).hexdigest()[:16]}"
     folder.mkdir(exist_ok=True)
     path = folder / f"{weights.kind}.safetensors"
     if not path.exists():

@@ -10,8 +10,3 @@ growing cache asks for new memory at every step, and in a fresh process glibc ha
 each time. After a first long generation glibc keeps them, and transformers becomes up to twice as fast. "fresh" is the
 speed of a job that generates once, "warm" the speed of a job that continues. Both occur in practice: both are shown.
 """
-
-from kvbench.runner.bench.rounds import Measured, Speed, as_json, bench
-from kvbench.runner.bench.setting import Setting
-
-__all__ = ["Measured", "Setting", "Speed", "as_json", "bench"]

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import transformers
@@ -21,6 +21,7 @@ from kvbench.errors import KVBenchError, SetupError
 from kvbench.runner.bench.setting import Setting, build
 from kvbench.runner.bench.systems import Sample, System, held, systems
 
+Result = TypeVar("Result")
 WARM_UP = 40  # tokens before the clock starts
 
 
@@ -46,7 +47,8 @@ class Measured:
     Attributes:
         sequences: as asked for; decoded: as many as fitted into memory.
         first_seconds: until every sequence had its first token; None where the system does not tell.
-        evict_share: of decode and evict time; evict_ms: time of one eviction of one sequence, over all layers.
+        evict_share: of decode and evict time; evict_us: microseconds of eviction per generated token. Both include the
+            evictions of prompts.
         entries: mean entries per layer and head; kv_bytes: largest KV bytes of a sequence.
         peak_bytes: most bytes allocated on the GPU, weights included.
         roofline_share: decoded tokens per second of wall time over the most that this machine allows with the cache
@@ -61,7 +63,7 @@ class Measured:
     first_seconds: float | None
     peak_bytes: int | None
     evict_share: float | None = None
-    evict_ms: float | None = None
+    evict_us: float | None = None
     entries: float | None = None
     kv_bytes: int | None = None
     roofline_share: float | None = None
@@ -77,8 +79,8 @@ def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> 
     torch.set_num_threads(1)  # until the processes are forked: threads do not survive a fork
     try:
         loaded = build(setting)
-        machine = measure(loaded.device, loaded.dtype)
         contest = Contest(setting, loaded, note)
+        machine = contest.apart(partial(measure, loaded.device, loaded.dtype))
         return [row for n in setting.sequences for row in contest.rows(machine, n)]
     finally:
         torch.set_num_threads(before)
@@ -101,7 +103,10 @@ class Contest:
                 done = pairs[system.name]
                 self.note(f"{system.name}, {sequences} sequences, round {repeat + 1} of {setting.repeats}")
                 rows = done[-1][0].sequences if done else sequences
-                done.append(self._apart(partial(self._fitting, system, ids[:rows])))
+                pair = self.apart(partial(self._fitting, system, ids[:rows]))
+                if pair[0].sequences < rows:
+                    done.clear()  # medians are over rounds with equally many sequences
+                done.append(pair)
         return [self._measured(machine, name, sequences, done) for name, done in pairs.items()]
 
     def _fitting(self, system: System, ids: torch.Tensor) -> tuple[Sample, Sample]:
@@ -109,7 +114,8 @@ class Contest:
         tokens = self.setting.new_tokens
         while True:
             try:
-                system.run(ids, min(WARM_UP, tokens))
+                release(self.loaded.device)
+                system.warm_up(ids, min(WARM_UP, tokens))
                 return self._timed(system, ids, tokens), self._timed(system, ids, tokens)
             except Exception as error:
                 if not faults.out_of_memory(error):
@@ -126,10 +132,10 @@ class Contest:
             torch.cuda.reset_peak_memory_stats(self.loaded.device)
         return system.run(ids, tokens)
 
-    def _apart(self, work: Callable[[], tuple[Sample, Sample]]) -> tuple[Sample, Sample]:
-        """Run in a forked process, or in this process on CUDA, which cannot fork."""
+    def apart(self, work: Callable[[], Result]) -> Result:
+        """Run with the setting's threads: in a forked process, or in this process on CUDA, which cannot fork."""
 
-        def threaded() -> tuple[Sample, Sample]:
+        def threaded() -> Result:
             torch.set_num_threads(self.setting.threads)
             return work()
 
@@ -159,14 +165,13 @@ class Contest:
         evicting, decoding = sum(u.evict_seconds for u in usages), sum(u.decode_seconds for u in usages)
         entries = held(samples[-1].usages)
         limit = roofline(shape_of_model(self.loaded.model), machine, decoded, entries, self.loaded.dtype)
-        seconds = [sum(usage.decode_seconds + usage.evict_seconds for usage in sample.usages) for sample in samples]
-        rate = decoded * max(1, samples[-1].tokens - 1) / max(statistics.median(seconds), 1e-9)
+        rates = [sample.decode_wall_rate for sample in samples if sample.decode_wall_rate is not None]
         return {
             "evict_share": evicting / max(evicting + decoding, 1e-9),
-            "evict_ms": 1000 * evicting / max(1, sum(u.evictions for u in usages)),
+            "evict_us": 1e6 * evicting / sum(usage.output_tokens for usage in usages),
             "entries": entries,
             "kv_bytes": max(usage.kv_bytes_peak for usage in usages),
-            "roofline_share": rate / limit,
+            "roofline_share": statistics.median(rates) / limit if rates else None,
         }
 
 
@@ -181,24 +186,35 @@ def _speed(samples: Sequence[Sample]) -> Speed:
     )
 
 
-def _forked(work: Callable[[], Any]) -> Any:
-    """Return the result of a function that runs in a fork of this process."""
+def _forked(work: Callable[[], Result]) -> Result:
+    """Return the result of a function that runs in a fork of this process, or raise its KVBenchError."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=lambda: sender.send(work()))
+
+    def child() -> None:
+        try:
+            sender.send((work(), None))
+        except KVBenchError as error:
+            sender.send((None, error))
+
+    process = context.Process(target=child)
     process.start()
     signals.at_end(process.kill)
     sender.close()
     try:
-        return receiver.recv()
+        result, error = receiver.recv()
     except EOFError:
-        raise KVBenchError("a measuring process ended without a result; its message is above.") from None
+        process.join()
+        raise KVBenchError(f"a measuring process ended without a result (exit code {process.exitcode}).") from None
     except BaseException:
         process.kill()
         raise
     finally:
         process.join()
         signals.not_at_end(process.kill)
+    if error is not None:
+        raise error
+    return cast(Result, result)
 
 
 def as_json(setting: Setting, results: Sequence[Measured]) -> dict[str, Any]:

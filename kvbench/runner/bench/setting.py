@@ -1,4 +1,4 @@
-"""What `kvbench bench` measures: model shapes, and the options of one call."""
+"""The options of one call of `kvbench bench`, and the model that it measures with."""
 
 from __future__ import annotations
 
@@ -11,40 +11,7 @@ import transformers
 from kvbench.config.run_config import MethodChoice
 from kvbench.engine.model.load import LoadedModel, pick_device, pick_dtype, prepare
 from kvbench.eviction.budget import Budget, label
-
-_SMALL: dict[str, Any] = dict(vocab_size=4096, num_attention_heads=8, num_key_value_heads=4, tie_word_embeddings=True)
-# Name -> (class of the configuration, its sizes).
-SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "A": ("Qwen3", dict(_SMALL, hidden_size=256, intermediate_size=768, num_hidden_layers=4, head_dim=32)),
-    "B": ("Qwen3", dict(_SMALL, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, head_dim=64)),
-    "qwen3-4b": (
-        "Qwen3",
-        dict(
-            vocab_size=151936,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            tie_word_embeddings=True,
-            hidden_size=2560,
-            intermediate_size=9728,
-            num_hidden_layers=36,
-            head_dim=128,
-        ),
-    ),
-    "r1-distill-qwen-7b": (
-        "Qwen2",
-        dict(
-            vocab_size=152064,
-            num_attention_heads=28,
-            num_key_value_heads=4,
-            tie_word_embeddings=False,
-            hidden_size=3584,
-            intermediate_size=18944,
-            num_hidden_layers=28,
-        ),
-    ),
-}
-CONTEXT = 131_072  # tokens; positions beyond those of the released models, since random weights have no quality
-BASELINES = ("transformers", "continuous", "vllm")
+from kvbench.runner.bench.shapes import LONGEST, SHAPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +23,7 @@ class Setting:
         prompt, new_tokens: length of every prompt and of every answer, in tokens.
         sequences: sequences decoded side by side, one slot each; one measurement per number.
         samples: sequences that share one prompt, as the samples of a question do.
-        baselines: systems beside the methods, all with the full cache; see `systems`.
+        baselines: systems beside the methods, all with the full cache, by their names in `shapes.BASELINES`.
     """
 
     shape: str = "A"
@@ -102,7 +69,7 @@ def build(setting: Setting) -> LoadedModel:
     family, sizes = SHAPES[setting.shape]
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(
-        **sizes, max_position_embeddings=CONTEXT, pad_token_id=0, eos_token_id=None, bos_token_id=1
+        **sizes, max_position_embeddings=LONGEST, pad_token_id=0, eos_token_id=None, bos_token_id=1
     )
     with torch.device(device):
         model: Any = getattr(transformers, f"{family}ForCausalLM")(config)

@@ -8,6 +8,7 @@ with its own full cache is the method `full`: it differs from a method by nothin
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import statistics
 import tempfile
 import time
@@ -40,7 +41,8 @@ class Sample:
 
     Attributes:
         seconds: by `clock`, prompts included; wall: the same in wall time.
-        first: seconds, by `clock`, until every sequence had its first token; None where the system does not tell.
+        first, first_wall: seconds until every sequence had its first token, by `clock` and in wall time; None where the
+            system does not tell.
         usages: of each sequence, from the engine; empty for a baseline.
         peak_bytes: most bytes allocated on the GPU; None on a CPU.
     """
@@ -49,7 +51,8 @@ class Sample:
     tokens: int
     seconds: float
     wall: float
-    first: float | None
+    first: float | None = None
+    first_wall: float | None = None
     usages: tuple[Usage, ...] = ()
     peak_bytes: int | None = None
 
@@ -60,42 +63,53 @@ class Sample:
 
     @property
     def decode_rate(self) -> float | None:
-        """Generated tokens per second after the first token of every sequence."""
-        if self.first is None or self.tokens < 2:
-            return None
-        return self.sequences * (self.tokens - 1) / max(self.seconds - self.first, 1e-9)
+        """Generated tokens per second after the first token of every sequence; None where that is not known."""
+        return None if self.first is None else self._after(self.seconds - self.first)
+
+    @property
+    def decode_wall_rate(self) -> float | None:
+        """`decode_rate` in wall time."""
+        return None if self.first_wall is None else self._after(self.wall - self.first_wall)
+
+    def _after(self, seconds: float) -> float:
+        return self.sequences * (self.tokens - 1) / max(seconds, 1e-9)
 
 
 class Stopwatch:
-    """Times one generation, and within it the first steps, of which the time of the prompts follows.
+    """Times one generation, and the first steps within it, from which the time until the first token follows.
 
-    Every system reports the first steps that it has finished (`lap`). With `k` tokens per sequence at that moment the
-    time until the first token is `lap - (k - 1) * step`, with the mean step of the rest.
+    A system reports its first steps (`lap`). With k tokens per sequence at that moment, the first token came at
+    `lap - (k - 1) * step`, with the mean step of the rest.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.wall, self.began = time.perf_counter(), clock(device)
-        self._lap: tuple[float, int] | None = None
+        self.began = self._now()
+        self._lap: tuple[tuple[float, float], int] | None = None
+
+    def _now(self) -> tuple[float, float]:
+        return clock(self.device), time.perf_counter()
 
     def lap(self, tokens: int) -> None:
-        """Note once that every sequence has `tokens` tokens."""
+        """Note, at the first call, that every sequence has `tokens` tokens."""
         if self._lap is None:
-            self._lap = clock(self.device) - self.began, tokens
+            self._lap = self._now(), tokens
 
     def stop(self, sequences: int, tokens: int, usages: tuple[Usage, ...] = ()) -> Sample:
-        seconds, wall = clock(self.device) - self.began, time.perf_counter() - self.wall
-        first = None
+        """Return the measurement of a generation that has ended."""
+        spent = [now - began for now, began in zip(self._now(), self.began)]
+        firsts: list[float | None] = [None, None]
         if self._lap is not None and self._lap[1] < tokens:
-            at, done = self._lap
-            first = max(0.0, at - (done - 1) * (seconds - at) / (tokens - done))
+            at, done = [now - began for now, began in zip(self._lap[0], self.began)], self._lap[1]
+            firsts = [max(0.0, a - (done - 1) * (s - a) / (tokens - done)) for a, s in zip(at, spent)]
         on_gpu = self.device.type == "cuda"
         return Sample(
             sequences=sequences,
             tokens=tokens,
-            seconds=seconds,
-            wall=wall,
-            first=first,
+            seconds=spent[0],
+            wall=spent[1],
+            first=firsts[0],
+            first_wall=firsts[1],
             usages=usages,
             peak_bytes=torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
         )
@@ -118,6 +132,10 @@ class System(ABC):
     def run(self, ids: torch.Tensor, tokens: int) -> Sample:
         """Generate `tokens` tokens after each prompt of ids [sequences, prompt]."""
 
+    def warm_up(self, ids: torch.Tensor, tokens: int) -> None:
+        """Generate a few tokens before the clock starts."""
+        self.run(ids, tokens)
+
 
 class EngineSystem(System):
     """The engine with a method at a budget, a slot for each sequence."""
@@ -129,14 +147,7 @@ class EngineSystem(System):
         self.method, self.loaded = supply(method, loaded, Path(self._folder.name))
 
     def run(self, ids: torch.Tensor, tokens: int) -> Sample:
-        sequences, watch = len(ids), Stopwatch(self.loaded.device)
-        steps = 0
-
-        def step(generated: int, live_bytes: int, live: int) -> None:
-            nonlocal steps
-            steps += 1
-            watch.lap(1 + steps)
-
+        sequences, steps = len(ids), itertools.count(2)  # the prompt gives the first token, a step the second
         engine = Engine(
             self.loaded,
             self.method,
@@ -144,8 +155,9 @@ class EngineSystem(System):
             interval=self.setting.interval,
             slots=sequences,
             max_tokens=ids.shape[1] + tokens,
-            on_step=step,
+            on_step=lambda *_: watch.lap(next(steps)),
         )
+        watch = Stopwatch(self.loaded.device)
         done = list(engine.generate(self._requests(ids, tokens)))
         generated = sum(len(d.token_ids) for d in done)
         if generated != sequences * tokens:
@@ -223,6 +235,8 @@ class Continuous(System):
                 allow_block_sharing=self._shared(ids),
             ),
         )
+        if errors := [str(answer.error) for answer in answers.values() if answer.error]:
+            raise RuntimeError(errors[0])  # it logs what its thread raised, and gives back answers without tokens
         generated = sum(len(answer.generated_tokens) for answer in answers.values())
         if generated != len(ids) * tokens:
             raise BudgetViolation(f"continuous batching made {generated} tokens instead of {len(ids) * tokens}.")
@@ -242,13 +256,18 @@ class Vllm(System):
     def __init__(self, setting: Setting, loaded: LoadedModel) -> None:
         if importlib.util.find_spec("vllm") is None:
             raise UserError("--baseline vllm: vLLM is not installed here. Leave it out of --baseline.")
+        if loaded.device.type != "cuda":
+            raise UserError("--baseline vllm is measured on a GPU only. Leave it out of --baseline.")
         self.loaded = loaded
+
+    def warm_up(self, ids: torch.Tensor, tokens: int) -> None:
+        """Do nothing: every run loads the model in a new process, which warms up itself."""
 
     def run(self, ids: torch.Tensor, tokens: int) -> Sample:
         with tempfile.TemporaryDirectory(prefix="kvbench-vllm-") as folder:
             self.loaded.model.save_pretrained(folder)
             seconds = vllm_seconds(Path(folder), ids, tokens, str(self.loaded.dtype).removeprefix("torch."))
-        return Sample(sequences=len(ids), tokens=tokens, seconds=seconds, wall=seconds, first=None)
+        return Sample(sequences=len(ids), tokens=tokens, seconds=seconds, wall=seconds)
 
 
 _BASELINES: dict[str, Callable[[Setting, LoadedModel], System]] = {s.name: s for s in (Generate, Continuous, Vllm)}

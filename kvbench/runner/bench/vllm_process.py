@@ -10,35 +10,46 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from kvbench.errors import KVBenchError
 
+RESULT = "kvbench-result.json"
 SHARE = 0.45  # of the GPU's memory: the measured model and its cache lie beside it
 
 
 def vllm_seconds(folder: Path, ids: torch.Tensor, tokens: int, dtype: str) -> float:
     """Return the wall seconds in which vLLM generates `tokens` tokens after each prompt of ids [sequences, prompt].
 
-    folder: of the model. The time excludes loading and one warm-up. Raises KVBenchError when the process fails.
+    folder: of the model; the process writes its result there. The time excludes loading and one warm-up. Raises
+    RuntimeError with vLLM's message when it fails, KVBenchError when its process ends without a result.
     """
     job = {"folder": str(folder), "ids": ids.tolist(), "tokens": tokens, "dtype": dtype}
-    done = subprocess.run(
-        [sys.executable, "-m", "kvbench.runner.bench.vllm_process"],
-        input=json.dumps(job),
-        text=True,
-        stdout=subprocess.PIPE,
-    )
-    if done.returncode:
-        raise KVBenchError("the process that measures vLLM ended without a result; its message is above.")
-    return float(json.loads(done.stdout.splitlines()[-1])["seconds"])
+    subprocess.run([sys.executable, "-m", "kvbench.runner.bench.vllm_process"], input=json.dumps(job), text=True)
+    try:
+        result = json.loads((folder / RESULT).read_text())
+    except FileNotFoundError:
+        raise KVBenchError("the process that measures vLLM ended without a result.") from None
+    if "error" in result:
+        raise RuntimeError(f"vLLM: {result['error']}")
+    return float(result["seconds"])
 
 
 def main() -> None:
+    """Run the job on stdin, and write its seconds or its error to the model's folder."""
+    job = json.load(sys.stdin)
+    try:
+        result = {"seconds": _seconds(job)}
+    except Exception as error:  # vLLM may raise any exception
+        result = {"error": f"{type(error).__name__}: {error}"}
+    Path(job["folder"], RESULT).write_text(json.dumps(result))
+
+
+def _seconds(job: dict[str, Any]) -> float:
     from vllm import LLM, SamplingParams
 
-    job = json.load(sys.stdin)
     prompts = [{"prompt_token_ids": row} for row in job["ids"]]
     model = LLM(
         model=job["folder"],
@@ -50,15 +61,18 @@ def main() -> None:
         enable_prefix_caching=False,
     )
 
-    def generate(tokens: int) -> None:
-        model.generate(
-            prompts, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False), use_tqdm=False
-        )
+    def generate(tokens: int) -> int:
+        parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        answers = model.generate(prompts, parameters, use_tqdm=False)
+        return sum(len(answer.outputs[0].token_ids) for answer in answers)
 
     generate(min(8, job["tokens"]))
     began = time.perf_counter()
-    generate(job["tokens"])
-    print(json.dumps({"seconds": time.perf_counter() - began}))
+    generated = generate(job["tokens"])
+    seconds = time.perf_counter() - began
+    if generated != len(prompts) * job["tokens"]:
+        raise ValueError(f"{generated} tokens instead of {len(prompts) * job['tokens']}")
+    return seconds
 
 
 if __name__ == "__main__":

@@ -1,0 +1,39 @@
+"""Model shapes and baselines that `kvbench bench` knows by name. Imports no torch: the command checks names first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SMALL: dict[str, Any] = dict(vocab_size=4096, num_attention_heads=8, num_key_value_heads=4, tie_word_embeddings=True)
+# Name -> (class of the configuration, its sizes).
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "A": ("Qwen3", dict(_SMALL, hidden_size=256, intermediate_size=768, num_hidden_layers=4, head_dim=32)),
+    "B": ("Qwen3", dict(_SMALL, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, head_dim=64)),
+    "qwen3-4b": (
+        "Qwen3",
+        dict(
+            vocab_size=151936,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            tie_word_embeddings=True,
+            hidden_size=2560,
+            intermediate_size=9728,
+            num_hidden_layers=36,
+            head_dim=128,
+        ),
+    ),
+    "r1-distill-qwen-7b": (
+        "Qwen2",
+        dict(
+            vocab_size=152064,
+            num_attention_heads=28,
+            num_key_value_heads=4,
+            tie_word_embeddings=False,
+            hidden_size=3584,
+            intermediate_size=18944,
+            num_hidden_layers=28,
+        ),
+    ),
+}
+LONGEST = 131_072  # tokens; positions beyond those of the released models, since random weights have no quality
+BASELINES = ("transformers", "continuous", "vllm")
