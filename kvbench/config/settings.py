@@ -152,10 +152,10 @@ class Settings:
         "Attention code that reads prompts: sdpa, flash (flash-attn). Default: sdpa.",
         metavar="NAME",
     )
-    decode_attn: Literal["triton", "torch"] = engine(
+    decode_attn: Literal["triton", "torch", "varlen"] = engine(
         "triton",
-        choice("triton", "torch"),
-        "What attends while a GPU decodes: triton, torch. Default: triton.",
+        choice("triton", "torch", "varlen"),
+        "What attends while a GPU decodes: triton, torch, varlen (torch 2.13). Default: triton.",
         metavar="NAME",
     )
     no_compile: bool = engine(False, flag, "Decode on a GPU without compiling the model's layers.")
