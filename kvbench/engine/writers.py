@@ -227,7 +227,7 @@ class PagedStepWriter(StepWriter):
         stores = [store for stack in self.cache.stacks for store in stack.layers]
         self._tables = {s.geometry.index: s.table() for s in stores}
         self._lengths = {s.geometry.index: s.lengths() for s in stores}
-        self._sizes = {}
+        self._sizes: dict[int, list[int]] = {}
         for stack in self.cache.stacks:
             sizes = self._buckets(stack.blocks.lengths.max(axis=1) + 1).reshape(-1, stack.slots).tolist()
             self._sizes |= {store.geometry.index: size for store, size in zip(stack.layers, sizes)}
