@@ -110,6 +110,8 @@ class DenseStack(Stack):
 
 
 class DenseCache(SlotCache):
+    stacks: list[DenseStack]
+
     def __init__(
         self, geometry: Sequence[LayerGeometry], shape: Shape, device: torch.device, dtype: torch.dtype
     ) -> None:
