@@ -1,4 +1,4 @@
-"""Invariants of generations.
+"""Invariants that a check of generated tokens, logits, memory and evictions can confirm.
 
 The first line of each public function states an invariant. The function raises `Broken` if the invariant does not hold,
 and `NotApplicable` if it cannot be checked.
@@ -235,18 +235,18 @@ def evicts(exam: Exam) -> None:
 
 
 def _drops(exam: Exam, way: Way) -> None:
-    """Raise NotApplicable if the method evicts but dropped no entry: then its generations prove nothing."""
+    """Raise NotApplicable if a method that evicts has dropped no entry: such generations prove nothing."""
     if exam.method.evicts and not any(e.dropped for e in evictions(exam, exam.main(way))):
         raise NotApplicable(DROPPED_NOTHING)
 
 
 def _prompt(trial: Trial, request: Request) -> dict[tuple[int, int], list[list[int]]]:
-    """Return the part of `Trial.kept` from evictions of the prompt."""
+    """Return the positions that each head kept at evictions of the prompt: a part of `Trial.kept`."""
     return {at: heads for at, heads in trial.kept(request, 0).items() if at[0] <= len(request.prompt_ids)}
 
 
 def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
-    """Compare a sequence in two trials. Raises Broken at the first eviction or token that differs.
+    """Compare one sequence in two trials. Raises Broken at the first eviction or token in which the trials differ.
 
     how: how the second trial ran, in words for the message.
     """
@@ -266,9 +266,9 @@ def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
 
 
 def _compare(exam: Exam, way: Way, request: Request, sample: int, *, masked: bool, upto: int | None) -> None:
-    """Compare the engine's logits at positions below `upto` with those of a pass without a cache (`Exam.dense`).
+    """Compare the engine's logits with those of a pass without a cache (`Exam.dense`), at positions below `upto`.
 
-    Raises Broken if they differ.
+    Raises Broken if they differ by more than rounding. upto: None compares all positions.
     """
     trial, dense = exam.main(way), exam.dense(way, request, sample, masked=masked).logits
     _, key = noise_keys(request, sample)

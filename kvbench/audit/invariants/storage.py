@@ -1,4 +1,4 @@
-"""The invariant `storage`: a method's results do not depend on how a view is stored."""
+"""The invariant `storage`: a method's results do not depend on the order in which a view stores the entries."""
 
 from __future__ import annotations
 
@@ -89,7 +89,11 @@ def _observes_alike(method: Method, plain: LayerView, other: LayerView, how: str
 
 
 def _alike(name: str, a: torch.Tensor, b: torch.Tensor, mine: LayerView, theirs: LayerView, how: str) -> None:
-    """Compare the values `a` and `b` of a column or state, returned for two storages of a view. Raises Broken."""
+    """Compare the values `a` and `b` of one column or state.
+
+    The method returned them for the same entries, stored as in `mine` and as in `theirs`. how: how `theirs` is stored,
+    in words for the message. Raises Broken if the values differ by more than rounding.
+    """
     if name in mine.columns:
         a, b = by_position(a, mine), by_position(b, theirs)
     change = largest_change(a.double(), b.double())
