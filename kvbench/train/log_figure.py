@@ -1,4 +1,4 @@
-"""The figure of `kvbench train --plot`: the training log, a panel for the loss and for each figure of the recipe."""
+"""The figure of `kvbench train --plot`: the loss and each of the recipe's other figures has a panel, over the steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEANS = "A point is the mean over {steps} steps; the band spans their smallest a
 
 
 def log_figure(log: Path, recipe: str) -> Figure:
-    """Return the figure of a training log, which has a row per step."""
+    """Return the figure of a training; the file `log` has a line per step."""
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     steps = -(-len(rows) // MOST)
     names = [name for name in rows[0] if name not in APART]

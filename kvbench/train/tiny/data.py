@@ -1,4 +1,4 @@
-"""Training data of the built-in model: stages, a mixture of tasks per stage, levels of difficulty per task.
+"""Training data of the built-in model: the stages of training, their tasks, and each task's levels of difficulty.
 
 A task climbs a level when, for each kind of token in `GATES`, the model's accuracy is above the kind's threshold. A
 batch is a pure function of (seed, step, stage, levels), so a resumed training draws the same batches. All problems of a
@@ -82,7 +82,7 @@ class Ladder:
     accuracy: dict[str, dict[str, float]] = field(default_factory=lambda: {task: {} for task in LEVELS})
 
     def learn(self, batch: Batch, right: dict[str, float]) -> bool:
-        """Update the running accuracies with one batch; return whether the batch's task climbs a level."""
+        """Update the running accuracies with those of one batch; return whether the batch's task climbs a level."""
         task = batch.task
         if batch.level != self.level[task]:
             return False  # the running accuracies are those of the current level
@@ -127,7 +127,7 @@ def pack(task: str, level: int, problems: list[Problem]) -> Batch:
 
 
 def draw_knobs(task: str, level: int, draw: Draw) -> Knobs:
-    """Draw random settings (knobs) of a task's problem generator from the ranges of one level."""
+    """Draw random settings (knobs) for a task's problem generator; the level of difficulty says from which ranges."""
     if task == "chain":
         facts, steps, distract, fill = (draw.between(*span) for span in CHAIN[level])
         s0 = draw.between(1, 99 - steps) if draw.chance(0.3) else 1
