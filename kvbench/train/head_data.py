@@ -86,17 +86,17 @@ def _of_lookup(problem: Problem) -> Example:
     Its answer lists the asked keys, each with its value of two digits. The query at a key predicts the tens digit and
     the query at the tens digit predicts the units; the model can copy both from the key's fact.
     """
-    prompt, trace = problem.prompt_pieces, problem.trace_pieces
+    prompt, solution = problem.prompt_pieces, problem.solution_pieces
     stops = prompt.index("Ask")
     rows, evidence, name = [], [], ""
-    for index, (piece, kind) in enumerate(zip(trace, problem.trace_kinds)):
+    for index, (piece, kind) in enumerate(zip(solution, problem.solution_kinds)):
         if kind == FACT:
             at = prompt.index(name, 0, stops)
             rows.append(len(prompt) + index - 1)
             evidence.append((at, at + 1, at + 2))
         else:
             name = piece if piece.startswith(" ") else name
-    return Example(tuple(ids([*prompt, *trace])), tuple(rows), tuple(evidence))
+    return Example(tuple(ids([*prompt, *solution])), tuple(rows), tuple(evidence))
 
 
 def text_examples(encode: Encode, count: int, seed: int, first: Sequence[int], longest: int) -> list[Example]:

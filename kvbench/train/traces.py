@@ -87,7 +87,7 @@ def built_in(
         number = HELD_OUT + index if held_out else draw.getrandbits(SEED_BITS)
         problem = variant.generate(number)
         ids = loaded.tokenizer(problem.prompt)["input_ids"]
-        longest = len(problem.trace_pieces) + 16
+        longest = len(problem.solution_pieces) + 16
         name = f"{variant.name}-{number}"
         questions.append(Question(name=name, ids=tuple(ids), max_new_tokens=longest, judge=_exact(variant, number)))
     return questions

@@ -102,8 +102,8 @@ class Ladder:
 class Batch:
     task: str
     level: int
-    tokens: np.ndarray  # [rows, prompt + trace] int64
-    kinds: np.ndarray  # [trace] index into KINDS; the same for every row
+    tokens: np.ndarray  # [rows, prompt + solution] int64
+    kinds: np.ndarray  # [solution] index into KINDS; the same for every row
     n_prompt: int
 
 
@@ -115,14 +115,14 @@ def draw_batch(seed: int, step: int, stage: Stage, ladder: Ladder, batch_tokens:
         level = draw.below(level)
     knobs = draw_knobs(task, level, draw)
     problems = [generate(draw.below(2**40), knobs)]
-    length = len(problems[0].prompt_pieces) + len(problems[0].trace_pieces) + 1
+    length = len(problems[0].prompt_pieces) + len(problems[0].solution_pieces) + 1
     problems += [generate(draw.below(2**40), knobs) for _ in range(max(1, batch_tokens // length) - 1)]
     return pack(task, level, problems)
 
 
 def pack(task: str, level: int, problems: list[Problem]) -> Batch:
-    tokens = np.array([[*ids(p.prompt_pieces), *ids(p.trace_pieces), END_ID] for p in problems], dtype=np.int64)
-    kinds = np.array([_CODE[kind] for kind in (*problems[0].trace_kinds, ANSWER)])
+    tokens = np.array([[*ids(p.prompt_pieces), *ids(p.solution_pieces), END_ID] for p in problems], dtype=np.int64)
+    kinds = np.array([_CODE[kind] for kind in (*problems[0].solution_kinds, ANSWER)])
     return Batch(task, level, tokens, kinds, len(problems[0].prompt_pieces))
 
 

@@ -121,13 +121,13 @@ def batch_loss(model: Qwen3ForCausalLM, batch: Batch) -> tuple[torch.Tensor, dic
 
     Every token is predicted after the right earlier ones (teacher forcing).
     """
-    tokens = torch.from_numpy(batch.tokens)  # [rows, prompt + trace]
+    tokens = torch.from_numpy(batch.tokens)  # [rows, prompt + solution]
     hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
-    logits = model.lm_head(hidden[:, batch.n_prompt - 1 :])  # [rows, trace, 512]: the prompt needs no logits
+    logits = model.lm_head(hidden[:, batch.n_prompt - 1 :])  # [rows, solution, 512]: the prompt needs no logits
     target = tokens[:, batch.n_prompt :]
-    kinds = torch.from_numpy(batch.kinds)  # [trace]
+    kinds = torch.from_numpy(batch.kinds)  # [solution]
     weight = WEIGHT[kinds]
     losses = cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
     loss = (losses * weight).mean() / weight.mean()
-    hits = (logits.argmax(-1) == target).float().mean(0)  # [trace]
+    hits = (logits.argmax(-1) == target).float().mean(0)  # [solution]
     return loss, {KINDS[k]: hits[kinds == k].mean().item() for k in np.unique(batch.kinds)}
