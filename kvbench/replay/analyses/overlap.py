@@ -1,4 +1,4 @@
-"""How long attention stays on the same tokens: the share of a window's attended tokens that a later one attends to.
+"""How long attention stays on the same tokens: the share of the tokens it attends to now that it attends to later too.
 
 A window is 16 successive queries (`api.WINDOW`); its attended tokens S are, per KV head, the fewest older tokens that
 carry 90% of the window's attention to older tokens (`api.MASS`; a mean over queries and the heads of a group). For an
@@ -60,7 +60,7 @@ class Overlap(AttentionAnalysis):
             self._anchors[window.layer].append((window.index, first, attended))
 
     def rows(self) -> list[Row]:
-        """Return a row per layer and distance.
+        """Return a row of results per layer and distance of windows.
 
         Columns: distance (two windows are at most so many tokens apart: 16, 32, ...), pairs (compared pairs of
         windows).

@@ -47,9 +47,9 @@ class RetentionRatio(MethodAnalysis):
             self.tally.add((moment.chosen,), [place], **{"ratio": 0.0, "script": 0.0} | of)
 
     def rows(self) -> list[Row]:
-        """Return a row per method and budget.
+        """Return a row of results per method and budget.
 
-        Columns: answers (answers read), right (those with score 1, which count).
+        Columns: answers (answers read), right (how many of them have score 1: only these count).
         """
         return [
             {
