@@ -79,7 +79,7 @@ def _compare(file: str, row: Golden, name: str, pool: ScorePool) -> ScoredGolden
     except KVBenchError as failed:
         error = str(failed)
     except KeyError as missing:
-        error = f"the golden row has no field {missing}"
+        error = f"the golden has no field {missing}"
     except Exception as failed:  # a scorer that raises is a finding, not a crash of the audit
         error = f"{type(failed).__name__}: {failed}"
     return ScoredGolden(

@@ -23,7 +23,7 @@ def check_scorable(work: TaskWork) -> None:
     """Raise UserError if a judge must score the task's answers, or a program must run: replay does neither."""
     if work.task.needs:
         raise UserError(
-            f"task {quote(work.task.name)} needs a judge or runs programs, and replay does neither to score answers. "
+            f"task {quote(work.task.name)} needs a judge or a program to score its answers, and replay runs neither. "
             "Give --run with a run that has scored them."
         )
 

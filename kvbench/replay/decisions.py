@@ -98,7 +98,7 @@ class Recorder:
         state = self._state(cell.method)
         check_method(row, state)
         if trace is None:
-            raise UserError("the stored answer is empty, or the run's prompt was another than this task's prompt now.")
+            raise UserError("the stored answer is empty, or the task's prompt has changed since the run.")
         log = _Log()
         reader = TraceReader(
             self.loaded,

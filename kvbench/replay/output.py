@@ -23,10 +23,11 @@ from kvbench.store import check_out
 from kvbench.store.files import replacing
 
 LEGEND = """\
-loss +: the loss that eviction adds, in nats per token; low, high: for tokens of which the full cache
-is sure, and for others. gap closed: 0 is random, 1 is the oracle golden. loss ratio, with its error:
-loss divided by that of the full cache; huge where the full cache has almost no loss. *: evicts the
-prompt only, so holds more entries. docs/replay.md explains every column.
+loss +: the loss that eviction adds, in nats per token. low: loss + of the 80% of tokens that the
+full cache predicts with the lowest entropy; high: of the others. gap closed: 0 is random, 1 is the
+oracle golden. loss ratio, with its standard error: the loss divided by that of the full cache; huge
+where the full cache has almost no loss. *: the method evicts the prompt only, so it holds more
+entries. docs/replay.md explains every column.
 """
 
 

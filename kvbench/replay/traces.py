@@ -116,11 +116,13 @@ def stored_answers(
     if prompt_mismatch := len(rows) - len(traces):
         name = quote(work.task.name)
         say(
-            f"task {name}: {prompt_mismatch} answers of {quote(folder)} are left out: empty, or to "
-            "other prompts than today's."
+            f"task {name}: {prompt_mismatch} answers of {quote(folder)} are left out: they are empty, or belong to "
+            "prompts that have changed since."
         )
     if not traces:
-        raise UserError(f"run {quote(folder)} has no answers of the full cache to {quote(work.task.name)} to replay.")
+        raise UserError(
+            f"run {quote(folder)} has no answers with the full cache to {quote(work.task.name)}, which replay needs."
+        )
     return traces
 
 

@@ -203,7 +203,7 @@ class LocalRows:
             manifest, columns = other, its
         asked = [dict(row) for row in source.rows(task, manifest)]
         if not asked:
-            raise SetupError(f"the data folder {quote(folder)} has no rows for task {quote(task)}.")
+            raise SetupError(f"the data folder {quote(folder)} has no data for task {quote(task)}.")
         if columns is not None:
             asked = [{column: row[column] for column in columns} for row in asked]
         if not of.examples:

@@ -43,7 +43,7 @@ class LMEvalTask(Task):
     """A task that the lm-eval package defines in YAML. The constructor does not import lm-eval; the methods do."""
 
     suite = "lm_eval"
-    summary = "a task of lm-eval, by its name there"
+    summary = "a task of lm-eval, by the name that lm-eval gives it"
     prompt_styles: ClassVar[tuple[str, ...]] = (RAW, CHAT)
 
     def __init__(self, name: str) -> None:
@@ -85,8 +85,8 @@ class LMEvalTask(Task):
         rows = LocalRows.find(yaml, source, self.name)
         if rows is None and not hub.may_ask(self.name):
             raise SetupError(
-                f"lm-eval would download the data of task {quote(self.name)}, and only the run's folder names the "
-                f"task. Give --task {shlex.quote(self.name)} again, or a folder with --data."
+                f"the run's folder asks for task {quote(self.name)}, whose data lm-eval would download. "
+                f"Allow this with --task {shlex.quote(self.name)}, or give a folder that holds the data with --data."
             )
         try:
             revision = None if rows else commit(yaml.config, source)
@@ -191,7 +191,7 @@ def _load(name: str, yaml: Definition, rows: LocalRows | None, revision: str | N
 
 def _misfit(name: str, error: Exception) -> SetupError:
     what = f"{type(error).__name__}: {quote(words(error))}"
-    return SetupError(f"the rows of task {quote(name)} do not fit lm-eval's definition of it ({what}).")
+    return SetupError(f"the data of task {quote(name)} do not fit lm-eval's definition of it ({what}).")
 
 
 def _no_data(error: Exception, name: str, yaml: Definition) -> SetupError:

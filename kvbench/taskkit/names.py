@@ -120,8 +120,8 @@ def _split(name: str) -> _Parts:
     base, slash, variant = (part.strip() for part in path.partition("/"))
     if "*" in base and _NAME.fullmatch(base.replace("*", "x")):
         raise UserError(
-            f"{quote(name)}: '*' stands after '/' for any text, or alone after '@' for every length, as in "
-            "ruler/niah_*@*, and nowhere else. 'kvbench list tasks' shows the names."
+            f"{quote(name)}: write '*' only after '/', where it means any text, or after '@', where it means every "
+            "length: ruler/niah_*@*. 'kvbench list tasks' shows the names."
         )
     if not _NAME.fullmatch(base) or (slash and not _NAME.fullmatch(variant.replace("*", "x"))):
         raise UserError(f"{quote(name)} is not a task name ({_ALLOWED}). A task from a file is given with --task-file.")

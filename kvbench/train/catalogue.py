@@ -104,7 +104,7 @@ RECIPES: dict[str, Entry] = {
     ),
     "foresightkv-grpo": Entry(
         location="kvbench.train.recipes.foresightkv_grpo:PolicyRecipe",
-        about="foresightkv's second stage: the scorer's own draws, rewarded by how little loss they add",
+        about="foresightkv's second stage: the scorer draws evictions, and is rewarded if they add little loss",
         tasks=("walk", "chain"),
         traces=400,
         steps=200,

@@ -12,7 +12,7 @@ from kvbench.report.plots.curves import axis, curves
 
 MOST = 400  # points of a line; a longer log is shown as means over equally many steps
 APART = ("step", "lr", "grad_norm")  # columns of the log that have no panel
-ABOUT = "The training log, on the steps' own batches: no error bars, and no held-out figures."
+ABOUT = "The training log: each figure is that of a step's own batch. No error bars, no held-out figures."
 MEANS = "A point is the mean over {steps} steps; the band spans their smallest and largest values."
 
 

@@ -121,7 +121,7 @@ def _answered(
     items = [trace for trace in traces if trace.name not in names]
     test: Sequence[Question | Trace] = [t for t in traces if t.name in names] if ask_held_out else held_out
     if not items or not test:
-        which = f"{len(questions)} questions" if not items else f"first {len(held_out)} questions, held out,"
+        which = f"{len(questions)} questions" if not items else f"first {len(held_out)} questions (which are held out)"
         cure = "Give other questions with --data." if data is None else f"{quote(out / ANSWERS)} holds its answers."
         raise UserError(f"the model answered none of the {which} rightly; there is nothing to learn. {cure}")
     return items, test

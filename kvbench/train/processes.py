@@ -42,7 +42,7 @@ class Processes:
         if batch % self.count:
             raise UserError(
                 f"a batch of {batch} cannot be shared equally by {self.count} processes; choose a "
-                "--batch that is a multiple."
+                f"--batch that is a multiple of {self.count}."
             )
         size = batch // self.count
         return slice(self.rank * size, (self.rank + 1) * size)

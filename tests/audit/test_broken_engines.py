@@ -215,4 +215,4 @@ def test_a_bridge_that_serves_its_first_row_only(mqa: Subject, monkeypatch: pyte
     monkeypatch.setattr(EvictionCache, "_noise_key", lambda self, row, sample: noise_key(self, 0, sample))
     names, failed = verdicts(make("random", {}), mqa)
     assert names == {"generate"}
-    assert failed[0].reason.endswith("in row 1 of the batch")
+    assert failed[0].reason.endswith("for prompt 1 of the batch")

@@ -26,7 +26,8 @@ def runs(exam: Exam, way: Way) -> None:
     trial = exam.main(way)
     for (doc, sample), done in trial.done.items():
         if done.status != "ok" or len(done.token_ids) != done.request.max_new_tokens:
-            raise Broken(f"{doc} prompt, sample {sample}: {len(done.token_ids)} tokens, {done.status} {done.note}")
+            made = f"{len(done.token_ids)} of {done.request.max_new_tokens} tokens generated, status {done.status}"
+            raise Broken(f"{doc} prompt, sample {sample}: {made} {done.note}".rstrip())
         if not exam.method.takes_budget:
             continue
         context, limit = done.request.compress_at or len(done.request.prompt_ids), exam.limit(way, done.request)
@@ -139,18 +140,22 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
         if abs(h.entries - sum(counts) / len(counts)) > 1e-6:
             mean = sum(counts) / len(counts)
             raise Broken(
-                f"{h.entries:.2f} entries per head held, but {mean:.2f} remain in the log: {h.seen} tokens seen"
+                f"the cache holds {h.entries:.2f} entries per head, but by its log of evictions {mean:.2f}: "
+                f"{h.seen} tokens seen"
             )
         low, high = sum(counts) * size, sum(counts) * size
         if layout == "paged":
             pages = [-(-count // PAGE) for count in counts]
             low, high = sum(pages) * PAGE * size, (sum(pages) + len(pages)) * PAGE * size
         if not low <= h.bytes <= high:
-            raise Broken(f"{h.bytes} bytes for {sum(counts)} entries, expected {low} to {high}, {h.seen} tokens seen")
+            raise Broken(
+                f"the cache takes {h.bytes} bytes for {sum(counts)} entries, expected {low} to {high}: "
+                f"{h.seen} tokens seen"
+            )
     if exam.method.takes_budget and exam.method.decode_bounded:
         rows, allowed = trial.cache.shape.rows, exam.size + (exam.growth or 0) * exam.copies
         if rows * exam.copies > allowed + exam.copies:
-            raise Broken(f"a slot has {rows} rows per head; budget and interval together are {allowed}")
+            raise Broken(f"a slot has room for {rows} entries per head; budget and interval together are {allowed}")
 
 
 def effect(exam: Exam, layout: AuditLayout) -> None:
@@ -218,7 +223,7 @@ def generate(exam: Exam, layout: AuditLayout) -> None:
             step = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), min(len(mine), len(theirs)))
             raise Broken(
                 f"the tokens of engine and EvictionCache differ from step {step} of {len(mine)} on, "
-                f"in row {row} of the batch"
+                f"for prompt {row} of the batch"
             )
 
 
@@ -256,7 +261,7 @@ def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
         others = theirs.get((seen, layer))
         if heads != others:
             n = sum(len(set(x) - set(y)) for x, y in zip(heads, others)) if others else sum(map(len, heads))
-            raise Broken(f"{n} entries kept differently {how}: {place}, layer {layer}, {seen} tokens seen")
+            raise Broken(f"{n} entries are kept differently {how}: {place}, layer {layer}, {seen} tokens seen")
     if extra := set(theirs) - set(mine):
         raise Broken(f"{len(extra)} more evictions {how}: {place}")
     mine_ids, other_ids = (t.done[request.doc_id, sample].token_ids for t in (a, b))

@@ -123,6 +123,6 @@ class Bench:
                         used.extend(row[:count].tolist())
             pages = sorted([*used, *pool.free])
             if pages != list(range(1, total + 1)):
-                self.lost_pages = f"{len(used)} pages in use and {len(pool.free)} free, of {total}"
+                self.lost_pages = f"{len(used)} pages in use and {len(pool.free)} free do not add up to all {total}"
             elif idle and used:
                 self.lost_pages = f"{len(used)} of {total} pages were not given back when all sequences had ended"

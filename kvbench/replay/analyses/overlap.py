@@ -30,7 +30,7 @@ ANCHORS = 32
 
 @register("overlap")
 class Overlap(AttentionAnalysis):
-    about = "attended tokens of a window that a later window attends to"
+    about = "share of the tokens attended to by 16 queries that later queries attend to again"
 
     def __init__(self, study: Study) -> None:
         super().__init__(study)
@@ -89,9 +89,12 @@ class Overlap(AttentionAnalysis):
             }
             for row in rows
         ]
-        title = "Attended tokens that a later window attends to, full cache"
+        title = "Attended tokens that later queries attend to again, full cache"
         x, y = "distance of windows (tokens, up to)", "share of attended tokens"
-        about = f"A point is the mean over at least {min((row['pairs'] for row in rows), default=0)} pairs of windows."
+        about = (
+            f"A window is {WINDOW} successive queries; a point is the mean over at least "
+            f"{min((row['pairs'] for row in rows), default=0)} pairs of windows."
+        )
         return plots.lines("overlap", title, points, x=x, y=y, about=about, log=True)
 
     @staticmethod

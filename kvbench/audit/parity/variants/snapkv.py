@@ -28,7 +28,9 @@ def _options(case: Case, reduce_g: str) -> dict[str, Any]:
     if reduce_g not in ("mean", "max"):
         raise NotCoveredError(f"snapkv has no option for the reference's reduction {reduce_g!r} over the group")
     if h["kernel_size"] % 2 == 0:
-        raise NotCoveredError("the case pools with an even width, which shifts the scores against their entries")
+        raise NotCoveredError(
+            "the reference pools scores over an even number of entries, which shifts each score to another entry"
+        )
     heads = "query" if case.meta["units"].get("of", "").startswith("query_head") else "kv"
     return {"window": h["window_size"], "kernel": h["kernel_size"], "pool": pool, "reduce_g": reduce_g, "heads": heads}
 
@@ -63,7 +65,8 @@ def _pyramidkv_kvpress(case: Case) -> list[CasePlan]:
         sizes = method.layer_sizes(budget, case.seen[0], case.layers)
         if len(set(sizes)) == 1 and len({len(unit) for unit in case.kept(0)}) > 1:
             raise NotCoveredError(
-                f"budgets form a pyramid for {asked:g} entries per layer, but are equal for a whole number of entries"
+                f"the reference divides {asked:g} entries per layer into unequal budgets; kvbench divides the whole "
+                f"number {budget}, which gives equal budgets"
             )
     return [_bounded(case, "pyramidkv", options, budget, sizes)]
 
