@@ -40,7 +40,7 @@ class Chosen:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Return the columns that every table has for this method and budget."""
+        """Return the values of the columns method, budget and budget_share, which name this choice in every table."""
         share = self.budget if isinstance(self.budget, float) else None
         return {"method": self.method.label, "budget": self.budget if share is None else None, "budget_share": share}
 

@@ -26,7 +26,7 @@ PER_TOKEN = ("loss", "loss_full", "entropy", "divergence", "agrees")
 
 @dataclass(slots=True, kw_only=True)
 class TraceFigures:
-    """The figures of one trace, whose answer has n tokens, read under eviction."""
+    """The figures (losses, agreement and others) of one trace that was read under eviction; its answer has n tokens."""
 
     trace: ForcedTrace
     loss: Floats  # [n] negative log-likelihood of every token in nats, under eviction

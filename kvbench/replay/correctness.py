@@ -20,7 +20,7 @@ Right = dict[tuple[str, int], bool]  # (doc_id, sample) -> whether the score is 
 
 
 def check_scorable(work: TaskWork) -> None:
-    """Raise UserError if a judge must score the task's answers, or a program must run: replay does neither."""
+    """Raise UserError if scoring the task's answers needs a judge or must run programs, which replay does not do."""
     if work.task.needs:
         raise UserError(
             f"task {quote(work.task.name)} needs a judge or a program to score its answers, and replay runs neither. "

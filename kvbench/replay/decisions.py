@@ -196,7 +196,7 @@ def _dropped(kept: dict[int, set[int]], seen: Sequence[int], count: int) -> list
     """
     dropped = [0] * count
     for number, read in enumerate(seen, 1):
-        left = kept.get(read, set(range(read)))  # a layer whose turn it was not keeps all
+        left = kept.get(read, set(range(read)))  # a layer that did not evict then keeps all
         for position in range(read):
             if dropped[position] == 0 and position not in left:
                 dropped[position] = number

@@ -1,6 +1,6 @@
-"""The traces that a replay reads: finished answers of the full cache, which the model gives now or a run has stored.
+"""The traces that a replay reads: finished answers that were generated with the full cache, now or in an earlier run.
 
-Only first turns are answered now. Both kinds of answers depend only on task, model and seed.
+Answers that are generated now are to each question's first turn only. Both kinds depend only on task, model and seed.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def _engine(loaded: LoadedModel, longest: int, sequences: int) -> Engine:
 def stored_answers(
     folder: Path, work: TaskWork, tokenizer: Any, context: int, seed: int, say: Notice
 ) -> list[ForcedTrace]:
-    """Return the answers that a run has stored for the full cache, as traces. As stored texts they lack the end token.
+    """Return the answers that a run generated with the full cache, as traces.
 
-    Raises UserError when the run has no answers to this task.
+    They lack the end token, as stored texts do. Raises UserError when the run has no answers to this task.
     """
     rows = read_rows(folder).merge(read_texts(folder), on="row_key")
     rows = rows[(rows["task"] == work.task.name) & (rows["method"] == "full") & (rows["status"] == "ok")]
@@ -129,7 +129,7 @@ def stored_answers(
 def read_trace(
     row: Mapping[str, Any], prompt: Prompt | None, work: TaskWork, tokenizer: Any, context: int, seed: int
 ) -> ForcedTrace | None:
-    """Return the answer that a row stores as a trace.
+    """Return the answer of a stored row in the form of a trace.
 
     None if the answer is empty, or if the row's prompt is not `prompt`.
     """

@@ -28,7 +28,7 @@ from kvbench.sources.data.location import in_folder
 from kvbench.task import DataSource, GenSpec, Manifest
 
 MAX_GEN_TOKS = 256  # lm-eval's default for a task without a max_gen_toks
-ASKED, EXAMPLES = "asked", "fewshot"  # names of the splits made from a folder's rows
+ASKED, EXAMPLES = "asked", "fewshot"  # names of the splits made from the data folder
 # Files in kvbench's own layout that hold a hub data set: hub name -> (file, its columns that the data set has).
 NATIVE = {"openai/gsm8k": ("gsm8k/gsm8k_test.jsonl", ("question", "answer"))}
 _BY_LM_EVAL = "'kvbench lm-eval --tasks {}' runs it."
@@ -184,7 +184,7 @@ class LocalRows:
     """A task's data from the user's data folder, used in place of lm-eval's data set."""
 
     asked: list[dict[str, Any]]  # the questions
-    examples: list[dict[str, Any]] | None  # rows for few-shot examples; None: drawn from the other questions
+    examples: list[dict[str, Any]] | None  # data of few-shot examples; None: drawn from the other questions
     official: bool  # False if lm-eval draws the examples from a separate split, which the folder lacks
 
     @classmethod

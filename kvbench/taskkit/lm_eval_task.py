@@ -57,9 +57,9 @@ class LMEvalTask(Task):
 
     @property
     def version(self) -> str:  # type: ignore[override]
-        """Return the task's version in lm-eval, "lm-eval-" with the version of lm-eval, and marks, joined by "+".
+        """Return a version such as ``3.0+lm-eval-0.4.13``: the task's version in lm-eval, and lm-eval's own.
 
-        A mark says how the documents differ from the official ones.
+        Marks may follow, joined by "+", which say how the documents differ from the official ones.
         """
         import importlib.metadata
 

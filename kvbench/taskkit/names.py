@@ -89,7 +89,7 @@ def expand(name: str) -> list[str]:
 
 
 def collapsed(names: Sequence[str]) -> list[str]:
-    """Return the names of tasks, in which a group's name replaces the group's tasks if all of them are listed."""
+    """Return names of tasks, with a group's name in place of its tasks if all tasks of the group are listed."""
     shorter = []
     for name in names:
         base, at, length = base_name(name), *name.partition("@")[1:]

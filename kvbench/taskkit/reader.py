@@ -89,9 +89,9 @@ class Talk:
 
     @property
     def mode(self) -> str:
-        """Return "keep" if later turns continue from the cache, or "reset", with the reason; rows hold it in a column.
+        """Return "keep" if later turns continue from the cache, otherwise "reset" or "reset (template)".
 
-        The column is called `multi_turn_cache`.
+        Rows hold it in the column `multi_turn_cache`. With "reset (template)" the chat template is the reason.
         """
         if not self.keep:
             return "reset"

@@ -1,4 +1,4 @@
-"""A lock on the folder of a training, which excludes other trainings from its first answer to its weights file."""
+"""A lock on the folder of a training: no other training may use it from the first answer to the weights file."""
 
 from __future__ import annotations
 

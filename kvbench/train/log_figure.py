@@ -1,4 +1,4 @@
-"""The figure of `kvbench train --plot`: the loss and each of the recipe's other figures has a panel, over the steps."""
+"""The figure of `kvbench train --plot`: the loss and the recipe's other figures over the steps, in a panel each."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ PATIENCE = timedelta(hours=12)
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The processes of a training as one of them sees them: their number `count`, and its own number `rank`."""
+    """How many processes share a training (`count`), and which of them this process is (`rank`, from 0)."""
 
     count: int = 1
     rank: int = 0

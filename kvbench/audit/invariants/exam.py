@@ -157,7 +157,7 @@ class Exam:
 
     @once
     def repeated(self, layout: AuditLayout) -> tuple[Trial, Trial, Trial]:
-        """Run one sequence, then another, then the first again, each alone in the batch of the same engine."""
+        """Run one sequence, then another, then the first again, one at a time in the same engine."""
         a, b = (replace(request, samples=(0,)) for request in (self.requests[0], self.requests[-1]))
         bench = self._bench(layout)
         return bench.run([a]), bench.run([b]), bench.run([a])

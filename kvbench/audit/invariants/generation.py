@@ -1,4 +1,4 @@
-"""Invariants that a check of generated tokens, logits, memory and evictions can confirm.
+"""The invariants of a generation: of its tokens, logits, memory and evictions.
 
 The first line of each public function states an invariant. The function raises `Broken` if the invariant does not hold,
 and `NotApplicable` if it cannot be checked.
@@ -22,7 +22,7 @@ TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit;
 
 
 def runs(exam: Exam, way: Way) -> None:
-    """Every sequence is generated to its end, whatever the size of query-head groups, and evicted above the budget."""
+    """Every sequence is generated to its end, with query-head groups of any size; prompts above budget are evicted."""
     trial = exam.main(way)
     for (doc, sample), done in trial.done.items():
         if done.status != "ok" or len(done.token_ids) != done.request.max_new_tokens:
@@ -105,7 +105,7 @@ def real(exam: Exam, way: Way) -> None:
 
 
 def batch(exam: Exam, layout: AuditLayout) -> None:
-    """A sequence has the same tokens and kept entries alone, beside others, in another order and another slot."""
+    """A sequence has the same tokens and kept entries alone, beside others, in another order, and in another slot."""
     _drops(exam, layout)
     main = exam.main(layout)
     for request, sample in main.sequences():
@@ -125,7 +125,7 @@ def leak(exam: Exam, layout: AuditLayout) -> None:
 
 
 def memory(exam: Exam, layout: AuditLayout) -> None:
-    """Bytes match the entries held (within one page per head in the paged layout); at the end all pages are free."""
+    """A slot's bytes match the entries it holds (within one page per head if paged); all pages are free at the end."""
     _drops(exam, layout)
     trial = exam.main(layout)
     if trial.lost_pages:
@@ -159,7 +159,7 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
 
 
 def effect(exam: Exam, layout: AuditLayout) -> None:
-    """At two budgets the method keeps different entries."""
+    """At two different budgets the method keeps different entries of a prompt."""
     limit = _budget(exam)
     request = exam.requests[0]
     a, b = (_prompt(trial, request) for trial in (exam.main(layout), exam.larger(layout)))
@@ -187,7 +187,7 @@ def full(exam: Exam, layout: AuditLayout) -> None:
 
 
 def oracle(exam: Exam, way: Way) -> None:
-    """Logits equal those of one forward pass without a cache that masks evicted entries: no position is wrong."""
+    """Logits equal those of a pass without a cache, in which a mask hides evicted entries: no position is wrong."""
     _drops(exam, way)
     for request, sample in exam.main(way).sequences():
         _compare(exam, way, request, sample, masked=True, upto=None)

@@ -89,7 +89,7 @@ class Moment:
 
 
 class Analysis(ABC):
-    """The base class of analyses; an object of it analyses one task.
+    """The base class of analyses; each instance analyses one task.
 
     `tally` holds the sums from which its table follows.
     """
@@ -150,7 +150,7 @@ def register(name: str) -> Callable[[A], A]:
 
 
 def analyses() -> dict[str, type[Analysis]]:
-    """Return the class of every analysis by name, sorted."""
+    """Return the class of every analysis by the analysis's name, sorted by name."""
     package = importlib.import_module(__package__ or "")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")

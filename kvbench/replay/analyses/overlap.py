@@ -1,4 +1,4 @@
-"""How long attention stays on the same tokens: the share of the tokens it attends to now that it attends to later too.
+"""How long attention stays on the same tokens: the share of the tokens attended to now that are attended to later.
 
 A window is 16 successive queries (`api.WINDOW`); its attended tokens S are, per KV head, the fewest older tokens that
 carry 90% of the window's attention to older tokens (`api.MASS`; a mean over queries and the heads of a group). For an

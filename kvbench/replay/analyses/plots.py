@@ -86,9 +86,9 @@ def bars(name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, abo
 
 
 def heat(name: str, title: str, panels: Heat, *, x: str, value: str, about: str = "") -> list[Figure]:
-    """Return a figure of heat maps of shares from 0 to 1, as a list; [] if all are None.
+    """Return a figure of heat maps of shares from 0 to 1, as a list; [] if every share is None.
 
-    A share of None stays empty.
+    A square whose share is None stays empty.
     """
     squares: list[dict[str, Any]] = [
         {"panel": panel, "row": row, "column": column, "share": share}

@@ -1,4 +1,4 @@
-"""Which of the tokens that attention still needs a method still holds, by their age and by KV head.
+"""Whether a method still holds the tokens to which the answer attends: the share held, by age and KV head.
 
 The attended tokens of a block of the answer are, per layer and KV head, the fewest earlier tokens that carry 90% of the
 attention that the block's queries pay to earlier tokens under the full cache (`api.MASS`). The newest token has age 1.

@@ -17,7 +17,7 @@ from kvbench.errors import UserError, quote
 from kvbench.taskkit.ruler.recipes import SEED, Filled, Row
 
 Item = TypeVar("Item")
-DRAWS = 100  # of the smallest size before a row fails; the tokens of draws of one size differ a little
+DRAWS = 100  # of the smallest size before a prompt fails; the tokens of draws of one size differ a little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The variants of the synthetic tasks, and the score below which eviction cannot bring any method (`floor`).
+"""The variants of the synthetic tasks, and the score that a method reaches whatever it evicts (`floor`).
 
 A variant's `budgets` are suggestions: at these, methods were seen to differ. No code enforces them.
 """

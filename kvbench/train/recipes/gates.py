@@ -180,7 +180,10 @@ def _without_file(method: Method) -> Method:
 
 
 def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
-    """Yield groups of traces whose prompts and answers are equally long, each as large as `MOST_TOKENS` allows."""
+    """Yield groups of traces with equally long prompts and equally long answers.
+
+    A group has at most `MOST_TOKENS` tokens, unless a single trace has more.
+    """
     groups: dict[tuple[int, int], list[Trace]] = {}
     for trace in traces:
         groups.setdefault((len(trace.prompt), len(trace.answer)), []).append(trace)

@@ -153,7 +153,7 @@ def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: 
 
 
 def _hit(target: torch.Tensor, guess: torch.Tensor, kv_heads: int, budget: int) -> float:
-    """Return the share of the answer's `budget` most attended entries that the guess would keep."""
+    """Of the `budget` entries to which the answer attends most, return the share that the guess would keep."""
     kept = []
     for shares in (target, guess):
         merged = shares.unflatten(1, (kv_heads, -1)).mean(dim=2)

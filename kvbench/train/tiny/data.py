@@ -75,7 +75,7 @@ MEMORY = 0.9  # of the running accuracy
 
 @dataclass(slots=True)
 class Ladder:
-    """The level of difficulty of every task, and the running accuracies that decide when a task climbs."""
+    """The level of difficulty of every task, and the running accuracies that decide when a task climbs to the next."""
 
     level: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0))
     seen: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0))
