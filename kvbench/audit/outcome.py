@@ -1,4 +1,8 @@
-"""The outcomes of a check: it returns if the invariant holds, else it raises `Broken` or `NotApplicable`."""
+"""The outcomes of one check of an invariant.
+
+The check returns if the invariant holds, and raises `Broken` if it does not, or `NotApplicable` if it cannot be
+checked.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,11 @@ LONGEST = 300  # characters of a reason
 
 
 class Broken(Exception):
-    """Raised if the invariant does not hold; the message has the value and the cause."""
+    """Raised if an invariant does not hold; the message has the wrong value and where it occurred."""
 
 
 class NotApplicable(Exception):
-    """Raised if the invariant cannot be checked for this method and model; the message says why."""
+    """Raised if an invariant cannot be checked for this method and model; the message says why."""
 
 
 class Stopped(Exception):
@@ -33,7 +37,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """The result of one invariant for one method, on one model and layout."""
+    """The result of checking one invariant for one method, on one model and in one layout."""
 
     method: str
     invariant: str
@@ -44,7 +48,7 @@ class Check:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return an exception's type, message and source line as one line of text."""
+    """Return an exception as one line of text: its type, its message, and the file and line that raised it."""
     lines = str(error).splitlines() or [""]
     frames = traceback.extract_tb(error.__traceback__)
     # For an error inside an installed package such as torch, name the line that called the package.

@@ -1,8 +1,8 @@
-"""Compares kvbench's scorers with recorded results of the official scorers ("goldens"), row by row.
+"""Compares kvbench's scorers with recorded results of the official scorers ("goldens"), one recorded result at a time.
 
-The name of a golden file selects the scorer (`FILES`); each row holds its input and the official result. Numbers may
-differ by 1e-9 (relative). Answers of mathematics tasks are scored as in a run, in a process that is killed if it hangs;
-programs run in the sandbox.
+The name of a file of goldens selects the scorer (`FILES`); each line of the file is one golden, with the input and the
+official result. Numbers may differ by 1e-9 (relative). Answers of mathematics tasks are scored as in a run, in a
+process that is killed if it hangs; programs run in the sandbox.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Values = dict[str, Any]  # by the golden's field names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredGolden:
-    """One golden row with the result of kvbench's scorer, or the scorer's `error`."""
+    """One golden (an input with the official result), with the result of kvbench's scorer or the scorer's `error`."""
 
     file: str
     id: str
@@ -42,7 +42,7 @@ class ScoredGolden:
 
     @property
     def differences(self) -> list[str]:
-        """Return the names of the values in which kvbench's scorer and the golden row differ."""
+        """Return the names of the values in which kvbench's scorer differs from the official result."""
         return [name for name, value in self.found.items() if not _same(value, self.expected[name])]
 
     @property
@@ -51,9 +51,9 @@ class ScoredGolden:
 
 
 def read_goldens(folder: Path) -> dict[str, list[Golden]]:
-    """Return the rows of every golden file in a folder, by file name.
+    """Return the goldens of every file in a folder, by file name.
 
-    Raises UserError if no file is there or one is broken.
+    Raises UserError if the folder has no file of goldens, or if one cannot be read.
     """
     files = [path for path in sorted(folder.glob("*.jsonl")) if path.name in FILES]
     if not files:
@@ -62,7 +62,7 @@ def read_goldens(folder: Path) -> dict[str, list[Golden]]:
 
 
 def audit(goldens: Mapping[str, Sequence[Golden]]) -> Iterator[ScoredGolden]:
-    """Score every golden row with kvbench's scorer, and yield the comparisons."""
+    """Score every golden with kvbench's scorer, and yield both results."""
     with ScorePool() as pool:
         for name, rows in goldens.items():
             for number, row in enumerate(rows, start=1):
@@ -79,7 +79,7 @@ def _compare(file: str, row: Golden, name: str, pool: ScorePool) -> ScoredGolden
     except KVBenchError as failed:
         error = str(failed)
     except KeyError as missing:
-        error = f"the golden row has no field {missing}"
+        error = f"the golden has no field {missing}"
     except Exception as failed:  # a scorer that raises is a finding, not a crash of the audit
         error = f"{type(failed).__name__}: {failed}"
     return ScoredGolden(
@@ -88,7 +88,7 @@ def _compare(file: str, row: Golden, name: str, pool: ScorePool) -> ScoredGolden
 
 
 def _plain(value: Any) -> Any:
-    """Return a scorer's value as JSON holds it: NaN becomes None, a tuple a list."""
+    """Return a scorer's value as JSON can hold it: NaN becomes None, a tuple becomes a list."""
     if isinstance(value, float) and math.isnan(value):
         return None
     return list(value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""Prints an audit's checks: a table of methods and invariants, and a line per failure and per reason of an omission."""
+"""Prints an audit's results: a table of methods and invariants, every failure, and why checks were left out."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ UNFOLDED = 10_000  # columns that no table exceeds
 
 
 def overall(checks: Iterable[Check]) -> Mark:
-    """Return one mark for several checks: FAIL if one fails, n/a if none applies, otherwise ok."""
+    """Return one mark for several checks: FAIL if a check fails, n/a if none applies, otherwise ok."""
     marks = {check.verdict for check in checks}
     return "FAIL" if "FAIL" in marks else "ok" if "ok" in marks else "n/a"
 
 
-def of_cell(checks: Sequence[Check], method: str, invariant: str) -> list[Check]:
+def checks_of(checks: Sequence[Check], method: str, invariant: str) -> list[Check]:
     return [check for check in checks if (check.method, check.invariant) == (method, invariant)]
 
 
 def idle(checks: Sequence[Check]) -> list[str]:
-    """Return the methods that dropped no entry in any check: those for which the invariant `real` never applied."""
+    """Return the methods that never dropped an entry, so that the invariant `real` could not be checked."""
     methods = dict.fromkeys(check.method for check in checks)
-    cells = {method: of_cell(checks, method, "real") for method in methods}
+    reals = {method: checks_of(checks, method, "real") for method in methods}
     reasons = (DROPPED_NOTHING, EVICTS_NOTHING)
-    return [m for m, cell in cells.items() if overall(cell) == "n/a" and any(c.reason in reasons for c in cell)]
+    return [m for m, some in reals.items() if overall(some) == "n/a" and any(c.reason in reasons for c in some)]
 
 
 def show(checks: Sequence[Check], models: Sequence[str]) -> None:
-    """Print table, failures, omitted checks and a summary to stdout."""
+    """Print the table of the checks, their failures, the checks that were left out, and a summary to stdout."""
     methods = list(dict.fromkeys(check.method for check in checks))
     table = terminal.grid("method", *INVARIANTS)
     for method in methods:
-        table.add_row(method, *(_styled(overall(of_cell(checks, method, name))) for name in INVARIANTS))
+        table.add_row(method, *(_styled(overall(checks_of(checks, method, name))) for name in INVARIANTS))
     console = terminal.console()
     wide = console.options.update(width=UNFOLDED)
     console.width = max(console.width, console.measure(table, options=wide).maximum)  # headings stay whole
@@ -65,7 +65,7 @@ def show(checks: Sequence[Check], models: Sequence[str]) -> None:
 
 
 def document(checks: Sequence[Check], models: Sequence[str]) -> dict[str, Any]:
-    """Return the document that `kvbench audit --json` prints, with every check."""
+    """Return the content of the JSON document that `kvbench audit --json` prints; it lists every check."""
     methods = list(dict.fromkeys(check.method for check in checks))
     return {
         "ok": overall(checks) == "ok",
@@ -73,7 +73,7 @@ def document(checks: Sequence[Check], models: Sequence[str]) -> dict[str, Any]:
         "dropped_nothing": idle(checks),
         "invariants": {name: invariant.statement for name, invariant in INVARIANTS.items()},
         "methods": {
-            method: {name: overall(of_cell(checks, method, name)) for name in INVARIANTS} for method in methods
+            method: {name: overall(checks_of(checks, method, name)) for name in INVARIANTS} for method in methods
         },
         "checks": [asdict(check) for check in checks],
     }
@@ -86,27 +86,27 @@ def _styled(mark: Mark) -> Any:
 
 
 def _failures(checks: Sequence[Check]) -> list[str]:
-    """Return a line per method and broken invariant: the first failure's cause, and where all failures occurred."""
+    """Return one line per method and broken invariant: the cause of the first failure, and where all occurred."""
     lines = []
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks if c.verdict == "FAIL"):
-        failed = [c for c in of_cell(checks, method, invariant) if c.verdict == "FAIL"]
+        failed = [c for c in checks_of(checks, method, invariant) if c.verdict == "FAIL"]
         places = ", ".join(_place(c) for c in failed)
         lines.append(f"FAIL  {method}  {invariant}: {failed[0].reason} [{places}]")
     return lines
 
 
 def _unchecked(checks: Sequence[Check]) -> list[str]:
-    """Return a line per reason for omitted checks.
+    """Return one line per reason for which checks were left out, with the methods and invariants.
 
-    It names models and layouts only if the invariant was checked in others.
+    A line names models and layouts only if the invariant was checked on others.
     """
     grouped: dict[tuple[str, str], dict[str, list[str]]] = {}
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks):
-        cell = of_cell(checks, method, invariant)
-        if overall(cell) == "n/a":  # reasons of the special ways add nothing
-            cell = [c for c in cell if c.layout not in SPECIAL]
-        for reason in dict.fromkeys(c.reason for c in cell if c.verdict == "n/a"):
-            where = _where([c for c in cell if c.verdict == "n/a" and c.reason == reason], cell)
+        every = checks_of(checks, method, invariant)
+        if overall(every) == "n/a":  # reasons of the special ways add nothing
+            every = [c for c in every if c.layout not in SPECIAL]
+        for reason in dict.fromkeys(c.reason for c in every if c.verdict == "n/a"):
+            where = _where([c for c in every if c.verdict == "n/a" and c.reason == reason], every)
             grouped.setdefault((method, reason), {}).setdefault(where, []).append(invariant)
     by_reason: dict[tuple[str, str], list[str]] = {}
     for (method, reason), places in grouped.items():
@@ -115,15 +115,16 @@ def _unchecked(checks: Sequence[Check]) -> list[str]:
     return [f"n/a   {', '.join(methods)}  {names}: {reason}" for (reason, names), methods in by_reason.items()]
 
 
-def _where(some: Sequence[Check], cell: Sequence[Check]) -> str:
-    """Return the models and layouts of `some` checks of one method and invariant (`cell`), in brackets.
+def _where(some: Sequence[Check], every: Sequence[Check]) -> str:
+    """Return the models and layouts of `some` of a method's checks of one invariant, in brackets.
 
-    Models are left out if `some` are all checks in their layouts. Returns "" if no check of the cell applies.
+    every: all checks of this method and invariant; models are left out if `some` are all checks in their layouts.
+    Returns "" if none of `every` applies.
     """
-    if overall(cell) == "n/a":
+    if overall(every) == "n/a":
         return ""
     ways = list(dict.fromkeys(c.layout for c in some))
-    of_ways = [c for c in cell if c.layout in ways]
+    of_ways = [c for c in every if c.layout in ways]
     places = ways if len(of_ways) == len(some) and all(ways) else [_place(c) for c in some]
     return f" [{', '.join(places)}]"
 

@@ -10,14 +10,17 @@ from kvbench.engine.model.load import LoadedModel
 from kvbench.replay.choices import FLOOR, ORACLE, Chosen
 from kvbench.replay.comparison import Comparison, TraceFigures
 from kvbench.replay.figures import figures
-from kvbench.replay.reader import Tick
+from kvbench.replay.reader import OnRead
 from kvbench.replay.reference import readings
 from kvbench.replay.traces import ForcedTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The figures of one task's replay as rows: one per cell, one per cell and trace, one per cell and query head."""
+    """The results of replaying one task, as three tables.
+
+    `rows` has a row per cell, `traces` one per cell and trace, `heads` one per cell and query head.
+    """
 
     rows: list[dict[str, Any]]
     traces: list[dict[str, Any]]
@@ -32,12 +35,12 @@ def replay(
     *,
     interval: int,
     max_tokens: int,
-    tick: Tick = lambda text, traces, tokens: None,
+    on_read: OnRead = lambda text, traces, tokens: None,
 ) -> Result:
     """Read every trace with every method of `chosen`, and return the figures.
 
-    `golden` must come before the other methods, as in `choices.plan`. tick: called per batch as (method and budget,
-    traces read, tokens read).
+    `golden` must come before the other methods, as in `choices.plan`. on_read: called after each batch with method and
+    budget, traces read, and tokens of their answers.
     """
     cells: dict[Chosen, list[TraceFigures]] = {}
     kinds: dict[Chosen, dict[str, Any]] = {}
@@ -48,7 +51,7 @@ def replay(
         cells.setdefault(c, []).extend(comparison.figures())
         bounded, oracle = reader.method.decode_bounded, reader.within is not None
         kinds[c] = {"interval": interval, "decode_bounded": bounded, "oracle": oracle}
-        tick(c.label, len(part.traces), sum(len(t.answer) for t in part.traces))
+        on_read(c.label, len(part.traces), sum(len(t.answer) for t in part.traces))
     return _result(task, cells, kinds)
 
 
@@ -64,7 +67,7 @@ def _result(task: str, cells: dict[Chosen, list[TraceFigures]], kinds: dict[Chos
 
 
 def _order(row: dict[str, Any]) -> tuple[float, float, float]:
-    """Return the sort key of a row: rows without a budget come first, then rows by budget, then by loss ratio."""
+    """Return the key that sorts a task's results: first those without a budget, then by budget and loss ratio."""
     ratio = row["loss_ratio"]
     return row["budget"] or 0, row["budget_share"] or 0, float("inf") if ratio is None else ratio
 
@@ -89,9 +92,9 @@ def _of_trace(t: TraceFigures) -> dict[str, Any]:
 
 
 def _of_heads(cell: list[TraceFigures]) -> list[dict[str, Any]]:
-    """Return a row per query head: the mean cosine of its outputs under eviction and with the full cache.
+    """Return one dict per query head: the mean cosine between its outputs under eviction and with the full cache.
 
-    `layer` numbers only the layers that are evicted, from 0.
+    cell: the figures of all traces of one method and budget. `layer` numbers only the layers that are evicted, from 0.
     """
     rows = max(1, sum(t.rows for t in cell))
     mean = sum((t.cosine for t in cell[1:]), cell[0].cosine) / rows

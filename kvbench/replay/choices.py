@@ -1,6 +1,6 @@
-"""Chooses the methods and budgets of a replay: named methods (for ``all``, every method that can run), two yardsticks.
+"""Chooses the methods and budgets that a replay compares: the methods that the user names, and two yardsticks.
 
-The yardsticks are `random` and the oracle `golden`.
+For ``all`` it chooses every method that can run. The yardsticks are `random` and the oracle `golden`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ORACLE, FLOOR = MethodChoice(name="golden"), MethodChoice(name="random")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A method of ``all`` that cannot run at one budget (None: at every budget), and the reason."""
+    """A method that the replay leaves out because it cannot run at this budget (None: at no budget), and why."""
 
     method: str
     budget: str | None
@@ -33,14 +33,14 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A method with its options, and a budget, chosen for a replay."""
+    """A method with its options and a budget, both chosen for a replay."""
 
     method: MethodChoice
     budget: Budget | None
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Return the columns that name this method and budget in every table."""
+        """Return the values of the columns method, budget and budget_share, which name this choice in every table."""
         share = self.budget if isinstance(self.budget, float) else None
         return {"method": self.method.label, "budget": self.budget if share is None else None, "budget_share": share}
 
@@ -54,7 +54,7 @@ FULL = Chosen(method=MethodChoice(name="full"), budget=None)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The facts about a model and its sequences that decide which methods can run."""
+    """What decides which methods can run: facts about the model, and the length of the sequences."""
 
     geometry: Sequence[LayerGeometry]
     config: Any  # of transformers
@@ -75,9 +75,10 @@ class Target:
 def plan(
     named: Sequence[MethodChoice], every: Sequence[MethodChoice], budgets: Sequence[Budget], target: Target
 ) -> tuple[list[Chosen], list[LeftOut]]:
-    """Return the methods and budgets to replay, yardsticks first, and the methods of `every` that cannot run.
+    """Return what to replay (methods with budgets, yardsticks first), and the methods that cannot run.
 
-    `named`: methods that must run. Raises KVBenchError when one of them cannot run.
+    named: methods that must run; every: methods that are left out if they cannot run. Raises KVBenchError when one of
+    `named` cannot run.
     """
     chosen: list[Chosen] = []
     left_out: list[LeftOut] = []

@@ -1,4 +1,4 @@
-"""Compares the predictions for a batch of traces under eviction with those of the full cache: figures per trace."""
+"""Compares what the model predicts under eviction with what it predicts with the full cache, for a batch of traces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PER_TOKEN = ("loss", "loss_full", "entropy", "divergence", "agrees")
 
 @dataclass(slots=True, kw_only=True)
 class TraceFigures:
-    """The figures of one trace with n answer tokens."""
+    """The figures (losses, agreement and others) of one trace that was read under eviction; its answer has n tokens."""
 
     trace: ForcedTrace
     loss: Floats  # [n] negative log-likelihood of every token in nats, under eviction
@@ -44,7 +44,7 @@ class TraceFigures:
 
 
 class Comparison(Listener):
-    """Compares a reading under eviction with its `Reference`.
+    """Compares a batch that is read under eviction with the same batch read with the full cache (`reference`).
 
     copies: heads of the cache per KV head, more than 1 for methods that keep entries per query head. oracle: the
     entries that the oracle held at the same budget (`Reference.oracle`); None without a budget. held: a list that
@@ -102,7 +102,7 @@ class Comparison(Listener):
             self._most = max(self._most, after)
 
     def figures(self) -> list[TraceFigures]:
-        """Return the figures of every trace in the batch, after it was read."""
+        """Return the figures of every trace in the batch; call it after the batch was read."""
         columns = [torch.cat(parts, dim=1).cpu().numpy() for parts in zip(*self._tokens)]
         cosine = torch.stack(list(self._cosine.values()), dim=1).numpy()  # [b, L, Hq]
         return [
@@ -122,7 +122,10 @@ class Comparison(Listener):
 
 
 def held_tokens(cache: PromptCache, reference: Reference, total: int) -> torch.Tensor:
-    """Return [L, b, Hk, total]: 1 for held tokens, 0 for others; for caches per query head, a group's mean."""
+    """Return which of the `total` tokens the cache holds, as [L, b, Hk, total]: 1 if held, else 0.
+
+    For caches per query head, it is the mean over the query heads of a group.
+    """
     return torch.stack([_held(cache.layers[i], paid.shape[1], total) for i, paid in reference.attention.items()])
 
 

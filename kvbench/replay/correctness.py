@@ -1,4 +1,7 @@
-"""Says which answers are right: replay scores them if a task needs only their text, or reads a run's scores."""
+"""Says which of the answers that a replay reads are right.
+
+Replay scores an answer itself if its task needs only the text, or it takes the score from the run that generated it.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,19 @@ Right = dict[tuple[str, int], bool]  # (doc_id, sample) -> whether the score is 
 
 
 def check_scorable(work: TaskWork) -> None:
-    """Raise UserError when a task's scores need a judge or run programs, which replay does not do."""
+    """Raise UserError if scoring the task's answers needs a judge or must run programs, which replay does not do."""
     if work.task.needs:
         raise UserError(
-            f"task {quote(work.task.name)} needs a judge or runs programs, and replay does neither to score answers. "
+            f"task {quote(work.task.name)} needs a judge or a program to score its answers, and replay runs neither. "
             "Give --run with a run that has scored them."
         )
 
 
 def scored(work: TaskWork, traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Right:
-    """Return which answers their task scores as right, by question and sample. The task must pass `check_scorable`."""
+    """Score the answers of the traces; return which ones are right, by question and sample.
+
+    The task must pass `check_scorable`.
+    """
     prompts = {p.doc.doc_id: p for p in work.prompts}
     with ScorePool() as pool:
         waiting = []
@@ -46,7 +52,7 @@ def scored(work: TaskWork, traces: Sequence[ForcedTrace], loaded: LoadedModel) -
 
 
 def stored_scores(folder: Path, task: str) -> Right:
-    """Return which answers of the full cache a run scored as right; an answer without a score counts as wrong."""
+    """Return which answers with the full cache a run scored as right; an answer without a score counts as wrong."""
     rows = read_rows(folder)
     rows = rows[(rows["task"] == task) & (rows["method"] == "full")]
     return {(str(d), int(n)): bool(s == 1) for d, n, s in zip(rows["doc_id"], rows["sample"], rows["score"])}

@@ -1,11 +1,11 @@
 """Records which tokens each method of a run kept at each eviction, by reading the run's stored answers again.
 
-    rows = Recorder(loaded, config, inputs, say, tick).record(work, answers(folder, "walk", names))
+    rows = Recorder(loaded, config, inputs, say, on_read).record(work, answers(folder, "walk", names))
 
 While an answer is read, the method decides as while it was generated, up to rounding (`kvbench.replay.reader`). Methods
-and budgets are those of the run's configuration; a row only chooses among them. An answer is left out if the method no
-longer has the row's version, source and artefacts, or if the recording has another number of tokens or evictions, or
-another first eviction, than the run measured. A stored answer lacks its end token, so an eviction after the last token
+and budgets are those of the run's configuration; a row only chooses among them. An answer is left out if the method's
+version, source or artefacts are no longer those in the row, or if reading gives another number of tokens or evictions,
+or another first eviction, than the row states. A stored answer lacks its end token, so an eviction after the last token
 is not recorded.
 """
 
@@ -36,7 +36,7 @@ Notice = Callable[[str], None]
 
 
 def check(config: RunConfig) -> None:
-    """Raise UserError for a run whose settings make evictions differ when its answers are read again."""
+    """Raise UserError for a run with settings under which reading its answers again gives other evictions."""
     for name, value, usual in (
         ("compress", config.compress, "query-aware"),
         ("prefill", config.prefill, "full"),
@@ -48,9 +48,10 @@ def check(config: RunConfig) -> None:
 
 
 def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows to record, with their texts: per cell that evicts, the first sample of each question in `names`.
+    """Return the rows whose evictions are to be recorded, with their texts.
 
-    A missing value in a row is None.
+    These are the rows of the first sample of each question in `names`, for each cell whose method evicts. A missing
+    value in a row is None.
     """
     rows = read_rows(folder)
     mine = (rows["task"] == task) & rows["doc_id"].isin(names) & (rows["status"] == "ok")
@@ -62,20 +63,21 @@ def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorder:
-    """Reads answers of a run again, and records their evictions.
+    """Reads answers of a run again, and records which tokens were kept at each eviction.
 
-    say: receives a message for each answer left out; tick: called per answer as (method and question, 1, tokens).
+    say: receives a message for each answer that is left out; on_read: called after each answer with method and
+    question, 1, and the answer's tokens.
     """
 
     loaded: LoadedModel
     config: RunConfig
     inputs: Inputs
     say: Notice
-    tick: Callable[[str, int, int], None]
+    on_read: Callable[[str, int, int], None]
     _states: dict[MethodChoice, MethodState] = field(default_factory=dict)
 
     def record(self, work: TaskWork, rows: Sequence[dict[str, Any]]) -> list[Decisions]:
-        """Read the answers in rows from `answers`; return which tokens each head kept at each eviction."""
+        """Read again the answers in `rows` (from `answers`); return which tokens each head kept at each eviction."""
         prompts = {p.doc.doc_id: p for p in work.prompts}
         longest = max((prompts[row["doc_id"]].max_tokens for row in rows if row["doc_id"] in prompts), default=1)
         found: list[Decisions] = []
@@ -87,16 +89,16 @@ class Recorder:
                 found += self._read(row, trace, longest)
             except (UserError, SetupError, MethodError) as error:
                 self.say(f"{label}: not recorded: {error}")
-            self.tick(label, 1, 0 if trace is None else len(trace.answer))
+            self.on_read(label, 1, 0 if trace is None else len(trace.answer))
         return found
 
     def _read(self, row: dict[str, Any], trace: ForcedTrace | None, longest: int) -> list[Decisions]:
-        """Return the decisions on one answer. Raises UserError if they differ from the run's."""
+        """Read one answer again, and return the decisions. Raises UserError if they differ from those of the run."""
         cell = cell_of(row, self.config)
         state = self._state(cell.method)
         check_method(row, state)
         if trace is None:
-            raise UserError("the stored answer is empty, or the run's prompt was another than this task's prompt now.")
+            raise UserError("the stored answer is empty, or the task's prompt has changed since the run.")
         log = _Log()
         reader = TraceReader(
             self.loaded,
@@ -122,7 +124,7 @@ class Recorder:
 
 
 def cell_of(row: dict[str, Any], config: RunConfig) -> Cell:
-    """Return the cell of the configuration to which a row belongs. Raises UserError if there is none."""
+    """Return the cell of the run's grid to which a row belongs. Raises UserError if there is none."""
     budget = _budget(row)
     for cell in config.cells():
         same = cell.method.name == row["method"] and (type(cell.budget), cell.budget) == (type(budget), budget)
@@ -132,7 +134,7 @@ def cell_of(row: dict[str, Any], config: RunConfig) -> Cell:
 
 
 def check_method(row: dict[str, Any], state: MethodState) -> None:
-    """Raise UserError if the method changed since the row was written (version, source or artefacts)."""
+    """Raise UserError if the version, source or artefacts of the row's method have changed since the run."""
     used = state.used(row["task"])
     today = {"method_version": state.version, "method_source": state.source.hash, "artefacts": used}
     for column, value in today.items():
@@ -148,7 +150,7 @@ def _budget(row: dict[str, Any]) -> Budget | None:
 
 
 def _decisions(row: dict[str, Any], prompt: int, tokens: list[str], log: _Log) -> list[Decisions]:
-    """Return the decisions of every head in at most MOST_LAYERS layers. prompt: number of prompt tokens."""
+    """Return the logged decisions of every head, in at most MOST_LAYERS layers. prompt: number of prompt tokens."""
     seen = log.seen()
     return [
         Decisions(
@@ -168,7 +170,10 @@ def _decisions(row: dict[str, Any], prompt: int, tokens: list[str], log: _Log) -
 
 
 def _as_in_run(row: dict[str, Any], trace: ForcedTrace, seen: Sequence[int]) -> bool:
-    """Return whether numbers of tokens and evictions are the run's, except for the end token and an eviction there."""
+    """Return whether the reading had as many tokens and evictions, and the same first eviction, as the row states.
+
+    The end token, and an eviction after it, may be missing.
+    """
     if row["output_tokens"] is None or row["evictions"] is None:
         return False
     tokens, evictions = row["output_tokens"] - len(trace.answer), row["evictions"] - len(seen)
@@ -176,7 +181,7 @@ def _as_in_run(row: dict[str, Any], trace: ForcedTrace, seen: Sequence[int]) -> 
 
 
 def _spread(layers: dict[int, Any]) -> list[tuple[int, Any]]:
-    """Return at most MOST_LAYERS layers, evenly spread, with the first and the last."""
+    """Return all layers, or MOST_LAYERS of them: the first, the last, and others evenly spread between them."""
     items = sorted(layers.items())
     if len(items) <= MOST_LAYERS:
         return items
@@ -184,14 +189,14 @@ def _spread(layers: dict[int, Any]) -> list[tuple[int, Any]]:
 
 
 def _dropped(kept: dict[int, set[int]], seen: Sequence[int], count: int) -> list[int]:
-    """Return, token by token, the number of the eviction that dropped it (0: never).
+    """Return, for each token, the number of the eviction at which one head dropped it (0: never).
 
-    kept: the positions that a head kept, by the number of tokens read at the eviction; seen: these numbers for all
+    kept: the positions that the head kept, by the number of tokens read at the eviction; seen: these numbers for all
     evictions; count: the number of tokens.
     """
     dropped = [0] * count
     for number, read in enumerate(seen, 1):
-        left = kept.get(read, set(range(read)))  # a layer whose turn it was not keeps all
+        left = kept.get(read, set(range(read)))  # a layer that did not evict then keeps all
         for position in range(read):
             if dropped[position] == 0 and position not in left:
                 dropped[position] = number
@@ -199,7 +204,7 @@ def _dropped(kept: dict[int, set[int]], seen: Sequence[int], count: int) -> list
 
 
 class _Log(Listener):
-    """Collects the kept positions of every eviction (`kvbench.engine.rules.KeptLog`)."""
+    """Collects the positions that each head kept at every eviction (`kvbench.engine.rules.KeptLog`)."""
 
     def __init__(self) -> None:
         self._events: dict[int, dict[int, list[set[int]]]] = {}  # layer -> tokens seen -> kept positions per head
@@ -211,7 +216,7 @@ class _Log(Listener):
         return sorted({seen for events in self._events.values() for seen in events})
 
     def heads(self) -> dict[int, list[dict[int, set[int]]]]:
-        """Return the kept positions by layer, then by head, then by the number of tokens read at the eviction."""
+        """Return the positions kept: by layer, then by head, then by the number of tokens read at the eviction."""
         return {
             layer: [
                 {seen: kept[head] for seen, kept in events.items()} for head in range(len(next(iter(events.values()))))

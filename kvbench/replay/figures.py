@@ -1,4 +1,4 @@
-"""Turns the figures of traces into a table row: means over all tokens, ratios of means, and their standard errors.
+"""Turns the figures of all traces of a cell into one row of results: means over tokens, ratios, and standard errors.
 
 Neither tokens of a trace nor traces of one question are independent, so standard errors come from a jackknife over the
 C questions, each left out once:
@@ -85,9 +85,10 @@ NAMES = tuple(_FIGURES)
 def jackknife(
     sums: dict[str, Any], clusters: Sequence[int], figure: Callable[[dict[str, Any]], Any]
 ) -> tuple[float | None, float | None]:
-    """Return a figure, computed by `figure` from sums over all traces, and its standard error over clusters.
+    """Return a figure and its standard error over clusters of traces.
 
-    sums: by name, one number per trace. clusters: the number of each trace's cluster, from 0.
+    figure: computes it from sums over traces. sums: by name, one number per trace. clusters: the number of each trace's
+    cluster, from 0.
     """
     import numpy as np
 
@@ -106,15 +107,16 @@ def _known(value: float) -> float | None:
 
 
 def numbered(names: Iterable[Any]) -> list[int]:
-    """Number the distinct names from 0 in order of first occurrence; return each name's number."""
+    """Return a number for each name: distinct names are numbered from 0, in the order in which they first occur."""
     index: dict[Any, int] = {}
     return [index.setdefault(name, len(index)) for name in names]
 
 
 def _low(traces: Cell) -> list[Any]:
-    """Return a mask [n] per trace: tokens at which the full cache is surest (the LOW_SHARE of lowest entropy overall).
+    """Return a mask [n] per trace of the tokens for which the full cache's prediction is most certain.
 
-    Of tokens with equal entropy the earlier ones count.
+    These are the share LOW_SHARE of all tokens, with the lowest entropy. Of tokens with equal entropy the earlier ones
+    count.
     """
     import numpy as np
 

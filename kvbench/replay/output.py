@@ -1,8 +1,8 @@
-"""Prints a replay, and writes its folder: tables, plots and one JSON document with everything needed to repeat it.
+"""Prints the results of a replay, and writes them to a folder, with a JSON document that says how to repeat it.
 
-A comparison writes replay.csv (a row per task, method and budget), traces.parquet and heads.parquet (a row per trace
-or query head of each), and replay.json. Analyses write their rows and figures (for example overlap.csv, overlap.svg,
-overlap.pdf, tokens.html), captions.txt of all figures, and analyses.json.
+A comparison writes replay.csv (a line per task, method and budget), traces.parquet and heads.parquet (a line per trace
+or query head of each), and replay.json. Analyses write their tables and figures (for example overlap.csv, overlap.svg,
+overlap.pdf, tokens.html), captions.txt with the captions of all figures, and analyses.json.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from kvbench.store import check_out
 from kvbench.store.files import replacing
 
 LEGEND = """\
-loss +: the loss that eviction adds, in nats per token; low, high: for tokens of which the full cache
-is sure, and for others. gap closed: 0 is random, 1 is the oracle golden. loss ratio, with its error:
-loss divided by that of the full cache; huge where the full cache has almost no loss. *: evicts the
-prompt only, so holds more entries. docs/replay.md explains every column.
+loss +: the loss that eviction adds, in nats per token. low: loss + of the 80% of tokens that the
+full cache predicts with the lowest entropy; high: of the others. gap closed: 0 is random, 1 is the
+oracle golden. loss ratio, with its standard error: the loss divided by that of the full cache; huge
+where the full cache has almost no loss. *: the method evicts the prompt only, so it holds more
+entries. docs/replay.md explains every column.
 """
 
 
 def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> Path:
-    """Write a comparison to the folder `out`, replacing earlier files; return the folder.
+    """Write the results of a comparison to the folder `out`, replacing earlier files; return the folder.
 
     Raises SetupError or UserError when the folder cannot be written.
     """
@@ -43,7 +44,10 @@ def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> P
 
 
 def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], document: Mapping[str, Any]) -> Path:
-    """Write the rows and figures of every analysis to the folder `out`, replacing earlier files. Raises as `write`."""
+    """Write the tables, pages and figures of every analysis to the folder `out`, replacing earlier files.
+
+    Raises as `write` does.
+    """
     folder = check_out(out)
     for kind, rows in found.items():
         _put_table(folder / f"{kind.name}.{kind.file}", rows, ["budget", "layer", "head"])
@@ -55,7 +59,10 @@ def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], docu
 
 
 def _put_table(path: Path, rows: Sequence[Row], whole: Sequence[str]) -> None:
-    """Write rows as CSV or Parquet, by the path's suffix. whole: columns of whole numbers that may lack values."""
+    """Write the rows of a table to a file, as CSV or Parquet: the path's suffix says which.
+
+    whole: columns of whole numbers, in which values may be missing.
+    """
     import pandas as pd
 
     table, buffer = pd.DataFrame(list(rows)), io.BytesIO()
@@ -75,9 +82,9 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def show_result(result: Result) -> None:
-    """Print one task's tables of loss and attention.
+    """Print two tables for one task, of loss and of attention, with a line per method and budget.
 
-    Rows without a budget come first, then by budget and loss ratio.
+    Methods without a budget come first; the others are sorted by budget and loss ratio.
     """
     first = result.rows[0]
     count = f"{first['traces']} answers, {first['tokens']} tokens, interval {first['interval']}"
@@ -119,7 +126,7 @@ ATTENTION: tuple[Shown, ...] = (
 
 
 def show_analysis(kind: type[Analysis], rows: Sequence[Row]) -> None:
-    """Print the short table of an analysis."""
+    """Print the results of an analysis as a short table."""
     head, lines = kind.table(rows)
     terminal.console().print(f"{kind.name}: {kind.about}\n")
     table = terminal.grid(*head, right=tuple(head[1:]))

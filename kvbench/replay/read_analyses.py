@@ -1,6 +1,7 @@
-"""Reads the traces of a task for analyses: with the full cache in windows of queries, and with every chosen method.
+"""Reads the traces of a task for analyses: once with the full cache, and once with every chosen method.
 
-At any time memory holds the attention of one window or the `Reference` of one batch, and the analyses' sums.
+Analyses of attention receive the full cache's attention for 16 successive queries at a time. Memory holds this
+attention or the `Reference` of one batch, and the analyses' sums.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kvbench.engine.model.load import LoadedModel
 from kvbench.replay.analyses.api import WINDOW, Analysis, AttentionAnalysis, MethodAnalysis, Moment, Study, Window
 from kvbench.replay.choices import FULL, Chosen
 from kvbench.replay.comparison import held_tokens
-from kvbench.replay.reader import CHUNK, Listener, Tick, TraceReader
+from kvbench.replay.reader import CHUNK, Listener, OnRead, TraceReader
 from kvbench.replay.reference import Reference, attention_to, batches, readings
 from kvbench.replay.traces import ForcedTrace
 
@@ -28,9 +29,13 @@ def read(
     chosen: Sequence[Chosen],
     *,
     max_tokens: int,
-    tick: Tick = lambda text, traces, tokens: None,
+    on_read: OnRead = lambda text, traces, tokens: None,
 ) -> None:
-    """Read every trace with the full cache for attention analyses, and with every chosen method for the others."""
+    """Read every trace as the analyses need it.
+
+    For analyses of attention it is read with the full cache, for analyses of methods with every chosen method. on_read:
+    called after each batch with method and budget, traces read, and tokens of their answers.
+    """
     looking = [a for a in analyses if isinstance(a, AttentionAnalysis)]
     watching = [a for a in analyses if isinstance(a, MethodAnalysis)]
     places = {id(trace): i for i, trace in enumerate(study.traces)}
@@ -38,17 +43,17 @@ def read(
         reader = TraceReader.of(loaded, FULL, interval=CHUNK, max_tokens=max_tokens)
         for batch in _narrow(study.traces, loaded):
             reader.read(batch, _Windows(batch, [places[id(t)] for t in batch], looking))
-            tick("full", len(batch), sum(len(t.answer) for t in batch))
+            on_read("full", len(batch), sum(len(t.answer) for t in batch))
     lengths = {"interval": study.interval, "max_tokens": max_tokens}
     for c, evicting, part, future in readings(loaded, study.traces, chosen if watching else (), **lengths):
         holdings = _Holdings(part, c, evicting, [places[id(t)] for t in part.traces], watching)
         evicting.read(part.traces, holdings, future)
         holdings.tell(None)
-        tick(c.label, len(part.traces), sum(len(t.answer) for t in part.traces))
+        on_read(c.label, len(part.traces), sum(len(t.answer) for t in part.traces))
 
 
 def _narrow(traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Iterator[list[ForcedTrace]]:
-    """Yield batches of traces so small that a window's attention weights take at most SCRATCH_FLOATS numbers."""
+    """Yield batches of so few traces that the attention of WINDOW queries takes at most SCRATCH_FLOATS numbers."""
     heads = max((g.query_heads for g in loaded.geometry if g.evicts), default=1)
     for batch in batches(traces, loaded, CHUNK):
         total = len(batch[0].prompt) + len(batch[0].answer)
@@ -58,14 +63,14 @@ def _narrow(traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Iterator[list
 
 
 class _Windows(Listener):
-    """Hands the full cache's attention to analyses, in windows of queries."""
+    """Passes the full cache's attention on to analyses, for WINDOW successive queries at a time."""
 
     def __init__(self, batch: Sequence[ForcedTrace], places: list[int], analyses: Sequence[AttentionAnalysis]) -> None:
         self.places, self.analyses = places, analyses
         self.prompt, self.count = len(batch[0].prompt), -(-(len(batch[0].answer) - 1) // WINDOW)
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        """Hand the attention of the new queries to the analyses, window by window.
+        """Pass the attention of the new queries on to the analyses, for WINDOW queries at a time.
 
         first: the first query's place in the answer: a multiple of WINDOW, because CHUNK is a multiple of WINDOW.
         """
@@ -90,7 +95,7 @@ class _Windows(Listener):
 
 
 class _Holdings(Listener):
-    """Tells analyses which entries a method holds as each block begins, and with `tell(None)` at the answer's end."""
+    """Tells analyses which entries a method holds when a block begins and, with `tell(None)`, at the answer's end."""
 
     def __init__(
         self,

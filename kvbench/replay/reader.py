@@ -29,11 +29,11 @@ from kvbench.replay.choices import Chosen
 from kvbench.replay.traces import ForcedTrace
 
 CHUNK = 512  # tokens per forward pass
-Tick = Callable[[str, int, int], None]  # (method and budget, traces that were read, tokens of their answers)
+OnRead = Callable[[str, int, int], None]  # receives (method and budget, traces that were read, tokens of their answers)
 
 
 class Listener:
-    """Receives the events of a reading; subclasses override the events that they need.
+    """The base class of objects that a `TraceReader` informs about a reading; subclasses override what they need.
 
     Tokens are numbered from the first token of the answer, 0. cache: the traces' cache, set by `opened`.
     """
@@ -41,23 +41,30 @@ class Listener:
     cache: PromptCache
 
     def opened(self, cache: PromptCache) -> None:
-        """Receive the `cache`, after the prompt was read and entries of the prompt were evicted."""
+        """Called when the prompts were read and evicted, before the answers: receives their cache."""
         self.cache = cache
 
     def block(self, index: int) -> None:
-        """Receive the start of block `index`: before tokens from `index` * interval on are read, after evictions."""
+        """Called when block `index` of the answers begins, after an eviction that is due then.
+
+        The block's first token has the number `index` * interval.
+        """
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        """Receive a layer's attention for tokens from `first` on; out: its output [b, t, Hq, Dv]."""
+        """Called for each layer of a forward pass; receives the attention `call` and its output `out` [b, t, Hq, Dv].
+
+        first: the number of the first of these t tokens of the answers.
+        """
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
-        """Receive the logits [b, t, V] that predict tokens from `first` on."""
+        """Called after each forward pass; receives the logits [b, t, V] that predict the tokens from `first` on."""
 
 
 class TraceReader:
-    """Reads traces with one method at one budget. max_tokens: longest prompt plus answer; log: see `Engine`.
+    """Reads traces with one method at one budget.
 
-    Raises UserError or SetupError if the method cannot serve this model, or if its weights are missing.
+    max_tokens: tokens of the longest prompt plus answer; log: see `Engine`. Raises UserError or SetupError if the
+    method cannot serve this model, or if its weights are missing.
     """
 
     def __init__(
@@ -89,14 +96,14 @@ class TraceReader:
 
     @property
     def together(self) -> bool:
-        """Return whether the method can read several traces in one batch: not if it runs probes."""
+        """Return whether the method can read several traces in one batch; a method that runs probes cannot."""
         return not self.method.during("prefill").needs().probes
 
     @torch.inference_mode()
     def read(
         self, traces: Sequence[ForcedTrace], listener: Listener, future: Mapping[str, torch.Tensor] | None = None
     ) -> None:
-        """Read traces of equal prompt and answer lengths, and report events to the listener.
+        """Read traces whose prompts and answers are equally long, and report what happens to the listener.
 
         future: the future attention that an oracle reads as its weights (`Reference.future`).
         """
@@ -124,7 +131,10 @@ class TraceReader:
                     cache.tick(self.trigger.growth)
 
     def _until_next(self, clock: int, end: int) -> int:
-        """Return how many tokens to read at once: to the next eviction, next block or end, at most a chunk."""
+        """Return how many tokens to read in one forward pass: up to the next eviction, block or end, at most a chunk.
+
+        clock: answer tokens read so far; end: answer tokens to read in all.
+        """
         most = min(self.interval - clock % self.interval, self.chunk, end - clock)
         return next((ahead for ahead in range(1, most) if self.trigger.due(clock + ahead)), most)
 

@@ -1,4 +1,4 @@
-"""A batch of traces read with the full cache: the reference for readings under eviction, and the oracle's input.
+"""Reads a batch of traces with the full cache, and keeps what readings under eviction and the oracle need of it.
 
 For a trace of n answer tokens and T tokens in all, memory holds n V numbers for logits, and per layer n Hq D for
 outputs and at most 4 T Hk per block for attention. So `batches` reads long traces one by one.
@@ -55,7 +55,7 @@ class Reference(Listener):
 
     @property
     def total(self) -> int:
-        """Return how many tokens of prompt and answer are read: all but the last, which predicts nothing."""
+        """Return how many tokens of prompt and answer the model reads: all but the last, which predicts nothing."""
         return self.prompt + self.length - 1
 
     def opened(self, cache: PromptCache) -> None:
@@ -93,7 +93,7 @@ class Reference(Listener):
         del self.cache
 
     def pick(self, index: int) -> Reference:
-        """Return the reference of one trace of the batch."""
+        """Return the part of this record that belongs to one trace of the batch."""
         one = Reference([self.traces[index]], self.interval, self.targets.device)
         part = slice(index, index + 1)
         one.logits = self.logits[part]
@@ -103,7 +103,10 @@ class Reference(Listener):
         return one
 
     def future(self) -> dict[str, torch.Tensor]:
-        """Return the tables of future attention that the oracle `golden` reads as weights; 0 after the last block."""
+        """Return the tables of future attention that the oracle `golden` reads as its weights.
+
+        They are 0 after the last block.
+        """
         tables = {"interval": torch.tensor(self.interval, device=self.targets.device)}
         for name, table in (("mean", self.attention), ("max", self.most)):
             for layer, paid in table.items():
@@ -121,7 +124,10 @@ def attention_to(
     reduce_g: Reduce | None,
     reduce_q: Reduce | None,
 ) -> torch.Tensor:
-    """Return the attention of queries [b, Hq, t, D], the first at position `first`, to all tokens read so far."""
+    """Return the attention of queries to all tokens read so far.
+
+    query: [b, Hq, t, D], of which the first is at position `first`.
+    """
     end = first + query.shape[2]
     return window_attention(
         query,
@@ -137,9 +143,9 @@ def attention_to(
 
 
 def read_full(reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bool = False) -> Reference:
-    """Read a batch with the full cache, and return its reference.
+    """Read a batch with the full cache, and return the record of this reading.
 
-    reader: of method `full`; extreme: see `Reference.most`.
+    reader: a reader with the method `full`; extreme: see `Reference.most`.
     """
     reference = Reference(traces, reader.interval, reader.loaded.device, extreme=extreme)
     reader.read(traces, reference)
@@ -150,9 +156,10 @@ def read_full(reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bo
 def readings(
     loaded: LoadedModel, traces: Sequence[ForcedTrace], chosen: Sequence[Chosen], *, interval: int, max_tokens: int
 ) -> Iterator[tuple[Chosen, TraceReader, Reference, dict[str, torch.Tensor]]]:
-    """Yield, batch by batch, each method with its reader, the traces' reference and the oracle's weights.
+    """For each batch: read it with the full cache, then yield each chosen method with all it needs to read the batch.
 
-    A method with probes reads a batch trace by trace.
+    A tuple holds the method, its reader, the record of the batch with the full cache, and the oracle's weights. A
+    method with probes gets the batch trace by trace.
     """
     full = TraceReader.of(loaded, FULL, interval=interval, max_tokens=max_tokens)
     readers = {c: TraceReader.of(loaded, c, interval=interval, max_tokens=max_tokens) for c in chosen}
@@ -169,7 +176,7 @@ def readings(
 
 
 def batches(traces: Sequence[ForcedTrace], loaded: LoadedModel, interval: int) -> Iterator[list[ForcedTrace]]:
-    """Yield batches of traces with equal prompt and answer lengths, each as large as MOST_BYTES allows."""
+    """Yield batches of traces whose prompts and answers are equally long, each as large as MOST_BYTES allows."""
     alike: dict[tuple[int, int], list[ForcedTrace]] = {}
     for trace in traces:
         alike.setdefault((len(trace.prompt), len(trace.answer)), []).append(trace)

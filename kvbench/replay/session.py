@@ -1,4 +1,4 @@
-"""Runs a replay, given checked inputs: loads the model, gets each task's answers, and reads them."""
+"""Runs a replay whose settings are checked: loads the model, gets each task's answers, and reads them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvbench.runner.workload import TaskWork
 
 
 class Session:
-    """One replay of a configuration's tasks; `run` fills `results` (of a comparison) or `rows`, and `left_out`.
+    """One replay of all tasks; `run` fills `results` (of a comparison) or `rows` (of analyses), and `left_out`.
 
     folder: the run whose answers are read; None: the model answers the questions first.
 
@@ -44,7 +44,7 @@ class Session:
         self.left_out: list[LeftOut] = []
 
     def run(self) -> None:
-        """Read the answers of every task, and fill the results."""
+        """Read the answers of every task with every chosen method; store the results in this object."""
         loaded, chosen = self._load()
         for name, task in self.works.items():
             traces = self._traces(name, task, loaded)
@@ -57,11 +57,11 @@ class Session:
                 self._analyse(name, task, traces, loaded, chosen)
             else:
                 lengths = {"interval": self.config.interval, "max_tokens": self.longest[name]}
-                self.results.append(compare(loaded, name, traces, chosen, **lengths, tick=self.progress.next))
+                self.results.append(compare(loaded, name, traces, chosen, **lengths, on_read=self.progress.next))
             self.progress.end()
 
     def _load(self) -> tuple[LoadedModel, list[Chosen]]:
-        """Load the model; return it with the methods and budgets to read with.
+        """Load the model; return it, with the methods and budgets to replay.
 
         Raises KVBenchError for a named method that cannot run, if possible before the model is loaded.
         """
@@ -95,7 +95,7 @@ class Session:
         decode = loaded.tokenizer.decode
         study = Study(task=name, traces=traces, interval=self.config.interval, text=decode, right=right)
         analyses = [kind(study) for kind in self.work.kinds]
-        read(loaded, study, analyses, chosen, max_tokens=self.longest[name], tick=self.progress.next)
+        read(loaded, study, analyses, chosen, max_tokens=self.longest[name], on_read=self.progress.next)
         for kind, analysis in zip(self.work.kinds, analyses):
             self.rows[kind] += (rows := analysis.rows())
             if not rows:
@@ -103,7 +103,10 @@ class Session:
 
 
 def _with_sample(works: dict[str, TaskWork], sample: str | None) -> dict[str, TaskWork]:
-    """Return the tasks that have a question with the id `sample`. Raises UserError when none has."""
+    """Return only the tasks that have a question with the id `sample`; all tasks if it is None.
+
+    Raises UserError when no task has the question.
+    """
     if sample is None:
         return works
     chosen = {name: work for name, work in works.items() if any(p.doc.doc_id == sample for p in work.prompts)}

@@ -1,6 +1,6 @@
-"""Traces: finished answers of the full cache to be read again, generated now (to each first turn) or taken from a run.
+"""The traces that a replay reads: finished answers that were generated with the full cache, now or in an earlier run.
 
-Both kinds depend only on task, model and seed.
+Answers that are generated now are to each question's first turn only. Both kinds depend only on task, model and seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Notice = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedTrace:
-    """A trace: a request whose answer is given.
+    """A trace as the engine reads it: a request that brings its answer.
 
     `cluster` names the source that dependent traces share (`Doc.cluster`).
     """
@@ -52,11 +52,12 @@ def answer_with_full_cache(
     loaded: LoadedModel,
     seed: int,
     say: Notice,
-    tick: Callable[[str, int, int], None] = lambda text, traces, tokens: None,
+    on_read: Callable[[str, int, int], None] = lambda text, traces, tokens: None,
 ) -> list[ForcedTrace]:
-    """Generate an answer to every question of a task with the task's sampling; return them in order of the questions.
+    """Let the model answer every question of a task, as the task samples; return the answers in the questions' order.
 
-    tick: called per answer as ("", 1, number of tokens). Raises UserError when no question fits the model's context.
+    on_read: called after each answer with "", 1, and the answer's tokens. Raises UserError when no question fits the
+    model's context.
     """
     prompts = {p.doc.doc_id: p for p in work.prompts if p.ids and p.max_tokens <= loaded.context}
     if not prompts:
@@ -69,7 +70,7 @@ def answer_with_full_cache(
     for batch in batches.values():
         for answer in engine.generate(batch):
             name = answer.request.doc_id
-            tick("", 1, len(answer.token_ids))
+            on_read("", 1, len(answer.token_ids))
             if answer.status == "ok" and answer.token_ids:
                 forced = replace(answer.request, forced=answer.token_ids)
                 traces[name] = ForcedTrace(request=forced, cluster=prompts[name].doc.cluster)
@@ -82,7 +83,7 @@ def answer_with_full_cache(
 
 
 def _engine(loaded: LoadedModel, longest: int, sequences: int) -> Engine:
-    """Return an engine with the full cache and as many slots as memory allows."""
+    """Return an engine with the full cache and with as many slots as fit into memory."""
     method = registry.methods.get("full")()
     plan = plan_cell(
         shape_of_model(loaded.model),
@@ -102,9 +103,9 @@ def _engine(loaded: LoadedModel, longest: int, sequences: int) -> Engine:
 def stored_answers(
     folder: Path, work: TaskWork, tokenizer: Any, context: int, seed: int, say: Notice
 ) -> list[ForcedTrace]:
-    """Return a run's answers of the full cache as traces. They lack the end token, as stored texts do.
+    """Return the answers that a run generated with the full cache, as traces.
 
-    Raises UserError when the run has no answers to this task.
+    They lack the end token, as stored texts do. Raises UserError when the run has no answers to this task.
     """
     rows = read_rows(folder).merge(read_texts(folder), on="row_key")
     rows = rows[(rows["task"] == work.task.name) & (rows["method"] == "full") & (rows["status"] == "ok")]
@@ -115,18 +116,23 @@ def stored_answers(
     if prompt_mismatch := len(rows) - len(traces):
         name = quote(work.task.name)
         say(
-            f"task {name}: {prompt_mismatch} answers of {quote(folder)} are left out: empty, or to "
-            "other prompts than today's."
+            f"task {name}: {prompt_mismatch} answers of {quote(folder)} are left out: they are empty, or belong to "
+            "prompts that have changed since."
         )
     if not traces:
-        raise UserError(f"run {quote(folder)} has no answers of the full cache to {quote(work.task.name)} to replay.")
+        raise UserError(
+            f"run {quote(folder)} has no answers with the full cache to {quote(work.task.name)}, which replay needs."
+        )
     return traces
 
 
 def read_trace(
     row: Mapping[str, Any], prompt: Prompt | None, work: TaskWork, tokenizer: Any, context: int, seed: int
 ) -> ForcedTrace | None:
-    """Return a stored answer (a row with its texts) as a trace; None if it is empty or belongs to another prompt."""
+    """Return the answer of a stored row in the form of a trace.
+
+    None if the answer is empty, or if the row's prompt is not `prompt`.
+    """
     text = row["output"]
     ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) and text else []
     if prompt is None or prompt.talk or prompt.sha256 != row["prompt_sha256"] or not ids:
@@ -137,6 +143,6 @@ def read_trace(
 
 
 def _request(work: TaskWork, prompt: Prompt, seed: int, sample: int) -> Request:
-    """Return the request for one sample of a prompt's first turn."""
+    """Return the request for one sample of a question's first turn."""
     request = work.request(prompt, (sample,), seed)
     return replace(request, max_tokens=None, conversation=None, compress_at=None)

@@ -1,4 +1,7 @@
-"""The settings that only a replay has, and its progress line. No torch: settings are checked before it loads."""
+"""The settings that only a replay has, and its progress line.
+
+This module does not import torch: the settings are checked before torch is loaded.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from kvbench.replay.analyses.api import Analysis, AttentionAnalysis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The settings that a replay has in addition to those of a run."""
+    """The settings of a replay that a run does not have."""
 
     named: list[MethodChoice]  # methods that must run
     every: list[MethodChoice]  # methods that are left out where they cannot run
@@ -22,17 +25,20 @@ class Work:
 
     @property
     def attention(self) -> bool:
-        """Return whether an analysis reads the attention of the full cache."""
+        """Return whether one of the analyses needs the attention of the full cache."""
         return any(issubclass(kind, AttentionAnalysis) for kind in self.kinds)
 
     @property
     def methods(self) -> bool:
-        """Return whether the chosen methods must read the answers: for the comparison or an analysis of methods."""
+        """Return whether the answers must be read with the chosen methods.
+
+        The comparison and the analyses of methods need this.
+        """
         return not self.kinds or not all(issubclass(kind, AttentionAnalysis) for kind in self.kinds)
 
 
 class Readings(Progress):
-    """The progress line of a replay: counts answers read instead of rows, and shows no memory."""
+    """The progress line of a replay; unlike a run's, it counts answers read instead of rows, and shows no memory."""
 
     _name = _unit = ""
 

@@ -1,5 +1,4 @@
-"""Code that task files share: task names, prompts, context templates, base classes, and generators for RULER and the
-synthetic tasks.
+"""Code that task files share: task names, prompts, context templates, base classes, and generators.
 
-Imports scorers and sources; no torch.
+The generators are those of RULER and of the synthetic tasks. Imports scorers and sources; no torch.
 """

@@ -8,17 +8,20 @@ from kvbench.sources.data import BUNDLED
 
 
 def bundled(path: str) -> str:
-    """Return the text of a bundled file, with its line ends unchanged."""
+    """Return the text of a file that ships with kvbench, with its line ends unchanged."""
     return (BUNDLED / path).read_bytes().decode()
 
 
 def parts(template: str, mark: str) -> tuple[str, str]:
-    """Split a template in two after `mark` (the place of the long text) and the line ends that follow the mark."""
+    """Split a prompt template into context and question.
+
+    The first part ends with `mark`, which stands for the long text, and the line ends after the mark.
+    """
     head, _, tail = template.partition(mark)
     question = tail.lstrip("\n")
     return head + mark + tail[: len(tail) - len(question)], question
 
 
 def text_id(text: str) -> str:
-    """Return the `Doc.cluster_id` that all questions about one text share: a hash of the text."""
+    """Return an id of a text, for `Doc.cluster_id`: all questions about the text share this hash of it."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,10 +1,10 @@
-"""Reads lm-eval's definition of a task (YAML and generation settings), and the task's rows from a data folder.
+"""Reads lm-eval's definition of a task (YAML and generation settings), and the task's data from a data folder.
 
 Only tasks in the lm-eval package are found. A YAML file may name Python functions; third-party functions run only if
 the user points lm-eval to them (``kvbench lm-eval --include_path``).
 
-A data folder (``--data``, ``KVBENCH_DATA``) may hold the rows as ``lm_eval/<task>.jsonl``, with the columns of
-lm-eval's data set, and rows for few-shot examples as ``lm_eval/<task>.fewshot.jsonl``.
+A data folder (``--data``, ``KVBENCH_DATA``) may hold a task's data as ``lm_eval/<task>.jsonl``, with the columns of
+lm-eval's data set, and the data for few-shot examples as ``lm_eval/<task>.fewshot.jsonl``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvbench.sources.data.location import in_folder
 from kvbench.task import DataSource, GenSpec, Manifest
 
 MAX_GEN_TOKS = 256  # lm-eval's default for a task without a max_gen_toks
-ASKED, EXAMPLES = "asked", "fewshot"  # names of the splits made from a folder's rows
+ASKED, EXAMPLES = "asked", "fewshot"  # names of the splits made from the data folder
 # Files in kvbench's own layout that hold a hub data set: hub name -> (file, its columns that the data set has).
 NATIVE = {"openai/gsm8k": ("gsm8k/gsm8k_test.jsonl", ("question", "answer"))}
 _BY_LM_EVAL = "'kvbench lm-eval --tasks {}' runs it."
@@ -36,7 +36,10 @@ _BY_LM_EVAL = "'kvbench lm-eval --tasks {}' runs it."
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One task of lm-eval. `config`: lm-eval's TaskConfig, which names functions but has imported and run none."""
+    """The definition of one task in lm-eval.
+
+    config: lm-eval's TaskConfig; it holds the names of Python functions, none of which was imported or run.
+    """
 
     name: str
     path: Path
@@ -44,12 +47,12 @@ class Definition:
 
     @property
     def examples(self) -> int:
-        """Return how many few-shot examples lm-eval draws from rows; 0 if the YAML itself holds them."""
+        """Return how many few-shot examples lm-eval takes from the task's data; 0 if the YAML itself holds them."""
         written = isinstance(self.config.fewshot_config.samples, (list, str))
         return 0 if written else int(self.config.num_fewshot or 0)
 
     def resolved(self) -> dict[str, Any]:
-        """Return the YAML's content with its functions imported, for lm-eval's task class."""
+        """Return the content of the YAML file for lm-eval's task class, with the functions that it names imported."""
         from lm_eval.tasks._yaml_loader import load_yaml
 
         return {k: v for k, v in load_yaml(self.path).items() if k not in ("tag", "group", "task_list")}
@@ -57,7 +60,7 @@ class Definition:
 
 @functools.cache
 def definition(name: str) -> Definition:
-    """Find a task of lm-eval by name.
+    """Return the definition of the lm-eval task with this name.
 
     Raises UserError for an unknown task, a group, or a kind that kvbench does not run; SetupError without lm-eval.
     """
@@ -80,7 +83,7 @@ def definition(name: str) -> Definition:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence lm-eval's log and progress bars."""
+    """Silence lm-eval's log and progress bars while the block runs."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -92,7 +95,7 @@ def quiet() -> Iterator[None]:
 
 
 def _by_text(root: Path, name: str) -> Path | None:
-    """Return the YAML file below `root` with the line ``task: NAME``; None unless exactly one file has it.
+    """Return the YAML file below `root` with the line ``task: NAME``; None if no file or several files have it.
 
     This search takes 0.3 s; lm-eval needs 8 s to index its 14,000 files.
     """
@@ -119,7 +122,10 @@ def _by_index(name: str) -> Path:
 
 
 def _refuse(name: str, raw: Mapping[str, Any]) -> None:
-    """Raise UserError for a task that does not generate and score one answer per question. `raw`: the task's YAML."""
+    """Raise UserError for a task that does not let the model generate one answer per question and score it.
+
+    raw: the content of the task's YAML file.
+    """
     task, kind = f"task {quote(name)} of lm-eval", raw.get("output_type", "generate_until")
     if kind == "loglikelihood_rolling":
         raise UserError(
@@ -139,7 +145,10 @@ def _refuse(name: str, raw: Mapping[str, Any]) -> None:
 
 
 def generation(asked: Mapping[str, Any]) -> GenSpec:
-    """Return a task's `generation_kwargs` (`asked`) as a GenSpec. Raises UserError for settings that kvbench lacks."""
+    """Return the settings with which lm-eval generates answers to a task, as kvbench's GenSpec.
+
+    asked: the task's `generation_kwargs`. Raises UserError for settings that kvbench lacks.
+    """
     from lm_eval.models.utils import normalize_gen_kwargs
 
     kwargs: dict[str, Any] = dict(normalize_gen_kwargs(dict(asked), MAX_GEN_TOKS))
@@ -162,7 +171,7 @@ _OFF = {"num_beams": (1,), "repetition_penalty": (1, 1.0), "num_return_sequences
 
 
 def special_stops(until: Sequence[str], tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split a task's stop strings into plain texts and special tokens.
+    """Split a task's stop strings (`until`) into plain texts and special tokens.
 
     Special tokens never show in decoded text, so generation stops at their token ids instead.
     """
@@ -172,17 +181,17 @@ def special_stops(until: Sequence[str], tokenizer: Any) -> tuple[tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class LocalRows:
-    """A task's rows from the user's data folder, used in place of lm-eval's data set."""
+    """A task's data from the user's data folder, used in place of lm-eval's data set."""
 
     asked: list[dict[str, Any]]  # the questions
-    examples: list[dict[str, Any]] | None  # rows for few-shot examples; None: drawn from the other questions
+    examples: list[dict[str, Any]] | None  # data of few-shot examples; None: drawn from the other questions
     official: bool  # False if lm-eval draws the examples from a separate split, which the folder lacks
 
     @classmethod
     def find(cls, of: Definition, source: DataSource, task: str) -> LocalRows | None:
-        """Return a task's rows from the data folder; None if the run has no data folder.
+        """Return a task's data from the user's data folder; None if the run has no data folder.
 
-        Raises SetupError if rows are missing.
+        Raises SetupError if the folder lacks them.
         """
         folder = (source.path or source.env_path) if isinstance(source, Data) else None
         if folder is None:
@@ -194,7 +203,7 @@ class LocalRows:
             manifest, columns = other, its
         asked = [dict(row) for row in source.rows(task, manifest)]
         if not asked:
-            raise SetupError(f"the data folder {quote(folder)} has no rows for task {quote(task)}.")
+            raise SetupError(f"the data folder {quote(folder)} has no data for task {quote(task)}.")
         if columns is not None:
             asked = [{column: row[column] for column in columns} for row in asked]
         if not of.examples:
@@ -207,7 +216,7 @@ class LocalRows:
         return cls(asked, None, own == (config.test_split or config.validation_split))
 
     def overrides(self, config: Mapping[str, Any], *, examples: int) -> dict[str, Any]:
-        """Return the changes to a task's configuration that make lm-eval use these rows.
+        """Return the changes to a task's configuration that make lm-eval use these data instead of its own.
 
         config: the configuration with functions imported; examples: number of few-shot examples.
         """
@@ -232,9 +241,9 @@ def _holds(folder: Path, manifest: Manifest) -> bool:
 
 
 def commit(config: Any, source: DataSource) -> str | None:
-    """Return the commit of the hub data set that lm-eval will load; None offline, or if the data are not from the hub.
+    """Return the commit of the hub data set that lm-eval will load.
 
-    Raises HubError.
+    None if the machine is offline, or if the data are not from the hub. Raises HubError.
     """
     import huggingface_hub
 

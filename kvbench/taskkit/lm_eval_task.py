@@ -1,9 +1,10 @@
 """Tasks of lm-eval by name (``--task lm_eval:gsm8k``): lm-eval's questions, prompts and scores on kvbench's engine.
 
 The prompts equal lm-eval's for a run of this task alone: raw text with the task's few-shot examples, drawn with
-lm-eval's seeds (``--prompt-style plain``: through the chat template, examples within the user's message). The task's
-filters and `process_results` score every answer, in a scoring process that rebuilds the task without its data. The
-score is the task's first metric under its first filter; `aux` holds all others as ``metric,filter``.
+lm-eval's seeds. (With ``--prompt-style plain`` they go through the chat template, with the examples in the user's
+message.) The task's filters and `process_results` score every answer, in a scoring process that rebuilds the task
+without its data. The score is the task's first metric under its first filter; `aux` holds all others as
+``metric,filter``.
 
 Not covered: tasks that compare likelihoods (``kvbench lm-eval`` runs them), metrics of a whole corpus, votes over
 several answers (kvbench's reports have maj@n), tasks with programs, images or sound.
@@ -39,10 +40,10 @@ LONGEST = 500  # characters of an extracted answer that are kept
 
 
 class LMEvalTask(Task):
-    """A task that the lm-eval package defines in YAML. Construction does not import lm-eval; later calls do."""
+    """A task that the lm-eval package defines in YAML. The constructor does not import lm-eval; the methods do."""
 
     suite = "lm_eval"
-    summary = "a task of lm-eval, by its name there"
+    summary = "a task of lm-eval, by the name that lm-eval gives it"
     prompt_styles: ClassVar[tuple[str, ...]] = (RAW, CHAT)
 
     def __init__(self, name: str) -> None:
@@ -56,7 +57,10 @@ class LMEvalTask(Task):
 
     @property
     def version(self) -> str:  # type: ignore[override]
-        """Return the task's version in lm-eval, lm-eval's version, and marks of unofficial documents, joined by "+"."""
+        """Return a version such as ``3.0+lm-eval-0.4.13``: the task's version in lm-eval, and lm-eval's own.
+
+        Marks may follow, joined by "+", which say how the documents differ from the official ones.
+        """
         import importlib.metadata
 
         own = (definition(self.known_as).config.metadata or {}).get("version", "?")
@@ -64,14 +68,14 @@ class LMEvalTask(Task):
 
     @property
     def gated(self) -> bool:
-        """Return whether a gated task of kvbench has the same data.
+        """Return whether the task has the same data as a task of kvbench whose data may not be shown.
 
         Raises UserError and SetupError as `definition` does.
         """
         return definition(self.known_as).config.dataset_path in gated_data()
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return the YAML's generation settings. A greedy task gets one sample, because its samples would be equal."""
+        """Return the generation settings of the YAML file; with greedy decoding one sample, as all would be equal."""
         config = definition(self.known_as).config
         spec = generation(config.generation_kwargs)
         return replace(spec, n=config.repeats if spec.temperature > 0 else 1)
@@ -81,8 +85,8 @@ class LMEvalTask(Task):
         rows = LocalRows.find(yaml, source, self.name)
         if rows is None and not hub.may_ask(self.name):
             raise SetupError(
-                f"lm-eval would download the data of task {quote(self.name)}, and only the run's folder names the "
-                f"task. Give --task {shlex.quote(self.name)} again, or a folder with --data."
+                f"the run's folder asks for task {quote(self.name)}, whose data lm-eval would download. "
+                f"Allow this with --task {shlex.quote(self.name)}, or give a folder that holds the data with --data."
             )
         try:
             revision = None if rows else commit(yaml.config, source)
@@ -132,7 +136,7 @@ class LMEvalTask(Task):
         return Score(value=value, extracted=extracted, aux=numbers | {"no_answer": float(first == NO_MATCH)}, note=note)
 
     def size(self) -> None:
-        """Return None: the number is unknown before lm-eval loads its data."""
+        """Return None: the number of questions is unknown before lm-eval loads its data."""
 
     def sources(self) -> dict[str, Any]:
         return self._about
@@ -141,7 +145,7 @@ class LMEvalTask(Task):
         return self._notes
 
     def _describe(self, yaml: Definition, rows: LocalRows | None, task: Any, revision: str | None) -> None:
-        """Set `sources` (for the run's record) and `notes` (for the user) once the task's rows are loaded."""
+        """Set what `sources` (for the run's record) and `notes` (for the user) return, after the data are loaded."""
         config, shots = yaml.config, yaml.config.num_fewshot or 0
         self._about = {"num_fewshot": shots}
         if rows is None:
@@ -166,7 +170,10 @@ class LMEvalTask(Task):
 
 
 def _load(name: str, yaml: Definition, rows: LocalRows | None, revision: str | None) -> Any:
-    """Build lm-eval's task with its data. `revision`: commit of the hub data set. Raises SetupError."""
+    """Build lm-eval's own object for a task, with the task's data. Raises SetupError.
+
+    rows: data from the user's folder; None: from the hub. revision: the commit of the hub data set.
+    """
     from lm_eval.api.task import ConfigurableTask
 
     try:
@@ -184,7 +191,7 @@ def _load(name: str, yaml: Definition, rows: LocalRows | None, revision: str | N
 
 def _misfit(name: str, error: Exception) -> SetupError:
     what = f"{type(error).__name__}: {quote(words(error))}"
-    return SetupError(f"the rows of task {quote(name)} do not fit lm-eval's definition of it ({what}).")
+    return SetupError(f"the data of task {quote(name)} do not fit lm-eval's definition of it ({what}).")
 
 
 def _no_data(error: Exception, name: str, yaml: Definition) -> SetupError:
@@ -199,7 +206,10 @@ def _no_data(error: Exception, name: str, yaml: Definition) -> SetupError:
 
 @functools.cache
 def _scorer(name: str, first: bytes) -> Any:
-    """Build lm-eval's task to score answers. The first document (pickled) is its only data; scoring needs no others."""
+    """Build lm-eval's own object for a task, to score answers.
+
+    first: the first document (pickled); it is the object's only data, because scoring needs no others.
+    """
     yaml = definition(name)
     rows = LocalRows([pickle.loads(first)], None, True)
     with _as_lm_eval():
@@ -211,7 +221,10 @@ def _scorer(name: str, first: bytes) -> Any:
 
 
 def _instance(name: str, doc: Any, text: str) -> Any:
-    """Return an answer (`text`) to a document in the form that lm-eval's filters and metrics take: an Instance."""
+    """Return an answer in the form that lm-eval's filters and metrics take (an Instance).
+
+    doc: the document that it answers; text: the answer.
+    """
     from lm_eval.api.instance import Instance
 
     return Instance(
@@ -220,7 +233,10 @@ def _instance(name: str, doc: Any, text: str) -> Any:
 
 
 def _metric(task: Any, name: str) -> str:
-    """Return the name of the task's first metric that is a mean over answers. Raises UserError if there is none."""
+    """Return the name of a task's first metric that is a mean over answers, with higher values for better answers.
+
+    Raises UserError if there is none.
+    """
     from lm_eval.api.registry import get_aggregation
 
     better = task.higher_is_better()
@@ -235,9 +251,9 @@ def _metric(task: Any, name: str) -> str:
 
 
 def _filters(config: Any, name: str) -> list[Any]:
-    """Return the task's answer filters, built by lm-eval, without those that vote over several answers.
+    """Return lm-eval's filters of a task, which extract results from answers.
 
-    Raises UserError if no filter remains.
+    Filters that vote over several answers are left out. Raises UserError if no filter remains.
     """
     from lm_eval.filters import build_filter_ensemble
 
@@ -259,7 +275,7 @@ def _is_vote(listed: Mapping[str, Any]) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number (Python's or NumPy's) as float; None for other values, such as a corpus metric's pair."""
+    """Return a finite number (Python's or NumPy's) as float; None for anything else, such as a pair of numbers."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
@@ -268,12 +284,18 @@ def _number(value: Any) -> float | None:
 
 
 def _messages(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-    """Return chat messages as JSON: lm-eval calls this in place of a chat template, and kvbench renders them later."""
+    """Return chat messages as JSON.
+
+    lm-eval calls this in place of a chat template; kvbench applies the template later.
+    """
     return json.dumps(messages)
 
 
 def _turn(context: str, *, chat: bool) -> Turn:
-    """Return lm-eval's prompt (`context`) as a turn. The prompt is raw text, or with `chat` the JSON of `_messages`."""
+    """Return the prompt that lm-eval made (`context`) as a turn.
+
+    chat: whether the prompt is the JSON of `_messages`; otherwise it is raw text.
+    """
     if not chat:
         return Turn(question=context)
     texts = {message["role"]: str(message["content"]) for message in json.loads(context)}
@@ -282,7 +304,7 @@ def _turn(context: str, *, chat: bool) -> Turn:
 
 @contextlib.contextmanager
 def _as_lm_eval() -> Iterator[None]:
-    """Set lm-eval's random seeds and silence its log while the block (lm-eval's code that builds documents) runs."""
+    """While the block runs lm-eval's code that builds documents, set lm-eval's random seeds and silence its log."""
     import datasets
     import numpy as np
 

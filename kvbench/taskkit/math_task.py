@@ -17,7 +17,7 @@ from kvbench.taskkit.rows import documents, reasoning
 
 
 class MathTask(Task):
-    """A task of mathematics problems, each with one final answer. Subclasses name the data."""
+    """The base class of tasks with mathematics problems, each with one final answer. Subclasses name the data."""
 
     suite = "math"
     prompt_styles = tuple(name for name in STYLES if name != "plain")
@@ -38,11 +38,14 @@ class MathTask(Task):
         return score_math(output.text, doc.reference, thinking=output.thinking, integer=self.integer)
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """Return a row's right answer as text: LaTeX or a number (which some hub copies do not store as text)."""
+        """Return the right answer to a problem of the data (`row`) as text: LaTeX or a number.
+
+        Some copies on the hub do not store it as text.
+        """
         return str(row["answer"])
 
     def meta(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a row's `category` and other fields that a report may group by."""
+        """Return the `category` of a problem (`row`), and other fields by which a report may group."""
         return {}
 
     def _doc(self, row: Mapping[str, Any], style: str) -> Doc:

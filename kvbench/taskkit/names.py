@@ -28,7 +28,7 @@ class _Parts:
 
 
 def is_gated(name: str) -> bool:
-    """Return whether the owner of a task's data forbids showing them; False for a task that is not installed here."""
+    """Return whether the owner of a task's data forbids showing them; False if no such task is installed."""
     try:
         return get_task(name).gated
     except KVBenchError:
@@ -64,7 +64,10 @@ def get_task(name: str) -> Task:
 
 
 def expand(name: str) -> list[str]:
-    """Return the names of the tasks that --task NAME means: one task, a group's members, or a pattern's matches."""
+    """Return the names of the tasks that ``--task NAME`` means.
+
+    These are a single task, all tasks of a group, or all tasks that fit a pattern.
+    """
     if name.strip().lower().startswith(LM_EVAL):
         return [LM_EVAL + name.strip()[len(LM_EVAL) :]]
     parts = _split(name)
@@ -86,7 +89,7 @@ def expand(name: str) -> list[str]:
 
 
 def collapsed(names: Sequence[str]) -> list[str]:
-    """Return the names; a group's name replaces its members where all of them are listed."""
+    """Return names of tasks, with a group's name in place of its tasks if all tasks of the group are listed."""
     shorter = []
     for name in names:
         base, at, length = base_name(name), *name.partition("@")[1:]
@@ -107,18 +110,18 @@ def task_names() -> list[str]:
 
 
 def base_name(name: str) -> str:
-    """Return the registered part of a name: ``ruler`` for ``ruler/vt@8192``."""
+    """Return the first part of a task's name, under which the task is registered: ``ruler`` for ``ruler/vt@8192``."""
     return name if name.startswith(LM_EVAL) else re.split("[/@]", name, maxsplit=1)[0]
 
 
 def _split(name: str) -> _Parts:
-    """Split a name into base (as registered), variant and length. Raises UserError for an invalid name."""
+    """Split a task's name into base (as registered), variant and length. Raises UserError for an invalid name."""
     path, at, length = (part.strip() for part in name.strip().lower().partition("@"))
     base, slash, variant = (part.strip() for part in path.partition("/"))
     if "*" in base and _NAME.fullmatch(base.replace("*", "x")):
         raise UserError(
-            f"{quote(name)}: '*' stands after '/' for any text, or alone after '@' for every length, as in "
-            "ruler/niah_*@*, and nowhere else. 'kvbench list tasks' shows the names."
+            f"{quote(name)}: write '*' only after '/', where it means any text, or after '@', where it means every "
+            "length: ruler/niah_*@*. 'kvbench list tasks' shows the names."
         )
     if not _NAME.fullmatch(base) or (slash and not _NAME.fullmatch(variant.replace("*", "x"))):
         raise UserError(f"{quote(name)} is not a task name ({_ALLOWED}). A task from a file is given with --task-file.")

@@ -38,7 +38,10 @@ _RKV = (
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """A prompt style: the text around a problem. `chat` False: no chat template, even if the task would use one."""
+    """A prompt style: the text before and after a problem.
+
+    `chat` False: no chat template, even if the task would use one.
+    """
 
     name: str
     before: str
@@ -65,7 +68,10 @@ STYLES = {style.name: style for style in _STYLES}
 
 
 def uses_chat(chat: bool, style: str, *, no_chat_template: bool = False) -> bool:
-    """Return whether prompts use the chat template, given the task's default, the style and --no-chat-template."""
+    """Return whether prompts use the chat template.
+
+    chat: whether the task would use one; style: the prompt style; no_chat_template: the flag of this name.
+    """
     raw = style in STYLES and not STYLES[style].chat  # styles outside STYLES belong to one task
     return chat and not raw and not no_chat_template
 
@@ -95,7 +101,10 @@ def _check_syntax(text: str, origin: str) -> None:
 
 
 def template_text(tokenizer: Any, chat_template: str | None = None) -> str | None:
-    """Return the chat template that a run uses, or None without one; the run records its hash."""
+    """Return the text of the chat template that a run uses; None if it has none. The run records the text's hash.
+
+    chat_template: the text that the user gave in place of the tokenizer's.
+    """
     if chat_template is not None:
         return chat_template
     try:
@@ -108,7 +117,7 @@ def template_text(tokenizer: Any, chat_template: str | None = None) -> str | Non
 def check_template(
     tokenizer: Any, *, task: str, chat: bool, chat_template: str | None = None, origin: str | None = None
 ) -> None:
-    """Raise UserError if a chat prompt cannot be rendered. `origin` names the template's file."""
+    """Raise UserError if the chat template cannot render a prompt. `origin` names the template's file."""
     if not chat:
         return
     if template_text(tokenizer, chat_template) is None:
@@ -130,7 +139,7 @@ def render(
     origin: str | None = None,
     answers: tuple[str, ...] = (),
 ) -> str:
-    """Return the prompt text of the turn that follows `answers`: all turns so far, with the answers between them.
+    """Return the prompt for the turn after `answers`: all user messages so far, with the answers between them.
 
     The turn's answer prefix comes after the assistant header, so that the model continues the prefix.
     """
@@ -154,7 +163,7 @@ def encode(tokenizer: Any, text: str, chat: bool) -> list[int]:
 
 
 def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tuple[list[int], int]:
-    """Return the token ids of a rendered prompt, and how many leading tokens lie entirely within the turn's context.
+    """Return the token ids of a rendered prompt, and how many of the first tokens lie wholly within the turn's context.
 
     Raises UserError if the template changed the turn's text, or if the tokenizer gives no offsets.
     """
@@ -171,7 +180,7 @@ def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tupl
 
 
 def _context_end(text: str, turn: Turn) -> int:
-    """Return the character offset in a rendered prompt at which the turn's context ends."""
+    """Return the number of characters of a rendered prompt up to the end of the turn's context."""
     user, lead = turn.user.strip(), len(turn.user) - len(turn.user.lstrip())  # templates often strip a turn
     place = text.rfind(user)
     if place < 0:
@@ -185,10 +194,10 @@ def _context_end(text: str, turn: Turn) -> int:
 def effective_thinking(
     tokenizer: Any, thinking: bool | None, *, chat: bool, chat_template: str | None = None
 ) -> bool | None:
-    """Return whether the scorer must expect a thinking block in outputs; None if the template has no such block.
+    """Return whether outputs will hold a thinking block, which the scorer must then expect.
 
-    If the rendered prompt ends inside an open thinking block, the model thinks whatever `thinking` says (as with R1
-    distills, whose template has no switch).
+    None if the template has no such block. If the rendered prompt ends inside an open thinking block, the model thinks
+    whatever `thinking` says (as with R1 distills, whose template has no switch).
     """
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or "think" not in text:

@@ -1,4 +1,4 @@
-"""The parts of a model that tasks and prompts need: tokenizer, chat template and context length, no weights."""
+"""The parts of a model that tasks and prompts need: tokenizer, chat template and context length, but no weights."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ THOUGHT = f"<think>\nA thought.\n</think>\n\n{ANSWER}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReader:
-    """A `kvbench.task.Reader` for a model.
+    """The tokenizer, chat template and context length of a model, as a `kvbench.task.Reader`.
 
-    `chat`: prompts use the chat template, from the file `origin` if the user gave one.
+    chat: whether prompts use the chat template; origin: the template's file, if the user gave one.
     """
 
     tokenizer: Any
@@ -37,13 +37,13 @@ class ModelReader:
         return int(self.tokenizer(text, add_special_tokens=False, return_attention_mask=False)["input_ids"][-1])
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
-        """Return how many tokens a prompt gains when the chat template wraps a user's text."""
+        """Return how many tokens the chat template adds to a user's text."""
         word = "word"
         doc = Doc(doc_id="", turns=(Turn(question=word),), reference=None)
         return len(self.ids(self.text(doc, thinking=thinking))) - self.count(word)
 
     def text(self, doc: Doc, *, thinking: bool | None, answers: tuple[str, ...] = ()) -> str:
-        """Return the prompt text of the turn that follows `answers`."""
+        """Return the text of the prompt for the turn after `answers`, with all earlier turns."""
         return prompts.render(
             doc,
             self.tokenizer,
@@ -58,10 +58,10 @@ class ModelReader:
         return prompts.encode(self.tokenizer, text, chat=self.chat)
 
     def cut(self, turn: Turn, limit: int) -> tuple[Turn, int]:
-        """Return the turn without its middle, at most `limit` tokens long, and the number of tokens removed.
+        """Return the turn without the middle of its text, and the number of tokens removed.
 
-        The cut is that of LongBench's pred.py: before any chat template, and counting the tokenizer's special tokens.
-        The question stays whole if the kept end holds it.
+        At most `limit` tokens remain. LongBench's pred.py cuts in the same way: before any chat template, and counting
+        the tokenizer's special tokens. The question remains whole if the kept end holds it.
         """
         ids = self.tokenizer(turn.user, return_attention_mask=False)["input_ids"]
         if len(ids) <= limit:
@@ -75,7 +75,7 @@ class ModelReader:
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """The later turns of a document, for `kvbench.records.Request`.
+    """The turns of a document after the first, for `kvbench.records.Request`.
 
     If `keep` is set and the chat template only appends text, the engine continues each turn from the cache of the turn
     before. Otherwise each turn is a new prompt, because the template changes earlier turns (many drop their thinking).
@@ -89,7 +89,10 @@ class Talk:
 
     @property
     def mode(self) -> str:
-        """Return the row column `multi_turn_cache`, which says whether later turns continue from the cache."""
+        """Return "keep" if later turns continue from the cache, otherwise "reset" or "reset (template)".
+
+        Rows hold it in the column `multi_turn_cache`. With "reset (template)" the chat template is the reason.
+        """
         if not self.keep:
             return "reset"
         return "keep" if all(self._appended(n) for n in range(1, len(self.doc.turns))) else "reset (template)"
@@ -105,7 +108,7 @@ class Talk:
         return FollowUp(ids=tuple(self.reader.ids(text)), fresh=True)
 
     def tokens(self) -> int:
-        """Return how many prompt tokens the later turns have together, without the answers between them."""
+        """Return how many prompt tokens all later turns add, not counting the answers."""
         empty = [self.reader.text(self.doc, thinking=self.thinking, answers=(ANSWER,) * n) for n in self._turns()]
         return self.reader.count(empty[-1]) - self.reader.count(empty[0])
 
@@ -113,7 +116,10 @@ class Talk:
         return range(len(self.doc.turns))
 
     def _appended(self, turn: int) -> str | None:
-        """Return the text that the template appends after answer number `turn`; None if it changes earlier text too."""
+        """Return the text that the template appends after the answer of turn number `turn`.
+
+        None if the template changes earlier text too.
+        """
         appended = None
         for answer in (ANSWER,) if self.thinks is False else (THOUGHT, ANSWER):
             answers = (answer,) * turn

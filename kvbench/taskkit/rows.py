@@ -1,4 +1,4 @@
-"""Code that task files share: documents from rows of data, sampling of reasoning tasks, output without thinking."""
+"""Code that task files share: documents from a table of data, sampling of reasoning tasks, answers without thinking."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kvbench.task import Doc, GenSpec, Output, Task
 def documents(
     task: Task, rows: Iterable[Mapping[str, Any]], make: Callable[[Any], Doc], *, ids: str = "", lacks: str = "column "
 ) -> list[Doc]:
-    """Return the document that `make` builds from each row.
+    """Return one document per line of a task's data; `make` builds it.
 
-    Raises SetupError if a row lacks a field (`make` raises KeyError), or if two documents share an id. ids: the name of
-    the column with the ids; without it ids are not checked. lacks: the word for a field in the message.
+    Raises SetupError if a line lacks a field (`make` raises KeyError), or if two documents share an id. ids: the name
+    of the column with the ids; without it ids are not checked. lacks: the word for a field in the message.
     """
     try:
         docs = [make(row) for row in rows]
@@ -28,11 +28,11 @@ def documents(
 
 
 def reasoning(model_type: str, *, n: int = 1, max_new_tokens: int) -> GenSpec:
-    """Return the papers' sampling of reasoning tasks: temperature 0.6, top-p 0.95, for Qwen3 also top-k 20."""
+    """Return the sampling settings of papers on reasoning tasks: temperature 0.6, top-p 0.95; top-k 20 for Qwen3."""
     top_k = 20 if model_type.startswith("qwen3") else 0
     return GenSpec(n=n, max_new_tokens=max_new_tokens, temperature=0.6, top_p=0.95, top_k=top_k, thinking=True)
 
 
 def answer(output: Output) -> str:
-    """Return the text of an output, without the thinking block if the model thinks."""
+    """Return the text of a model's output; if the model thinks, without its thinking block."""
     return after_thinking(output.text, True) if output.thinking else output.text

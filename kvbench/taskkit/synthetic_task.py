@@ -1,8 +1,7 @@
 """Base class of the three tasks for the built-in model: generated problems, no chat template, greedy decoding.
 
-A variant (``orbit-300``) names settings of the problem generator. Problem i has the seed 10^9 + i, which training
-never draws.
-`kvbench.taskkit.synthetic.variants` lists the variants with their budgets and purposes.
+A variant (``orbit-300``) names settings of the problem generator. Problem i has the seed 10^9 + i, which training never
+draws. `kvbench.taskkit.synthetic.variants` lists the variants with their budgets and purposes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from kvbench.taskkit.synthetic import variants
 from kvbench.taskkit.synthetic.problem import HELD_OUT
 
 PROBLEMS = 128  # without --limit; more are generated on demand
-SLACK = 16  # tokens of the built-in model beyond the right trace, so that a missed stop shows
+SLACK = 16  # tokens of the built-in model beyond the right solution, so that a missed stop shows
 
 
 def variant_names(task: str) -> tuple[str, ...]:
@@ -21,7 +20,10 @@ def variant_names(task: str) -> tuple[str, ...]:
 
 
 class SyntheticTask(Task):
-    """A task of generated problems. `score`: exact match; `score_partial`: the share of right steps or keys."""
+    """The base class of tasks with generated problems.
+
+    `score` is 1 for an exact match; `score_partial` is the share of right steps or keys.
+    """
 
     suite = "synthetic"
     headline = "score_partial"
@@ -35,14 +37,14 @@ class SyntheticTask(Task):
         return [self._doc(HELD_OUT + i) for i in range(PROBLEMS if limit is None else limit)]
 
     def gen(self, model_type: str) -> GenSpec:
-        return GenSpec(max_new_tokens=len(self.definition.generate(HELD_OUT).trace_pieces) + SLACK, chat=False)
+        return GenSpec(max_new_tokens=len(self.definition.generate(HELD_OUT).solution_pieces) + SLACK, chat=False)
 
     def score(self, doc: Doc, output: Output) -> Score:
         exact, partial, answer = self.definition.score(self.definition.generate(doc.meta["seed"]), output.text)
         return Score(value=exact, partial=partial, extracted=answer, aux={"no_answer": float(answer is None)})
 
     def size(self) -> None:
-        """Return None: the number is unbounded; --limit sets it, `PROBLEMS` is the default."""
+        """Return None: there are as many questions as --limit says, and `PROBLEMS` without it."""
 
     def floor(self, budget: int, interval: int) -> float:
         return variants.floor(self.definition.knobs, budget, interval)

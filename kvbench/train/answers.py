@@ -1,4 +1,4 @@
-"""Keeps the model's answers to a training's questions in a file: after a kill only missing answers are generated.
+"""Keeps the model's answers to the questions of a training in a file, so that a killed training need not repeat them.
 
 The first line names the model and the questions; each further line is an answer, in order of completion. In a training
 with several processes, every process reads the file and only the first writes it.
@@ -21,13 +21,16 @@ Answers = dict[str, tuple[int, ...] | None]  # question's name -> answer tokens;
 
 
 class AnswerFile:
-    """A file of answers. asked: all settings on which the answers depend."""
+    """The file with the model's answers to the questions of one training.
+
+    asked: all settings on which the answers depend; the file's first line must hold the same.
+    """
 
     def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
         self.path, self.asked = path, json.loads(json.dumps(asked))
 
     def read(self) -> Answers:
-        """Return the stored answers, without a last line that a kill cut short. Creates the file if it is missing.
+        """Return the stored answers; drop a last line that a kill cut short. Creates the file if it is missing.
 
         Raises UserError for answers to other questions or of another model, SetupError for a damaged or unusable file.
         """
@@ -61,9 +64,9 @@ class AnswerFile:
         return answers
 
     def add(self, name: str, *, prompt: Sequence[int], answer: Sequence[int], kept: bool) -> None:
-        """Append the answer to question `name`. Raises SetupError when the file cannot be written.
+        """Append the model's answer to the question called `name`. Raises SetupError when the file cannot be written.
 
-        kept: whether training uses the answer, or drops it as wrong.
+        kept: True if training uses the answer, False if it drops the answer as wrong.
         """
         if is_first():
             with self._appending() as stream:

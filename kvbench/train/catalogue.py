@@ -1,4 +1,4 @@
-"""The recipes of ``kvbench train`` with their defaults. No torch: `--help` reads this module."""
+"""The recipes of ``kvbench train`` with their defaults. Imports no torch, because `--help` reads this module."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One recipe and its defaults.
+    """One recipe of ``kvbench train`` and its defaults.
 
     Attributes:
         location: ``module:class`` of its `Recipe`; about: one line for ``--help``.
-        tasks: built-in tasks whose problems are the questions without --data.
-        traces, held_out: numbers of questions or examples to train on and to hold out.
+        tasks: built-in tasks whose problems are the questions when the user gives no --data.
+        traces, held_out: how many questions or examples to train on, and how many to hold out.
         learns_from: what the recipe trains on: the model's answers to the questions, the questions alone, or examples
             with answers (`kvbench.train.head_data`).
-        tested_on: what the held-out figures use: the model's answers to held-out questions, or these questions, to
-        which
-            the recipe generates answers itself.
+        tested_on: what the held-out figures use: the model's answers to held-out questions, or the held-out questions
+            alone, to which the recipe then generates answers itself.
         dtype: of the loaded model; float32 where the model is trained, so that small steps are not rounded away.
         options: the recipe's settings and their defaults. `longest`: most new tokens of an answer to a question from
             --data.
@@ -62,7 +61,7 @@ _SCORER: dict[str, Any] = {"budget": 1024, "interval": 256, "features": "paper6"
 RECIPES: dict[str, Entry] = {
     "lookaheadkv": Entry(
         location="kvbench.train.recipes.lookaheadkv:LookaheadRecipe",
-        about="learned rows and an adapter that foresee what an answer attends to",
+        about="learned tokens after a prompt, and an adapter, which foresee what its answer attends to",
         tasks=("lookup", "lookup/lookup-1", "chain", "walk"),
         traces=1200,
         steps=1500,
@@ -84,7 +83,7 @@ RECIPES: dict[str, Entry] = {
     ),
     "duo": Entry(
         location="kvbench.train.recipes.duo:DuoRecipe",
-        about="for every KV head, how much it needs tokens other than the first and the newest",
+        about="a number per KV head: how much the head needs tokens other than the first and the newest",
         tasks=(),
         traces=512,
         steps=2000,
@@ -105,7 +104,7 @@ RECIPES: dict[str, Entry] = {
     ),
     "foresightkv-grpo": Entry(
         location="kvbench.train.recipes.foresightkv_grpo:PolicyRecipe",
-        about="foresightkv's second stage: the scorer's own draws, rewarded by how little loss they add",
+        about="foresightkv's second stage: the scorer draws evictions, and is rewarded if they add little loss",
         tasks=("walk", "chain"),
         traces=400,
         steps=200,

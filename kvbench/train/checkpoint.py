@@ -1,4 +1,4 @@
-"""Checkpoints of a training: tensors as safetensors, the rest as JSON in the file's header. Nothing is unpickled."""
+"""Checkpoints of a training: safetensors files whose header holds settings and progress as JSON; no pickle is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # of AdamW
 def save(
     path: Path, parameters: Mapping[str, torch.Tensor], optimiser: torch.optim.AdamW, state: Mapping[str, Any]
 ) -> None:
-    """Replace the checkpoint atomically: a kill leaves the old or the new checkpoint intact."""
+    """Replace the checkpoint file in one step, so that a kill leaves either the old or the new checkpoint whole."""
     tensors = {f"parameter/{name}": p.detach() for name, p in parameters.items()}
     for name, p in parameters.items():
         moments = optimiser.state.get(p, {})
@@ -31,7 +31,10 @@ def save(
 
 
 def state_of(path: Path) -> dict[str, Any]:
-    """Return the state of a checkpoint without its tensors. Raises SetupError when it cannot be read."""
+    """Return what a checkpoint holds besides its tensors: settings, step, seconds and first held-out figures.
+
+    Raises SetupError when the file cannot be read.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             return dict(json.loads((file.metadata() or {})["state"]))
@@ -40,7 +43,7 @@ def state_of(path: Path) -> dict[str, Any]:
 
 
 def restore(path: Path, parameters: Mapping[str, torch.Tensor], optimiser: torch.optim.AdamW) -> None:
-    """Load a checkpoint into parameters and optimiser. Raises SetupError for a file that does not fit."""
+    """Load a checkpoint's tensors into the parameters and the optimiser. Raises SetupError if they do not fit."""
     try:
         with safe_open(path, framework="pt") as file, torch.no_grad():
             names = set(file.keys())

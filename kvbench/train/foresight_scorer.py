@@ -1,4 +1,4 @@
-"""The scorer of `foresightkv` in training, and the base of its two recipes.
+"""The scorer of `foresightkv` while it is trained, and the base class of the two recipes that train it.
 
 The scorer's inputs differ by orders of magnitude: numbers of keys, sums of attention over 8 queries or over thousands.
 The optimiser's steps have one size for all parameters, so training standardises the inputs to mean 0 and variance 1 and
@@ -25,10 +25,10 @@ MEASURED = 32  # traces from which mean and deviation of the inputs are estimate
 
 
 class TrainedScorer:
-    """A scorer in training: its tensors take standardised inputs; `scorer()` returns the same scorer for raw inputs.
+    """A scorer in training, whose tensors take standardised inputs; `scorer()` returns its equivalent for raw inputs.
 
-    start: initial tensors; mean, deviation: moments [L, Hk, D] of the raw inputs; unit: the factor from trained to raw
-    outputs.
+    start: initial tensors; mean, deviation: of the raw inputs, [L, Hk, D]; unit: raw outputs are the trained outputs
+    times this factor.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class TrainedScorer:
 
     @classmethod
     def random(cls, shapes: Shapes, readings: Sequence[Sequence[Choice]], seed: int, unit: float) -> TrainedScorer:
-        """Return a randomly initialised scorer of these shapes.
+        """Return a randomly initialised scorer whose tensors have the sizes `shapes`.
 
-        readings: evictions from which the inputs' mean and deviation come.
+        readings: recorded evictions, which give the mean and deviation of the scorer's inputs.
         """
         generator = torch.Generator().manual_seed(seed)
         inputs, hidden = shapes["w1"][-2:]
@@ -53,7 +53,10 @@ class TrainedScorer:
 
     @classmethod
     def of(cls, scorer: Mapping[str, torch.Tensor], readings: Sequence[Sequence[Choice]]) -> TrainedScorer:
-        """Make a finished scorer of raw inputs trainable again, by rewriting it for standardised inputs."""
+        """Return a finished scorer in the form that can be trained further, rewritten for standardised inputs.
+
+        readings: recorded evictions, which give the mean and deviation of the scorer's inputs.
+        """
         mean, deviation = moments({name: tuple(t.shape) for name, t in scorer.items()}, readings)
         start = dict(scorer) | {
             "w1": scorer["w1"] * deviation[..., None],
@@ -62,7 +65,7 @@ class TrainedScorer:
         return cls(start, mean, deviation)
 
     def scorer(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the same scorer for raw inputs."""
+        """Return the tensors of the equivalent scorer that takes raw inputs."""
         p = self.parameters
         w1 = p["w1"] / self.deviation[..., None]
         b1 = p["b1"] - (self.mean[..., None] * w1).sum(dim=-2)
@@ -73,7 +76,10 @@ class TrainedScorer:
 
 
 def moments(shapes: Shapes, readings: Sequence[Sequence[Choice]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and standard deviation [L, Hk, D] of a scorer's inputs; 0 and 1 in layers without evictions."""
+    """Return the mean and standard deviation [L, Hk, D] of a scorer's inputs over recorded evictions.
+
+    They are 0 and 1 in layers without evictions.
+    """
     every = [choice for choices in readings for choice in choices]
     mean, deviation = (every[0].x.new_full(shapes["w1"][:-1], value) for value in (0.0, 1.0))
     for layer in {choice.layer for choice in every}:
@@ -83,7 +89,7 @@ def moments(shapes: Shapes, readings: Sequence[Sequence[Choice]]) -> tuple[torch
 
 
 class ScorerRecipe(TraceRecipe):
-    """A recipe that trains a scorer, `trained`, on the evictions of traces."""
+    """The base class of recipes that train a scorer (`trained`) on the evictions that happen while traces are read."""
 
     kind = "foresightkv"
     trained: TrainedScorer
@@ -103,7 +109,7 @@ class ScorerRecipe(TraceRecipe):
             raise UserError(f"--opt margin must be above 0; got {more['margin']:g}.")
 
     def _evicted(self, traces: Sequence[Trace]) -> list[Trace]:
-        """Return the traces in which an eviction happens. Raises UserError when there are none."""
+        """Return the traces that are long enough for an eviction. Raises UserError when none is."""
         evicted = [trace for trace in traces if self.evictions.evicts(trace)]
         if not evicted:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Records the inputs of ForesightKV's scorer at every eviction of a trace, where the oracle or the scorer decides.
+"""Records the inputs of ForesightKV's scorer at every eviction of a trace; the oracle or the scorer decides.
 
 Traces are read as `kvbench replay` reads them, and the method's own code computes the inputs.
 
@@ -28,7 +28,7 @@ FEATURES, WITHIN = ("paper6", "released8"), ("mean", "max")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One eviction of one layer: the scorer's inputs, the scores that decided, and the dropped entries."""
+    """One eviction in one layer: the scorer's inputs, the scores that decided, and which entries were dropped."""
 
     layer: int
     seen: int  # tokens read before the eviction
@@ -39,7 +39,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReading:
-    """What b readings of a trace with m answer tokens recorded: evictions, and loss and entropy per token."""
+    """The record of reading one trace b times: its evictions, and loss and entropy of each of the m answer tokens."""
 
     choices: list[Choice]  # its evictions, in order
     losses: torch.Tensor  # [b, m] nats per token
@@ -47,7 +47,7 @@ class TraceReading:
 
 
 class Evictions:
-    """Reads traces under eviction, and records the scorer's inputs and the decision at every eviction.
+    """Reads traces under eviction; records the scorer's inputs and the decision at every eviction.
 
     method: a `foresightkv` without weights, which sets features and protected entries; longest: tokens of the longest
     trace; within: the oracle's option, see `methods/golden.py`.
@@ -81,17 +81,17 @@ class Evictions:
         return len(trace.answer) > 1 and len(trace.prompt) + last > self.budget
 
     def full(self, trace: Trace) -> TraceReading:
-        """Read the trace with the full cache."""
+        """Read the trace with the full cache; return the record of the reading, which has no evictions."""
         return self._read(self._full, [trace.forced()], {})
 
     def golden(self, trace: Trace) -> TraceReading:
-        """Read the trace with the oracle's evictions."""
+        """Read the trace while the oracle `golden` evicts; return the record of the reading."""
         traces = [trace.forced()]
         reference = read_full(self._full, traces, extreme=self.within == "max")
         return self._read(self._golden, traces, reference.future())
 
     def drawn(self, trace: Trace, seeds: Sequence[int], scorer: Mapping[str, torch.Tensor]) -> TraceReading:
-        """Read the trace with evictions drawn by this scorer, once per seed."""
+        """Read the trace once per seed, with evictions that are drawn by the scores of `scorer`; return the record."""
         weights = {name: tensor.detach() for name, tensor in scorer.items()}
         return self._read(self._drawn, [trace.forced(seed) for seed in seeds], weights)
 
@@ -115,7 +115,7 @@ class Evictions:
 
 @dataclass(frozen=True)
 class _Watched(Method):
-    """A method that computes the scorer's inputs, lets the method `judge` decide, and adds decisions to `choices`."""
+    """A method in which `judge` decides, while every decision and the scorer's inputs are added to `choices`."""
 
     scorer: Any
     judge: Any
@@ -126,7 +126,7 @@ class _Watched(Method):
             object.__setattr__(self, name, getattr(self.scorer, name))
 
     def score(self, view: LayerView) -> torch.Tensor:
-        """Return 1 for entries that the judge keeps, 0 for others."""
+        """Record the judge's decision; return 1 for entries that the judge keeps, 0 for others."""
         keep = decide(self.judge, [view])[0].keep
         competes = self.scorer.competing(view)  # equally many in every head: all heads hold the newest
         b, heads, _ = competes.shape
@@ -141,7 +141,7 @@ class _Watched(Method):
 
 @dataclass(slots=True)
 class _Predictions(Listener):
-    """A listener that collects loss and entropy [b, m] of every answer token."""
+    """Collects the loss and the entropy [b, m] of every answer token while traces are read."""
 
     targets: torch.Tensor
     losses: list[torch.Tensor] = field(default_factory=list)

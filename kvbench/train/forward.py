@@ -1,4 +1,4 @@
-"""A differentiable forward pass in which the caller computes the attention, and attention in blocks of queries."""
+"""A differentiable forward pass whose attention the caller computes, and a helper that computes it in blocks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def forward(
     Args:
         handler: computes every layer's attention, as in `kvbench.engine.attention.interface.route`.
         start: position of the first token.
-        hidden: whether the handler also gets the hidden states that each layer's attention reads.
+        hidden: True if the handler also needs the hidden states that each layer's attention reads.
         inputs: input_ids [b, n] or inputs_embeds [b, n, D].
     """
     rows = next(iter(inputs.values()))
@@ -41,7 +41,7 @@ def forward(
 
 
 def in_blocks(call: AttentionCall, attend_block: Attend, rows: int = ROWS) -> torch.Tensor:
-    """Return the attention output [b, n, Hq, Dv] of a whole sequence, computed `rows` queries at a time.
+    """Return the attention output [b, n, Hq, Dv] of a whole sequence, computed for `rows` queries at a time.
 
     attend_block: receives the position of a block's first query, the block's queries, and keys and values up to its
     last query. If there are several blocks, the backward pass recomputes each, so that memory holds one block's

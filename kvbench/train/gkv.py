@@ -39,7 +39,7 @@ RECOMPUTE = ("auto", "on", "off")
 
 
 class SparseRecipe(Recipe):
-    """The base of recipes that train the model to work with an evicted cache.
+    """The base class of recipes that train the model to work with an evicted cache.
 
     `settings.more`: method (with its options in parentheses), budget, interval, temperature, slots (answers generated
     at once), micro (answers per forward pass with a gradient), recompute (auto, on, off).
@@ -77,13 +77,13 @@ class SparseRecipe(Recipe):
             loaded.model.generation_config.validate(strict=True)
         except ValueError as error:
             why = "; ".join(line[2:] for line in str(error).splitlines() if line.startswith("- "))
-            raise UserError(f"the model's generation_config.json could not be saved with it: {why}") from None
+            raise UserError(f"the trained model's generation_config.json could not be saved with it: {why}") from None
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return dict(self.loaded.model.named_parameters())
 
     def held_out(self) -> dict[str, float]:
-        """Return the shares of right greedy answers to held-out questions, with the evicted and the full cache."""
+        """Return the share of held-out questions that greedy answers get right, with the evicted and the full cache."""
         full: Method = registry.methods.get("full")()
         return {"accuracy": self._accuracy(self.method, self.budget), "full_accuracy": self._accuracy(full, None)}
 
@@ -91,9 +91,9 @@ class SparseRecipe(Recipe):
         return {"held_out": len(self.test)}
 
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-        """Write the model; copy the eviction method's weights, if it has any, into the model's folder.
+        """Write the trained model; if the eviction method has weights, copy them into the model's folder.
 
-        made: facts for the card.
+        made: facts about the training for the card.
         """
         folder, card = save_model(out / self.kind, self.loaded, base_model=base.name, made=made)
         if (needed := self.method.weights()) is not None:
@@ -105,7 +105,10 @@ class SparseRecipe(Recipe):
         return folder, card
 
     def drawn(self, step: int, count: int) -> list[int]:
-        """Return the indices of a step's batch among `count` items; each epoch has all items in a new random order."""
+        """Return the indices of the items, out of `count`, that form the batch of a step.
+
+        Each epoch has all items in a new random order.
+        """
         batch = self.settings.batch
         drawn = range(step * batch, (step + 1) * batch)
         orders = {}
@@ -117,7 +120,10 @@ class SparseRecipe(Recipe):
     def engine(
         self, questions: Sequence[Question], method: Method, budget: int | None, samples: int, log: KeptLog | None
     ) -> Engine:
-        """Return an engine for `samples` answers per question. Delete it before the backward pass, to free memory."""
+        """Return an engine that generates `samples` answers to each question; delete it before the backward pass.
+
+        Its cache would take the memory that the backward pass needs.
+        """
         return Engine(
             self.loaded,
             method,
@@ -154,10 +160,10 @@ def request(
 def save_model(
     folder: Path, loaded: LoadedModel, *, base_model: str, made: Mapping[str, Any]
 ) -> tuple[Path, dict[str, Any]]:
-    """Write the model's configuration, weights and tokenizer to a folder, and a card beside it; return folder and card.
+    """Write the model's configuration, weights and tokenizer to a folder, and a card beside the folder.
 
-    transformers and kvbench can load the folder. made: facts for the card. Raises SetupError when a file cannot be
-    written.
+    Return folder and card; transformers and kvbench can load the folder. made: facts about the training for the card.
+    Raises SetupError when a file cannot be written.
     """
     config = loaded.model.config
     part = folder.with_name(f".{folder.name}.part")  # replaces the folder once it is complete

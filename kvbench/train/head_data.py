@@ -1,4 +1,4 @@
-"""Retrieval problems with known positions of the answer: data for `headkv`'s table and `duo`'s training.
+"""Examples for `headkv`'s table and `duo`'s training: retrieval problems in which the place of the answer is known.
 
 The built-in model gets problems of the task `lookup`. Other models get English texts: notes with codes among unrelated
 sentences, and at the end a question for one code (`text_examples`) or for all codes (`passkey_examples`).
@@ -34,7 +34,7 @@ PASSKEYS, SHORTEST = 10, 1000
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt with its right answer.
+    """A prompt, its right answer, and the places in the prompt from which the answer can be copied.
 
     The query at position `rows[i]` predicts token i of the answer; the model can copy this token from the tokens at
     positions `evidence[i]`.
@@ -46,14 +46,14 @@ class Example:
 
 
 def is_tiny(loaded: LoadedModel) -> bool:
-    """Return whether the model was loaded from the built-in folder, not from a copy."""
+    """Return whether the model was loaded from the folder of the built-in model, not from a copy of the folder."""
     return Path(loaded.model.config._name_or_path).resolve() == tiny.path().resolve()
 
 
 def examples(loaded: LoadedModel, count: int, seed: int, longest: int) -> list[Example]:
-    """Return problems of lookup-8 for the built-in model, `passkey_examples` for others.
+    """Return `count` examples: for the built-in model problems of lookup-8, for others those of `passkey_examples`.
 
-    Raises SetupError when the context is too short.
+    Raises SetupError when the model's context is too short for a text.
     """
     if is_tiny(loaded):
         return tiny_examples(count, seed)
@@ -61,7 +61,7 @@ def examples(loaded: LoadedModel, count: int, seed: int, longest: int) -> list[E
 
 
 def source(loaded: LoadedModel) -> str:
-    """Return words for the card that say which examples a model gets."""
+    """Return the words with which a card describes the examples of this model."""
     return "problems of lookup-8" if is_tiny(loaded) else "codes among unrelated sentences, English"
 
 
@@ -75,43 +75,44 @@ def first_ids(loaded: LoadedModel) -> list[int]:
 
 
 def tiny_examples(count: int, seed: int) -> list[Example]:
-    """Return `count` examples from problems of lookup-8, whose seeds no evaluation uses."""
+    """Return `count` examples for the built-in model: problems of lookup-8 with seeds that no evaluation uses."""
     draw = Draw("head tables", seed)
     return [_of_lookup(VARIANTS["lookup-8"].generate(draw.below(HELD_OUT))) for _ in range(count)]
 
 
 def _of_lookup(problem: Problem) -> Example:
-    """Return a lookup problem as an example. The answer lists the asked keys, each with its value of two digits.
+    """Return a problem of the task `lookup` as an example.
 
-    The query at a key predicts the tens digit and the query at the tens digit predicts the units; the model can copy
-    both from the key's fact.
+    Its answer lists the asked keys, each with its value of two digits. The query at a key predicts the tens digit and
+    the query at the tens digit predicts the units; the model can copy both from the key's fact.
     """
-    prompt, trace = problem.prompt_pieces, problem.trace_pieces
+    prompt, solution = problem.prompt_pieces, problem.solution_pieces
     stops = prompt.index("Ask")
     rows, evidence, name = [], [], ""
-    for index, (piece, kind) in enumerate(zip(trace, problem.trace_kinds)):
+    for index, (piece, kind) in enumerate(zip(solution, problem.solution_kinds)):
         if kind == FACT:
             at = prompt.index(name, 0, stops)
             rows.append(len(prompt) + index - 1)
             evidence.append((at, at + 1, at + 2))
         else:
             name = piece if piece.startswith(" ") else name
-    return Example(tuple(ids([*prompt, *trace])), tuple(rows), tuple(evidence))
+    return Example(tuple(ids([*prompt, *solution])), tuple(rows), tuple(evidence))
 
 
 def text_examples(encode: Encode, count: int, seed: int, first: Sequence[int], longest: int) -> list[Example]:
-    """Return texts of at most 120 sentences and `longest` tokens with six codes; the question asks for one code.
+    """Return `count` English texts with six codes each; the question at the end asks for one code.
 
-    first: token ids before every prompt. Raises SetupError when `longest` is too short.
+    A text has at most 120 sentences and `longest` tokens. first: ids of the tokens before every text. Raises SetupError
+    when `longest` is too short.
     """
     draws = [Draw("head tables", seed, number) for number in range(count)]
     return [_of_notes(encode, draw, first, longest, notes=NOTES, asked=1, sentences=SENTENCES) for draw in draws]
 
 
 def passkey_examples(encode: Encode, count: int, seed: int, first: Sequence[int], longest: int) -> list[Example]:
-    """Return texts of 1,000 to `longest` tokens with ten codes; the question asks for all of them.
+    """Return `count` English texts of 1,000 to `longest` tokens with ten codes each; the question asks for all codes.
 
-    Raises SetupError when `longest` is too short.
+    first: ids of the tokens before every text. Raises SetupError when `longest` is too short.
     """
     draws = [Draw("passkeys", seed, number) for number in range(count)]
     sized = [(draw, draw.between(min(SHORTEST, longest), longest)) for draw in draws]
@@ -121,7 +122,10 @@ def passkey_examples(encode: Encode, count: int, seed: int, first: Sequence[int]
 def _of_notes(
     encode: Encode, draw: Draw, first: Sequence[int], longest: int, *, notes: int, asked: int, sentences: int
 ) -> Example:
-    """Return a text with `notes` codes, of which the question asks for `asked`, and at most `sentences` sentences."""
+    """Return one English text with `notes` codes among at most `sentences` other sentences.
+
+    The question at its end asks for `asked` of the codes; the text and the answer have at most `longest` tokens.
+    """
     places = draw.sample(PLACES, notes)
     codes = [f"{draw.between(10000, 99999)}" for _ in places]
     wanted = draw.sample(range(notes), asked)
@@ -156,7 +160,7 @@ def _of_notes(
 
 
 def _filler(encode: Encode, draw: Draw, room: int, sentences: int) -> Iterator[list[int]]:
-    """Yield at most `sentences` random sentences, `room` tokens in total."""
+    """Yield random sentences: at most `sentences`, with at most `room` tokens in total."""
     for _ in range(sentences):
         sentence = encode(f" {draw.pick(SUBJECTS)} {draw.pick(ACTIONS)} {draw.pick(ENDINGS)}")
         if (room := room - len(sentence)) < 0:

@@ -1,4 +1,4 @@
-"""Converts published gates and scorers to kvbench's weights, without running code from their files.
+"""Converts published gates and scorers to kvbench's weights files, without running code from the published files.
 
 It reads safetensors files, and pickle files by `torch.load(weights_only=True)`, which creates tensors only. From a
 checkpoint of a whole model it loads only the tensors of gates or scorers.
@@ -31,7 +31,7 @@ PICKLES = (".pth", ".pt", ".bin")
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A written weights file, its card, and the options that the method needs with it."""
+    """The weights file that an import wrote, its card, and the options that a method must have to use it."""
 
     path: Path
     card: dict[str, Any]
@@ -40,7 +40,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint's gates or scorers, layer by layer; the files that hold them; its configuration ({} if none)."""
+    """The gates or scorers of a published checkpoint, by layer, with its files and its configuration ({} if none)."""
 
     layers: Layers
     files: list[Path]
@@ -50,7 +50,7 @@ class Checkpoint:
 def import_weights(
     source: Path, kind: str, config: Mapping[str, Any], base_model: str, folder: Path, gate: Gate | None = None
 ) -> Imported:
-    """Convert a published checkpoint for a model: write the weights and their card to `folder`.
+    """Convert the gates or scorers of a published checkpoint; write them and their card to `folder`.
 
     Args:
         source: a file, or a folder with files and perhaps a ``config.json``.
@@ -74,9 +74,10 @@ def import_weights(
 
 
 def read(source: Path, module: str) -> Checkpoint:
-    """Read the tensors of the gate or scorer in every layer. module: `GATE` or `SCORER` of `published_checkpoints`.
+    """Read the gate's or the scorer's tensors in every layer of a checkpoint.
 
-    Raises SetupError when the source cannot be read or lacks tensors.
+    module: the name of the module to read, `GATE` or `SCORER` of `published_checkpoints`. Raises SetupError when the
+    source cannot be read or lacks tensors.
     """
     if not source.exists():
         raise SetupError(f"{quote(source)} does not exist.")
@@ -101,7 +102,7 @@ def read(source: Path, module: str) -> Checkpoint:
 
 
 def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.Tensor]) -> Layers:
-    """Sort tensors by layer, in float32. Raises SetupError for a missing layer or a tensor of the wrong shape."""
+    """Return the tensors by layer, in float32. Raises SetupError for a missing layer or a tensor of a wrong shape."""
     layers: dict[int, dict[str, torch.Tensor]] = {}
     for (at, name), tensor in tensors.items():
         if tensor.layout != torch.strided or published_checkpoints.dimensions(module, name) not in (None, tensor.dim()):
@@ -117,7 +118,7 @@ def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.T
 
 
 def _candidates(folder: Path) -> list[Path]:
-    """Return the folder's safetensors files, or its pickle files if it has none.
+    """Return the safetensors files of a folder; if it has none, its pickle files.
 
     Raises SetupError if it has neither.
     """
@@ -150,7 +151,10 @@ def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
 
 
 def _refused(error: Exception) -> str:
-    """Return why torch refused a pickle file; torch's own message advises the user to run the file's content."""
+    """Return why torch could not read a pickle file, in kvbench's words.
+
+    torch's own message advises the user to run the code in the file.
+    """
     if match := re.search(r"GLOBAL ([\w.]+)", str(error)):
         return f"holds more than tensors (it calls {quote(match[1])})"
     if isinstance(error, OSError):
@@ -159,7 +163,10 @@ def _refused(error: Exception) -> str:
 
 
 def _config(file: Path) -> dict[str, Any]:
-    """Return a checkpoint's configuration; fields of its text model take precedence. {} if it cannot be read."""
+    """Return the configuration of a checkpoint, or {} if it cannot be read.
+
+    If the model also reads images, the fields of its text model take precedence.
+    """
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -199,7 +206,10 @@ def _gates(
 
 
 def _by_size(layer: Mapping[str, torch.Tensor], model: Sizes) -> list[Gate]:
-    """Return the kinds of gate whose input size fits: rg reads the hidden state, rg2 keys and values of all heads."""
+    """Return the kinds of gate whose inputs have the size that the tensors need.
+
+    A gate rg reads the hidden state; a gate rg2 reads the keys and values of all heads.
+    """
     inputs = layer["linear1.weight"].shape[1]
     sizes: dict[Gate, int] = {
         "rg": model["hidden_size"],

@@ -1,4 +1,4 @@
-"""A lock on the folder of a training, held from its first generated answer until its weights are written."""
+"""A lock on the folder of a training: no other training may use it from the first answer to the weights file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOCK = "lock"
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """Lock the folder `out` of a training inside the block. Of several processes, the first locks it for all.
+    """While the block runs, lock the folder `out` of a training. Of several processes, the first locks it for all.
 
     Raises RunInUseError when another training holds the lock.
     """

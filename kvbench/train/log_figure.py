@@ -1,4 +1,4 @@
-"""The figure of `kvbench train --plot`: the training log, a panel for the loss and for each figure of the recipe."""
+"""The figure of `kvbench train --plot`: the loss and the recipe's other figures over the steps, in a panel each."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kvbench.report.plots.curves import axis, curves
 
 MOST = 400  # points of a line; a longer log is shown as means over equally many steps
 APART = ("step", "lr", "grad_norm")  # columns of the log that have no panel
-ABOUT = "The training log, on the steps' own batches: no error bars, and no held-out figures."
+ABOUT = "The training log: each figure is that of a step's own batch. No error bars, no held-out figures."
 MEANS = "A point is the mean over {steps} steps; the band spans their smallest and largest values."
 
 
 def log_figure(log: Path, recipe: str) -> Figure:
-    """Return the figure of a training log, which has a row per step."""
+    """Return the figure of a training; the file `log` has a line per step."""
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     steps = -(-len(rows) // MOST)
     names = [name for name in rows[0] if name not in APART]

@@ -1,7 +1,7 @@
-"""The loop that trains every learned method.
+"""The loop that trains the weights of every learned method.
 
 After a kill the same call continues from the last checkpoint and reaches the same losses. `log.jsonl` in the training's
-folder has one row per step, `held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share
+folder has one line per step, `held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share
 each batch and average their gradients; the first process writes.
 """
 
@@ -25,12 +25,12 @@ from kvbench.train.processes import Processes, joined
 from kvbench.train.recipe import Recipe, Settings
 
 CHECKPOINT, LOG, HELD_OUT = "checkpoint.safetensors", "log.jsonl", "held_out.jsonl"
-Tick = Callable[[int, dict[str, float]], None]  # (steps done, loss and figures of the last)
+OnStep = Callable[[int, dict[str, float]], None]  # receives the steps done, and the loss and figures of the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The weights that a training has written, and the held-out figures before and after."""
+    """The result of a training: the weights that it wrote, and the held-out figures before and after."""
 
     path: Path
     card: dict[str, Any]
@@ -50,13 +50,13 @@ def train(
     revision: str | None = None,
     command: str = "",
     checkpoint_seconds: float = 30.0,
-    tick: Tick | None = None,
+    on_step: OnStep | None = None,
 ) -> Trained:
-    """Train to the end, from the last checkpoint if there is one.
+    """Train a recipe to its last step, starting from the last checkpoint if there is one.
 
     base: the model's name; revision: the commit of its files; command: the command line for the card;
-    checkpoint_seconds: between two checkpoints, multiplied by n if writing a checkpoint takes n > 1 seconds. The last
-    step always writes a checkpoint.
+    checkpoint_seconds: the time between two checkpoints, which is multiplied by n if writing a checkpoint takes n > 1
+    seconds. The last step always writes a checkpoint. on_step: called after every step.
 
     Raises:
         UserError: `out` holds a training with other settings.
@@ -69,8 +69,8 @@ def train(
         saved, took = time.monotonic(), 0.0
         while training.step < recipe.settings.steps:
             figures = training.advance()
-            if tick:
-                tick(training.step, figures)
+            if on_step:
+                on_step(training.step, figures)
             ended = training.step == recipe.settings.steps
             if ended or time.monotonic() - saved >= checkpoint_seconds * max(1.0, took):
                 began = time.monotonic()
@@ -93,7 +93,7 @@ def train(
 
 
 class _Training:
-    """A training in its folder: parameters, optimiser, and the state that a checkpoint holds."""
+    """A training in its folder: the parameters, the optimiser, and what else a checkpoint holds (`state`)."""
 
     def __init__(self, recipe: Recipe, out: Path, processes: Processes, base: Base, revision: str | None) -> None:
         settings = recipe.settings
@@ -109,7 +109,7 @@ class _Training:
         self.step, self.seconds = 0, 0.0
 
     def begin(self) -> None:
-        """Continue from the checkpoint, if the folder has one; else compute the first held-out figures.
+        """Continue from the folder's checkpoint; if there is none, compute the held-out figures before training.
 
         Raises UserError when the checkpoint has other settings.
         """
@@ -124,7 +124,10 @@ class _Training:
             self.state["before"] = self.held_out()
 
     def advance(self) -> dict[str, float]:
-        """Take a step of the optimiser; return its loss and figures. Raises SetupError when the loss is not finite."""
+        """Take one step of the optimiser; return the loss and the recipe's figures of its batch.
+
+        Raises SetupError when the loss is not finite.
+        """
         started, lr = time.monotonic(), rate(self.recipe.settings, self.step)
         for group in self.optimiser.param_groups:
             group["lr"] = lr
@@ -162,7 +165,10 @@ class _Training:
             forget_after(int(self.state["step"]) - 1, self.out / HELD_OUT)  # the last figures are computed again
 
     def _gradients(self) -> tuple[float, dict[str, float]]:
-        """Compute the gradients of the whole batch, over all processes; return its loss and this process's figures."""
+        """Compute the gradients of the whole batch, averaged over all processes.
+
+        Return the loss of the whole batch, and the recipe's figures for this process's part of it.
+        """
         size = self.share.stop - self.share.start
         once = self.recipe.at_once or size
         loss, figures = 0.0, dict[str, float]()
@@ -187,13 +193,19 @@ class _Training:
 
 
 def steps_done(out: Path) -> int:
-    """Return how many steps a folder's checkpoint has done, 0 without one. Raises SetupError if it is damaged."""
+    """Return how many steps the training in a folder had done at its checkpoint; 0 without a checkpoint.
+
+    Raises SetupError if the checkpoint is damaged.
+    """
     path = out / CHECKPOINT
     return int(checkpoint.state_of(path)["step"]) if path.exists() else 0
 
 
 def rate(settings: Settings, step: int) -> float:
-    """Return the learning rate of a step: linear warm-up, then a cosine that falls to the share `floor` of the peak."""
+    """Return the learning rate of a step.
+
+    It rises linearly to its peak `lr` during the warm-up, then falls as a cosine to `floor` times the peak.
+    """
     if step < settings.warmup:
         return settings.lr * (step + 1) / settings.warmup
     done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
@@ -201,7 +213,7 @@ def rate(settings: Settings, step: int) -> float:
 
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Return how the settings of a checkpoint (`theirs`) and of this training differ: ``steps 200, now 400``."""
+    """Return in which settings a checkpoint (`theirs`) and this training (`ours`) differ: ``steps 200, now 400``."""
 
     def flat(named: Mapping[str, Any]) -> dict[str, Any]:
         settings = dict(named.get("settings") or {})
@@ -216,6 +228,6 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def forget_after(step: int, log: Path) -> None:
-    """Delete a log's rows after `step`, the checkpoint's step, because later steps run again."""
+    """Delete the lines of a log after `step`, at which the training continues, because later steps run again."""
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     log.write_text("".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))

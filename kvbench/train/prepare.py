@@ -1,4 +1,4 @@
-"""Sets up a recipe: loads the model, and collects its answers to the recipe's questions."""
+"""Sets up a recipe for training: loads the model, and lets it answer the recipe's questions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANSWERS = "answers.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A recipe with its data, ready to train, and its model."""
+    """A recipe that is ready to train, with its data, and the model that it trains for."""
 
     recipe: Recipe
     loaded: LoadedModel
@@ -45,12 +45,13 @@ def prepare(
     options: Mapping[str, Any],
     device: str,
     out: Path,
-    tick: Callable[[int], None] | None = None,
+    on_answer: Callable[[int], None] | None = None,
 ) -> Ready:
-    """Load the model, collect its answers, and make the recipe `name`.
+    """Load the model, let it answer the questions, and return the recipe called `name`, ready to train.
 
     data: a file with questions; None: problems of the built-in tasks. samples: how many questions or examples to train
-    on; the recipe's `held_out` more are held out. out: the folder of the training, which keeps the answers.
+    on; the recipe's `held_out` more are held out. out: the folder of the training, which keeps the answers. on_answer:
+    called with the number of answers so far.
     """
     entry = RECIPES[name]
     info = models.describe(model)
@@ -87,7 +88,9 @@ def prepare(
                 "data": about,
             }
             asked |= {"samples": samples, "held_out": entry.held_out, "seed": seed, "longest": longest}
-            items, test = _answered(entry, loaded, questions, held_out, data=data, asked=asked, out=out, tick=tick)
+            items, test = _answered(
+                entry, loaded, questions, held_out, data=data, asked=asked, out=out, on_answer=on_answer
+            )
     data_hash = _hash([item.ids for item in (*items, *test)])
     more = dict(options) | {"data": about, "samples": samples, "data_sha256": data_hash}
     settings = Settings(steps=steps, lr=lr, batch=batch, seed=seed, more=more)
@@ -103,9 +106,9 @@ def _answered(
     data: str | None,
     asked: dict[str, Any],
     out: Path,
-    tick: Callable[[int], None] | None,
+    on_answer: Callable[[int], None] | None,
 ) -> tuple[list[Trace], Sequence[Question | Trace]]:
-    """Return the model's answers to train on, and the answers or questions that are held out.
+    """Return the model's answers to train on, and the held-out data: answers, or questions without answers.
 
     asked: all settings that the answers depend on, except the questions.
     """
@@ -113,12 +116,12 @@ def _answered(
     every = [*held_out, *questions] if ask_held_out else questions
     asked["questions"] = _hash([(q.name, q.ids, q.max_new_tokens, q.reference) for q in every])[:16]
     with alone(out):
-        traces = collect(loaded, every, file=AnswerFile(out / ANSWERS, asked), tick=tick)
+        traces = collect(loaded, every, file=AnswerFile(out / ANSWERS, asked), on_answer=on_answer)
     names = {q.name for q in held_out}
     items = [trace for trace in traces if trace.name not in names]
     test: Sequence[Question | Trace] = [t for t in traces if t.name in names] if ask_held_out else held_out
     if not items or not test:
-        which = f"{len(questions)} questions" if not items else f"first {len(held_out)} questions, held out,"
+        which = f"{len(questions)} questions" if not items else f"first {len(held_out)} questions (which are held out)"
         cure = "Give other questions with --data." if data is None else f"{quote(out / ANSWERS)} holds its answers."
         raise UserError(f"the model answered none of the {which} rightly; there is nothing to learn. {cure}")
     return items, test
@@ -127,7 +130,7 @@ def _answered(
 def _questions(
     entry: Entry, loaded: LoadedModel, data: str | None, samples: int, seed: int, longest: int
 ) -> tuple[list[Question], list[Question]]:
-    """Return `samples` questions to train on, and the recipe's held-out questions."""
+    """Return `samples` questions to train on, and the questions that the recipe holds out."""
     check_least({"longest": longest}, longest=1)
     if data is None:
         asked = built_in(entry.tasks, samples, seed, loaded)

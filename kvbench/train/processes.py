@@ -1,7 +1,8 @@
-"""The processes that share a training: one, or as many as torchrun or `accelerate launch` started.
+"""The processes that share a training: a single one, or those that torchrun or `accelerate launch` started.
 
-Both launchers pass rank and count in the environment; the collectives are torch's own (gloo between CPUs, NCCL between
-GPUs). Every process loads the model, collects the same answers and computes the held-out figures; the first one writes.
+Both launchers pass each process its rank and their number in the environment; the collectives are torch's own (gloo
+between CPUs, NCCL between GPUs). Every process loads the model, collects the same answers and computes the held-out
+figures; only the first one writes files.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PATIENCE = timedelta(hours=12)
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """This process (number `rank`) among `count`."""
+    """How many processes share a training (`count`), and which of them this process is (`rank`, from 0)."""
 
     count: int = 1
     rank: int = 0
@@ -34,17 +35,20 @@ class Processes:
         return self.rank == 0
 
     def share(self, batch: int) -> slice:
-        """Return this process's samples of a batch. Raises UserError when the processes cannot share it equally."""
+        """Return the part of a batch that this process computes, as a slice.
+
+        Raises UserError when the batch cannot be divided equally.
+        """
         if batch % self.count:
             raise UserError(
                 f"a batch of {batch} cannot be shared equally by {self.count} processes; choose a "
-                "--batch that is a multiple."
+                f"--batch that is a multiple of {self.count}."
             )
         size = batch // self.count
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def average(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Replace each tensor by its mean over the processes; all processes get the same bits."""
+        """Replace each tensor by its mean over all processes, which then hold exactly the same numbers."""
         if self.count > 1:
             for tensor in tensors:
                 distributed.all_reduce(tensor)
@@ -56,7 +60,7 @@ class Processes:
         return float(number)
 
     def copy_first(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite the tensors with those that the first process has."""
+        """Overwrite each tensor with the first process's copy of it."""
         if self.count > 1:
             with torch.no_grad():
                 for tensor in tensors:
@@ -74,7 +78,10 @@ def is_first() -> bool:
 
 @contextmanager
 def joined() -> Iterator[Processes]:
-    """Connect with the training's other processes inside the block. Raises SetupError when their address is missing."""
+    """While the block runs, connect this process with the other processes of the training.
+
+    Raises SetupError when their address is missing.
+    """
     if only_one():
         yield Processes()
         return
@@ -91,7 +98,10 @@ def joined() -> Iterator[Processes]:
 
 
 def own_device(name: str) -> str:
-    """Return this process's CUDA device by local rank; `name` if the user chose a device or there is one process."""
+    """Return the device of this process: ``cuda:N``, with its local rank N, if several processes share the GPUs.
+
+    If the user chose another device, or if there is only one process, return `name`.
+    """
     if only_one() or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     local = int(os.environ.get("LOCAL_RANK", "0"))

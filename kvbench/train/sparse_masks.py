@@ -27,7 +27,7 @@ NEVER = torch.iinfo(torch.int32).max  # `until` of entries that were not evicted
 
 
 class Lifetimes:
-    """Records how long each entry lives; pass it as the `log` of an engine or a trace reader."""
+    """Records until which token each entry lives; pass it as the `log` of an engine or a trace reader."""
 
     def __init__(self) -> None:
         self._until: dict[int, dict[int, torch.Tensor]] = defaultdict(dict)  # noise key -> layer -> [H, tokens seen]
@@ -45,7 +45,7 @@ class Lifetimes:
         self._until.clear()
 
     def tables(self, keys: Sequence[Sequence[int]], length: int) -> dict[int, torch.Tensor]:
-        """Return `until` [b, H, length] of every layer with evictions.
+        """Return, for every layer with evictions, `until` [b, H, length]: the first token that no longer sees an entry.
 
         keys: the two names of each sequence in the log: the noise keys of its prompt and of its sample.
         """
@@ -61,9 +61,10 @@ class Lifetimes:
 
 
 def visible(until: torch.Tensor, first: int, count: int, window: int | None = None) -> torch.Tensor:
-    """Return the mask [b, H, count, first + count] of the entries that each of `count` queries from `first` on sees.
+    """Return the mask [b, H, count, first + count] that says which entries each query sees.
 
-    until: [b, H, first + count or more].
+    The queries are the `count` ones from position `first` on. until: [b, H, first + count or more], for each entry the
+    first query that no longer sees it. window: the length of the layer's sliding window.
     """
     queries = torch.arange(first, first + count, device=until.device)[:, None]
     age = queries - torch.arange(first + count, device=until.device)
@@ -72,7 +73,7 @@ def visible(until: torch.Tensor, first: int, count: int, window: int | None = No
 
 
 class SparseAttention:
-    """An attention handler for `forward.forward`: every query sees the entries that its head held at that time.
+    """Computes attention in which every query sees only the entries that its head held at that time.
 
     Args:
         until: from `Lifetimes.tables`; layers without a table use the model's causal attention.

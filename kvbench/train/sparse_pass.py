@@ -1,4 +1,4 @@
-"""Forward and backward passes of a model under eviction masks, a few sequences at a time, as memory allows.
+"""Forward and backward passes of a model under eviction masks, for as many sequences at once as memory allows.
 
 Letters: b sequences, S tokens of the longest, n last positions (from the first answer token of any sequence on), V
 vocabulary.
@@ -24,7 +24,7 @@ from kvbench.train.sparse_masks import Lifetimes, SparseAttention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """A prompt and an answer that was generated or read under eviction, and its weight in the loss."""
+    """A prompt with an answer that was generated or read under eviction, and the weight of the answer in the loss."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -37,10 +37,10 @@ class Answered:
 
 
 class Part:
-    """A micro-batch of sequences, `ids` [b, S], padded on the right, where no answer token sees the padding.
+    """A micro-batch of sequences, `ids` [b, S]; shorter ones are padded at the end, where no answer token sees it.
 
-    targets: [b, n] tokens that the logits of the last rows predict; weights: [b, n] weight of each target in the loss,
-    0 outside answers.
+    targets: [b, n] tokens that the last n logits predict; weights: [b, n] weight of each target in the loss, 0 outside
+    answers.
     """
 
     def __init__(self, sequences: Sequence[Answered], device: torch.device) -> None:
@@ -55,7 +55,10 @@ class Part:
         self.targets, self.weights = self.ids[:, first:], weights[:, first:]
 
     def logits(self, model: Any, until: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Return the logits [b, n, V] in float32 that predict the targets. until: from `Lifetimes.tables`."""
+        """Return the logits [b, n, V] that predict `targets`, in float32, under the masks of `until`.
+
+        until: from `Lifetimes.tables`.
+        """
         handler = SparseAttention(until)
         return forward(model, handler, input_ids=self.ids[:, :-1], logits=self.targets.shape[1]).float()
 
@@ -69,11 +72,11 @@ Objective = Callable[[torch.Tensor, Part], torch.Tensor]
 def add_up(
     model: Any, sequences: Sequence[Answered], lifetimes: Lifetimes, objective: Objective, *, micro: int, again: bool
 ) -> torch.Tensor:
-    """Return the sum of an objective over all sequences (without a graph); add its gradient to the parameters'.
+    """Return the sum of an objective over all sequences, as a number; add its gradient to that of the parameters.
 
     Args:
-        objective: returns the loss of a part, given the model's logits [b, n, V] under the masks, and the part.
-        micro: sequences per part.
+        objective: returns the loss of a micro-batch, given the model's logits [b, n, V] under the masks and the batch.
+        micro: sequences per micro-batch.
         again: recompute a layer's activations for its gradient instead of holding them.
     """
     device = next(model.parameters()).device
@@ -91,7 +94,7 @@ def add_up(
 
 @contextlib.contextmanager
 def recomputed(model: Any, on: bool) -> Iterator[None]:
-    """Recompute all decoder layers in the backward pass (gradient checkpointing) inside the block, if `on`.
+    """While the block runs, recompute all decoder layers in the backward pass (gradient checkpointing), if `on`.
 
     Raises UserError when the model has no layers that support it.
     """

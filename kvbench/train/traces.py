@@ -1,6 +1,7 @@
-"""Training data: traces, which are the model's answers to questions that no evaluation asks.
+"""The questions that recipes train on, and the traces: the model's own answers to these questions.
 
-Problems of the built-in tasks are drawn from 29-bit seeds; evaluations use seeds from `HELD_OUT` on.
+No evaluation asks these questions: problems of the built-in tasks are drawn from 29-bit seeds, and evaluations use
+seeds from `HELD_OUT` on.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt, the most tokens of its answer, and where known the right answer and a function that judges answers."""
+    """A prompt, the most tokens that its answer may have, and (if known) the right answer and a judge of answers."""
 
     name: str
     ids: tuple[int, ...]
@@ -43,14 +44,14 @@ class Question:
     reference: str | None = None
 
     def is_right(self, answer: str) -> bool:
-        """Return whether the question's judge finds the answer right. The question must have a judge."""
+        """Return whether the question's judge finds the answer right; call it only for questions with a judge."""
         assert self.judge is not None
         return self.judge(answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A prompt and the model's answer to it, end token included."""
+    """A prompt and the model's finished answer to it, with the end token."""
 
     name: str
     prompt: tuple[int, ...]
@@ -61,7 +62,7 @@ class Trace:
         return self.prompt + self.answer
 
     def forced(self, seed: int = 0) -> ForcedTrace:
-        """Return the trace in the form that a replay reads: a request whose answer is given.
+        """Return the trace in the form that a replay reads: a request that brings its answer.
 
         seed: the seed of the method's random draws.
         """
@@ -72,9 +73,9 @@ class Trace:
 def built_in(
     tasks: Sequence[str], count: int, seed: int, loaded: LoadedModel, *, held_out: bool = False
 ) -> list[Question]:
-    """Return `count` questions: problems of the built-in tasks, from each task in turn.
+    """Return `count` questions: problems of the built-in tasks, with equally many from each task.
 
-    held_out: take the problems that evaluations use, to compute held-out figures.
+    held_out: use the problems that evaluations use, for held-out figures.
     """
     drawn = [get_task(name) for name in tasks]
     if unknown := [t.name for t in drawn if t.suite != "synthetic"]:
@@ -86,7 +87,7 @@ def built_in(
         number = HELD_OUT + index if held_out else draw.getrandbits(SEED_BITS)
         problem = variant.generate(number)
         ids = loaded.tokenizer(problem.prompt)["input_ids"]
-        longest = len(problem.trace_pieces) + 16
+        longest = len(problem.solution_pieces) + 16
         name = f"{variant.name}-{number}"
         questions.append(Question(name=name, ids=tuple(ids), max_new_tokens=longest, judge=_exact(variant, number)))
     return questions
@@ -97,9 +98,9 @@ def _exact(variant: Variant, number: int) -> Judge:
 
 
 def judge(reference: str) -> Judge:
-    """Return a function that compares answers with a reference (LaTeX or a number) as the mathematics tasks do.
+    """Return a function that says whether a text gives the right answer `reference` (LaTeX or a number).
 
-    A comparison that takes too long counts as wrong.
+    It compares as the mathematics tasks do. A comparison that takes too long counts as wrong.
     """
     doc = Doc(doc_id="", turns=(), reference=reference)
 
@@ -116,7 +117,7 @@ def _pool() -> ScorePool:
 
 
 def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> list[Question]:
-    """Return the questions of a JSON-lines file, in the chat template if the tokenizer has a template.
+    """Return the questions of a JSON-lines file, put into the chat template if the tokenizer has one.
 
     The field ``question`` or ``prompt`` is the text, the optional field ``answer`` the right answer (LaTeX or a
     number). Answers end after `max_new_tokens` or at the end of the model's context; a question that fills the context
@@ -151,13 +152,14 @@ def collect(
     *,
     correct: bool = True,
     file: AnswerFile | None = None,
-    tick: Callable[[int], None] | None = None,
+    on_answer: Callable[[int], None] | None = None,
 ) -> list[Trace]:
-    """Return the model's greedy answers with the full cache, in the order of the questions.
+    """Let the model answer the questions greedily with the full cache; return the answers in the questions' order.
 
     Args:
         correct: drop wrong answers to questions that have a judge.
         file: answers in it are not generated again; new ones are added to it.
+        on_answer: called with the number of answers so far.
     """
     asked = {q.name: q for q in questions}
     answers: Answers = file.read() if file else {}
@@ -177,7 +179,7 @@ def collect(
             answers[q.name] = ids if kept else None
             if file:
                 file.add(q.name, prompt=q.ids, answer=ids, kept=kept)
-            if tick:
-                tick(len(answers))
+            if on_answer:
+                on_answer(len(answers))
     pairs = ((q, answers[q.name]) for q in asked.values())
     return [Trace(name=q.name, prompt=q.ids, answer=ids) for q, ids in pairs if ids is not None]

@@ -128,10 +128,10 @@ class ReturnsNan(Method):
 @pytest.mark.parametrize(
     ("method", "expected", "reason"),
     [
-        (ReadsInvalid(), {"storage"}, "scores change by .* beside invalid rows .*use `view.valid`"),
-        (ReadsInvalidSlightly(), {"storage"}, "scores change by .* beside invalid rows with 1e4"),
+        (ReadsInvalid(), {"storage"}, "scores change by .* beside invalid entries .*use `view.valid`"),
+        (ReadsInvalidSlightly(), {"storage"}, "scores change by .* beside invalid entries with 1e4"),
         (TakesStorageForText(), {"storage"}, "in another storage order"),
-        (Leaks(), {"leak", "batch", "storage"}, "entries kept differently the second time"),
+        (Leaks(), {"leak", "batch", "storage"}, "entries are kept differently the second time"),
         (MixesBatch(), {"batch", "storage"}, "without the other sequences of the batch"),
         (IgnoresBudget(), {"effect", "full"}, "budgets 24 and 40 keep the same 40 entries of the prompt"),
         (ExceedsBudget(), {"budget"}, "BudgetViolation: budget exceeded"),

@@ -72,8 +72,8 @@ def test_a_difference_and_a_broken_golden_are_told(one: Callable[[dict], ScoredG
     assert one({}).equal
     wrong = one({"expected_strict": 0.0})
     assert (wrong.equal, wrong.differences, wrong.error) == (False, ["expected_strict"], "")
-    assert "the golden row has no field 'gold'" in one({"gold": None}).error
-    assert "the golden row has no field 'expected_flexible'" in one({"expected_flexible": None}).error
+    assert "the golden has no field 'gold'" in one({"gold": None}).error
+    assert "the golden has no field 'expected_flexible'" in one({"expected_flexible": None}).error
     assert one({"gold": 18}).error.startswith("TypeError")
 
 

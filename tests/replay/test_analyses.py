@@ -459,7 +459,7 @@ REFUSED = {
     ),
     "judged": (
         "replay --analysis retention-ratio --method gkv --budget 32 --task mt_bench --limit 1",
-        "task 'mt_bench' needs a judge or runs programs",
+        "task 'mt_bench' needs a judge or a program to score its answers",
     ),
 }
 

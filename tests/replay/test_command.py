@@ -134,7 +134,7 @@ def test_answers_of_a_run_are_those_made_here(session):
 
 def test_a_run_without_answers_of_the_full_cache(session):
     assert session["without"].code == 2
-    assert "run 'results/r2' has no answers of the full cache to 'walk/orbit-100'" in session["without"].err
+    assert "run 'results/r2' has no answers with the full cache to 'walk/orbit-100'" in session["without"].err
     assert session["empty"].code == 2
     assert "r2" in session["empty"].err
 

@@ -152,12 +152,12 @@ def test_kvbenchs_own_file_of_the_same_data(tmp_path):
 
 
 def test_too_few_rows_for_the_examples(folder):
-    with pytest.raises(SetupError, match="rows of task 'lm_eval:gsm8k' do not fit"):
+    with pytest.raises(SetupError, match="data of task 'lm_eval:gsm8k' do not fit"):
         get_task("lm_eval:gsm8k").docs(folder("gsm8k", rows(3)))
 
 
 def test_rows_without_the_columns(folder):
-    with pytest.raises(SetupError, match="rows of task 'lm_eval:gsm8k' do not fit"):
+    with pytest.raises(SetupError, match="data of task 'lm_eval:gsm8k' do not fit"):
         get_task("lm_eval:gsm8k").docs(folder("gsm8k", [{"problem": "x"}] * 8))
 
 

@@ -18,7 +18,7 @@ def output(text: str) -> Output:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_true_trace_is_right_and_an_empty_one_is_not(name: str):
+def test_the_true_solution_is_right_and_an_empty_one_is_not(name: str):
     task = get_task(name)
     doc = task.docs(Data(env={}), limit=1)[0]
     problem = VARIANTS[task.variant].generate(HELD_OUT)
@@ -28,7 +28,7 @@ def test_the_true_trace_is_right_and_an_empty_one_is_not(name: str):
     assert context.endswith((",\n", ".\n"))
     assert question.startswith(("Ask:", "Plan:"))
     assert doc.meta["category"] == task.variant
-    right, wrong = task.score(doc, output(problem.trace)), task.score(doc, output(""))
+    right, wrong = task.score(doc, output(problem.solution)), task.score(doc, output(""))
     assert (right.value, right.partial, right.extracted) == (1.0, 1.0, problem.answer)
     assert (wrong.value, wrong.partial, wrong.extracted) == (0.0, 0.0, None)
     assert wrong.aux == {"no_answer": 1.0}
@@ -41,7 +41,7 @@ def test_sampling_is_greedy_raw_and_long_enough(name: str):
     task = get_task(name)
     spec = task.gen("qwen3")
     assert (spec.n, spec.temperature, spec.chat, spec.thinking) == (1, 0.0, False, None)
-    assert spec.max_new_tokens > len(VARIANTS[task.variant].generate(HELD_OUT).trace_pieces)
+    assert spec.max_new_tokens > len(VARIANTS[task.variant].generate(HELD_OUT).solution_pieces)
     assert task.cheap_score
     assert task.headline == "score_partial"
 

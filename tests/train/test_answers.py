@@ -41,7 +41,7 @@ entry = RECIPES["lookaheadkv"] = replace(RECIPES["lookaheadkv"], held_out={TESTE
 numbers = dict(samples={SAMPLES}, steps=2, lr=1e-3, batch=2, seed=0, device="cpu")
 options = dict(entry.options) | dict(entry.tiny)
 recipes.prepare("lookaheadkv", str(tiny.path()), data=None, **numbers, options=options, out=Path(sys.argv[1]),
-                tick=lambda done: done == 3 and os.kill(os.getpid(), signal.SIGKILL))
+                on_answer=lambda done: done == 3 and os.kill(os.getpid(), signal.SIGKILL))
 """
 
 

@@ -290,11 +290,11 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_losses(kind, asked, ans
         given = answers if kind is DistillRecipe else asked[0]
         recipe = kind(loaded, settings(ROLL, steps=4, batch=2), given, asked[1])
 
-        def tick(step, figures):
+        def on_step(step, figures):
             if step == stop_after:
                 raise KeyboardInterrupt
 
-        train(recipe, folder, base=Base(name="tiny", config=loaded.model.config), checkpoint_seconds=0, tick=tick)
+        train(recipe, folder, base=Base(name="tiny", config=loaded.model.config), checkpoint_seconds=0, on_step=on_step)
         return [json.loads(line)["grad_norm"] for line in (folder / LOG).read_text().splitlines()]
 
     for name in ("whole", "stopped"):

@@ -152,7 +152,7 @@ def test_importance_sums_to_one_and_follows_the_evidence():
     torch.testing.assert_close(table.double(), shares / shares.sum(), rtol=1e-5, atol=1e-8)
 
 
-def test_ticks_count_examples():
+def test_progress_counts_examples():
     seen = []
     importance(build("llama"), examples_of(), seen.append)
     assert seen == [1, 2]

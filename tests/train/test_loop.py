@@ -155,11 +155,11 @@ def test_a_parameter_without_a_gradient_stays(tmp_path: Path):
 
 
 def test_two_trainings_at_once_in_a_folder_are_refused(tmp_path: Path):
-    def tick(step, figures):
+    def on_step(step, figures):
         with pytest.raises(RunInUseError, match="is in use by another training"):
             train(Line(SETTINGS), tmp_path, base=Base(name="toy", config=CONFIG))
 
-    train(Line(replace(SETTINGS, steps=2)), tmp_path, base=Base(name="toy", config=CONFIG), tick=tick)
+    train(Line(replace(SETTINGS, steps=2)), tmp_path, base=Base(name="toy", config=CONFIG), on_step=on_step)
     assert len(losses(tmp_path)) == 2
     assert not (tmp_path / LOCK).exists()
 

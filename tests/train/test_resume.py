@@ -51,12 +51,12 @@ def run(name: str, out: Path, stop: int | None = None) -> Trained:
         out=out,
     )
 
-    def tick(step: int, figures: dict[str, float]) -> None:
+    def on_step(step: int, figures: dict[str, float]) -> None:
         if step == stop:
             raise Cut
 
     config = ready.loaded.model.config
-    return train(ready.recipe, out, base=Base(name="tiny", config=config), checkpoint_seconds=0.0, tick=tick)
+    return train(ready.recipe, out, base=Base(name="tiny", config=config), checkpoint_seconds=0.0, on_step=on_step)
 
 
 def figures(out: Path, name: str) -> list[dict[str, float]]:

@@ -104,11 +104,11 @@ def test_warm_heads_look_where_they_should():
     for layer, head, offset in ((0, 0, 1), (0, 1, 2), (2, 2, 3), (2, 3, 7), (3, 2, 3), (3, 3, 7)):
         seen = attentions[layer][:, head, last].mean(0)
         assert seen.argmax() == last - offset, (layer, head)
-    # the induction head: from a name in the trace to the token behind the same name in the prompt
+    # the induction head: from a name in the solution to the token behind the same name in the prompt
     position = len(problems[0].prompt_pieces) + 7
     found = []
     for row, problem in enumerate(problems):
-        pieces = problem.prompt_pieces + problem.trace_pieces
+        pieces = problem.prompt_pieces + problem.solution_pieces
         behind = [i + 1 for i in range(position) if pieces[i] == pieces[position]]
         found.append(attentions[1][row, 0, position, behind].sum().item())
     assert np.mean(found) > 0.4, "chance is about 0.05"

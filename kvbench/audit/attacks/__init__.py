@@ -1,1 +1,4 @@
-"""Hostile programs in every tier of the sandbox: `corpus` runs all, `grader` runs one, `watch` observes the grader."""
+"""Runs hostile programs in every tier of the sandbox, and checks that none does harm or reads a secret.
+
+`corpus` runs all programs, `grader` runs one, `watch` observes the process that runs it.
+"""

@@ -1,9 +1,10 @@
-"""Runs a corpus of hostile programs in every tier that works on this machine, and reports which attacks succeed.
+"""Runs a corpus of hostile programs in every tier of the sandbox that works on this machine; reports which succeed.
 
-    python -m kvbench.audit.attacks.corpus < attacks.json        # {"name": "text of a program", ...}; one row per line
+    python -m kvbench.audit.attacks.corpus < attacks.json        # {"name": "text of a program", ...}
 
-`kvbench.audit.attacks.program` describes programs and targets. A fresh process runs each program as scoring would. If
-the audit runs as root, it runs the corpus again as an ordinary user (`kvbench.audit.attacks.ordinary`).
+It prints one JSON line per program and tier. `kvbench.audit.attacks.program` describes the programs and what they
+attack. A fresh process runs each program as scoring would. If root starts the audit, the audit also runs the corpus as
+an ordinary user (`kvbench.audit.attacks.ordinary`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ Row = dict[str, Any]
 
 
 def read_corpus(folder: Path) -> dict[str, str]:
-    """Return the text of every hostile program in a folder and its subfolders, by relative path. Raises UserError."""
+    """Return the text of every hostile program in a folder and its subfolders, by relative path.
+
+    Raises UserError if the folder holds no program, or one without a complete header.
+    """
     programs = {}
     for path in sorted((*folder.glob("*.py"), *folder.glob("*/*.py"))):
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
@@ -50,7 +54,7 @@ def read_corpus(folder: Path) -> dict[str, str]:
 
 
 def audit(corpus: Mapping[str, str], reports: Sequence[SelfTest]) -> Iterator[Row]:
-    """Run every program in every tier whose self-test found no problem; yield a row per program and tier."""
+    """Run every program in every tier whose self-test found no problem; yield one result per program and tier."""
     adopt_orphans()
     attacks = [Attack.read(text, name) for name, text in corpus.items()]
     for report in reports:
@@ -106,9 +110,9 @@ def _run(attack: Attack, tier: str) -> Row:
 def _successes(
     attack: Attack, aims: Targets, peaks: Peaks, alive: list[int], result: Row, secret: list[str]
 ) -> Iterator[str]:
-    """Yield the name of each check by which the attack succeeded.
+    """Yield the name of each check that shows harm: these are the ways in which the attack succeeded.
 
-    Checked are the names in the attack's header, "damage" (to the grader) and "sandbox_error".
+    The checks are those named in the attack's header, "damage" (to the grader) and "sandbox_error".
     """
     out = result.get("stdout", "") + result.get("stderr", "")
     seen = out + b"".join(aims.received).decode("latin-1")

@@ -1,6 +1,9 @@
-"""The process that runs one hostile program as scoring would: ``python -m kvbench.audit.attacks.grader JOB``.
+"""The grader: a process that runs one hostile program as scoring would.
 
-This process is a target itself: its memory, command line and environment hold canaries (secrets that must not leak).
+    python -m kvbench.audit.attacks.grader JOB
+
+The program may attack this process too: its memory, command line and environment hold canaries, which are secrets that
+must not leak.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ BY_NAME: dict[str, type[Tier]] = {tier.name: tier for tier in (Bwrap, Landlock, 
 def run_program(
     source: str, mode: str, tests: Sequence[Mapping[str, Any]], limits: Mapping[str, Any], tier: Tier | None = None
 ) -> dict[str, Any]:
-    """Run a program on tests until a test fails; return its verdict and output.
+    """Run a program on one test after the other until a test fails; return the verdict and the output.
 
     The result has status (the verdict's name), passed, stdout and stderr.
 

@@ -2,8 +2,8 @@
 
     python -m kvbench.audit.attacks.ordinary FOLDER MODULE
 
-The ordinary user cannot read an interpreter or a checkout in root's private home. So this process mounts both below
-FOLDER, in a mount namespace that only it and its children see.
+The ordinary user cannot read a Python interpreter or a copy of kvbench that lies in root's private home. So this
+process mounts both below FOLDER, in a mount namespace that only it and its children see.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEWNS, _BIND_ALL, _PRIVATE_ALL = 0x20000, 0x5000, 0x44000  # CLONE_NEWNS; MS_BI
 
 
 def main(folder: str, module: str) -> None:
-    """Drop root to an unprivileged user, and execute the module as this user. Raises OSError."""
+    """Drop root's rights, and execute the module as the user `nobody`. Raises OSError."""
     program, code = Path(interpreter.program()), Path(kvbench.__file__).parent.parent
     prefix = Path(interpreter.prefix())
     if not interpreter.readable_by_others([str(program), os.__file__]):

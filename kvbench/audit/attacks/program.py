@@ -1,9 +1,9 @@
-"""One hostile program of a corpus, and the targets that it tries to read, change, reach and kill.
+"""One hostile program of a corpus, and its targets: what the program tries to read, change, reach and kill.
 
 An attack is a Python file that begins with comment lines ``# name: value``: id, class, mode (stdio or call), check (the
-kinds of success to look for, separated by commas), expected-status, and stdin-bytes (size of the input). The targets'
-values replace ``@@NAME@@``. All targets are harmless: files in a temporary folder, sockets on loopback, a sleeping
-process.
+kinds of success to look for, separated by commas), expected-status, and stdin-bytes (size of the input). Before it
+runs, each ``@@NAME@@`` in its text is replaced by the path, port or process id of the target NAME. All targets are
+harmless: files in a temporary folder, sockets on loopback, a sleeping process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CANARIES = ("hub", "netrc", "ssh", "aws", "host", "package", "variable", "key",
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """A hostile program, and the fields of its header."""
+    """A hostile program: its text, and the fields that the header of its file states."""
 
     id: str
     kind: str
@@ -46,9 +46,9 @@ class Attack:
 
     @classmethod
     def read(cls, text: str, name: str) -> Attack:
-        """Parse a program's text.
+        """Parse the text of a hostile program.
 
-        `name` is the id if the header has none. Raises ValueError if a header line is missing.
+        `name` is the id if the header has none. Raises ValueError if the header lacks a required line.
         """
         head = dict(_HEADER.findall(text.partition("\n\n")[0]))
         try:
@@ -65,7 +65,7 @@ class Attack:
             raise ValueError(f"{name} has no header line {missing}") from None
 
     def filled(self, values: Mapping[str, Any]) -> str:
-        """Return the program with the targets' values filled in."""
+        """Return the program's text with every ``@@NAME@@`` replaced by ``values["NAME"]``."""
         source = self.source
         for name, value in values.items():
             source = source.replace(f"@@{name}@@", str(value))
@@ -74,7 +74,7 @@ class Attack:
 
 @dataclass
 class Targets:
-    """The targets of an attack, and a record of the connections that the program made and of the bytes it sent."""
+    """What one hostile program may attack, and a record of the sockets that it reached and the bytes that it sent."""
 
     folder: Path
     canaries: dict[str, str]  # secrets that must not leave the sandbox
@@ -104,7 +104,7 @@ class Targets:
         return leftovers
 
     def environment(self) -> dict[str, str]:
-        """Return the grader's environment, with canary tokens and a TMPDIR that `watch` measures."""
+        """Return the environment variables for the grader: canaries, and a TMPDIR whose size `watch` measures."""
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
         return kept | {
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -126,8 +126,11 @@ class Targets:
 
 
 @contextlib.contextmanager
-def targets(answer: str) -> Iterator[Targets]:
-    """Make the targets of one attack. answer: the test's expected output, which a target file holds as bait."""
+def targets(expected: str) -> Iterator[Targets]:
+    """Create the files, sockets and process that one program attacks; remove them after the block.
+
+    expected: the test's expected output, which one of the files holds as bait.
+    """
     folder = Path(tempfile.mkdtemp(prefix="kvbench-attack-"))
     folder.chmod(0o755)
     token, canaries = secrets.token_hex(8), {name: f"CANARY-{secrets.token_hex(16)}" for name in _CANARIES}
@@ -140,7 +143,7 @@ def targets(answer: str) -> Iterator[Targets]:
         "grader/kvbench_private_marker/__init__.py": f"SECRET = {canaries['package']!r}\n",
         "victim/rows.parquet": "PAR1" * 50,
         "victim/journal.jsonl": "{}\n" * 50,
-        "victim/expected.json": f'{{"expected": "{answer}"}}',
+        "victim/expected.json": f'{{"expected": "{expected}"}}',
         "tmp/": "",
     }.items():
         path = folder / name
@@ -194,7 +197,7 @@ def _sockets(stack: contextlib.ExitStack, folder: Path, token: str) -> dict[str,
 
 @contextlib.contextmanager
 def _listening(sockets: Mapping[str, socket.socket], aims: Targets) -> Iterator[None]:
-    """Accept and record connections in a thread while the block runs."""
+    """While the block runs, a thread accepts connections to the sockets and records them in `aims`."""
     done = threading.Event()
 
     def serve() -> None:

@@ -1,4 +1,4 @@
-"""Measures how fast programs are graded: many programs with one test each, and one program with many tests."""
+"""Measures how fast the sandbox grades programs: many programs with one test each, and one program with many tests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _PROGRAM = "a, b = map(int, input().split())\nprint(a + b)\n"
 
 
 def measure(tier: Tier, programs: int = PROGRAMS, tests: int = TESTS) -> dict[str, Any]:
-    """Return the seconds to grade `programs` programs, one at a time per core, and one program with `tests` tests.
+    """Return two times in seconds: to grade `programs` programs, and to grade one program on `tests` tests.
 
-    Raises BoxError if the sandbox fails, and RuntimeError if a right program is graded as wrong.
+    The programs have one test each; every CPU core grades one program at a time. Raises BoxError if the sandbox fails,
+    and RuntimeError if a right program is graded as wrong.
     """
     sandbox = Sandbox(tier, "")
     workers = len(os.sched_getaffinity(0))

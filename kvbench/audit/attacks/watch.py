@@ -1,7 +1,7 @@
 """Observes a grader and its descendants while a hostile program runs: processes, threads, memory, disk, ports.
 
-`watch` reads ``/proc`` every 20 ms, so it may miss shorter events. Sums over a process tree count shared pages once per
-process.
+`watch` reads ``/proc`` every 20 ms, so it may miss what lasts less. A sum over the memory of several processes counts a
+page that they share once per process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SETTLE_SECONDS = 0.5  # a process alive this long after its grader ended counts
 
 @dataclass
 class Peaks:
-    """Peak values while a program ran: bytes of memory and disk, numbers of processes and threads."""
+    """The highest values seen while a program ran: bytes of memory and disk, numbers of processes and threads."""
 
     memory: int = 0
     grader_memory: int = 0
@@ -46,15 +46,15 @@ class _Process:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of orphaned descendants, so that `survivors` finds them."""
+    """Make the kernel give this process all descendants whose parent has ended, so that `survivors` finds them."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
 def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known: int, seconds: float) -> Peaks:
     """Observe a grader until it ends, and return the peaks; kill its process group after `seconds`.
 
-    folder: the grader's TMPDIR. port: the port to check for a listening program; None: no check. known: id of this
-    process's child that does not belong to the grader.
+    folder: the grader's TMPDIR. port: a port to which the program may listen, which this function tries to reach; None:
+    none. known: id of a child of this process that does not belong to the grader.
     """
     peaks, before = Peaks(), _shared_memory()
     deadline, looks = time.monotonic() + seconds, 0
@@ -80,7 +80,7 @@ def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known
 
 
 def survivors(known: Iterable[int]) -> list[int]:
-    """Kill and return the descendants of this process that should have ended: all but `known`."""
+    """Kill and return the ids of processes that outlived the grader: all descendants of this process but `known`."""
     time.sleep(_SETTLE_SECONDS)
     table = _table()
     alive = [pid for pid in _below(table, [os.getpid()]) - set(known) if table[pid].state != "Z"]
@@ -94,7 +94,7 @@ def survivors(known: Iterable[int]) -> list[int]:
 
 
 def disk_usage(folder: Path) -> int:
-    """Return the total bytes of the files below a folder. The files' paths may be longer than the system's limit."""
+    """Return the total bytes of the files below a folder, even of files whose paths are too long to be opened."""
     total, waiting = 0, [os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
     while waiting:
         opened = waiting.pop()

@@ -15,7 +15,7 @@ from kvbench.eviction.api import Method
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """One invariant, and the ways of running (layouts, chunked prefill and others) in which it is checked."""
+    """One invariant: the function that checks it, and in which layouts and special ways of running it is checked."""
 
     check: Callable[[Exam, Any], None]  # of one `Way` or `AuditLayout`; its docstring's first line is the statement
     special: bool = False  # whether `check` also runs in the `Special` ways
@@ -46,16 +46,18 @@ INVARIANTS = {
 
 
 def audit(
-    methods: Sequence[tuple[str, Method]], models: Sequence[Subject], tick: Callable[[str], None] = lambda text: None
+    methods: Sequence[tuple[str, Method]],
+    models: Sequence[Subject],
+    progress: Callable[[str], None] = lambda text: None,
 ) -> list[Check]:
     """Check all invariants of all methods on all models.
 
-    tick: receives a progress text before each method and model.
+    progress: called with "METHOD on MODEL" before each method and model.
     """
     checks: list[Check] = []
     for name, method in methods:
         for subject in models:
-            tick(f"{name} on {subject.name}")
+            progress(f"{name} on {subject.name}")
             checks.extend(_checks(name, method, subject))
     return checks
 

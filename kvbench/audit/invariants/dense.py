@@ -1,4 +1,4 @@
-"""One forward pass without a cache over a whole sequence: its logits, and the queries of every layer."""
+"""Runs a whole sequence through the model at once, without a cache; returns its logits and every layer's queries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Pass:
 def dense_pass(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, keys: Sequence[int]) -> Pass:
     """Run a whole sequence without a cache (`reference.dense_logits`), and record the queries of every layer.
 
-    history: the logged evictions, which the pass masks; keys: the sequence's names in this log.
+    history: the log of evictions; the pass hides evicted entries by a mask. keys: the names of the sequence in this
+    log.
     """
     queries: dict[int, torch.Tensor] = {}
     route = reference.route

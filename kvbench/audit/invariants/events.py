@@ -1,4 +1,4 @@
-"""The evictions of a trial, from its log: the entries that every head held before and kept after each."""
+"""The evictions of a trial, read from its log: which entries every head held before each eviction and kept after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvbench.records import Request
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """One eviction of one layer of one sequence."""
+    """One eviction in one layer of one sequence: the entries that each head held before and kept after it."""
 
     request: Request
     sample: int
@@ -36,7 +36,10 @@ class Eviction:
 
 
 def evictions(exam: Exam, trial: Trial) -> Iterator[Eviction]:
-    """Yield the evictions of each sample in order. Evictions of the prompt come first and are shared by all samples."""
+    """Yield the evictions of each sample in order.
+
+    For every sample the evictions of its prompt come first; samples of the same prompt share them.
+    """
     for request, sample in trial.sequences():
         budget = entry_budget(exam.method, trial.budget, len(request.prompt_ids), exam.group)
         held: dict[int, list[set[int]]] = {}
@@ -59,9 +62,9 @@ PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
 def held_at(exam: Exam, trial: Trial, key: int, seen: int) -> list[int]:
-    """Return how many entries each head holds, layer by layer, after `seen` tokens, before a tick at this moment.
+    """Return how many entries each head holds after `seen` tokens, layer by layer.
 
-    key: the sequence's name in the log.
+    An eviction at this very moment does not count yet. key: the sequence's name in the log.
     """
     keys, counts = noise_keys(*trial.owner(key)), list[int]()
     for g in exam.evicting:

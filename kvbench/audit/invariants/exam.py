@@ -1,4 +1,4 @@
-"""An `Exam` of one method on one model makes the generations that the invariants need, each on first use."""
+"""An `Exam` makes the generations that the invariants of one method on one model need; each runs when first used."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ CHUNK, TAIL, SHARE = 16, 7, 0.4
 
 
 def once(work: Callable[Concatenate[Exam, P], T]) -> Callable[Concatenate[Exam, P], T]:
-    """Make a method of `Exam` run once; later calls return the same result or raise the same error (`Stopped`)."""
+    """Make a method of `Exam` run only once for the same arguments.
+
+    Later calls return the same result or raise the same error (`Stopped`).
+    """
 
     @functools.wraps(work)
     def cached(exam: Exam, *args: P.args, **options: P.kwargs) -> T:
@@ -62,7 +65,10 @@ def once(work: Callable[Concatenate[Exam, P], T]) -> Callable[Concatenate[Exam, 
 
 
 class Exam:
-    """The generations of one method on one model. Raises NotApplicable if the method cannot run on the model."""
+    """Makes and holds the generations of one method on one model that the invariants check.
+
+    Raises NotApplicable if the method cannot run on the model.
+    """
 
     def __init__(self, method: Method, subject: Subject) -> None:
         self.subject = subject
@@ -101,7 +107,8 @@ class Exam:
         """Return the trial that most invariants check. Raises Stopped if the generation fails.
 
         If `way` is a layout ("dense", "paged"), the trial runs all requests, on fewer slots than samples. If it is a
-        special way ("chunked", "tail", "share"), it runs one request with a long prompt and one with a short prompt.
+        special way ("chunked", "tail", "share"; see docs/audit.md), it runs one request with a long prompt and one with
+        a short prompt.
         """
         if way == "dense" or way == "paged":
             return self._bench(way).run(self.requests)
@@ -126,7 +133,10 @@ class Exam:
         return self._bench(self.layouts[-1], tail=TAIL).run(requests)
 
     def limit(self, way: Way, request: Request) -> int:
-        """Return how many entries per KV head the budget allows right after an eviction; `way` as in `main`."""
+        """Return how many entries per KV head the budget allows right after an eviction.
+
+        way: the way of running, as in `main`.
+        """
         budget = entry_budget(
             self.method, SHARE if way == "share" else self.budget, len(request.prompt_ids), self.group
         )
@@ -134,7 +144,7 @@ class Exam:
         return budget * self.copies
 
     def protects(self) -> list[Protect]:
-        """Return what the method protects for the first request: at the prompt's eviction, and while decoding."""
+        """Return what the method protects in the first request: when the prompt is evicted, and while decoding."""
         length = len(self.requests[0].prompt_ids)
         budget = entry_budget(self.method, self.budget, length, self.group)
         phases = (self.method.during("prefill"), self.method.during("decode"))
@@ -142,19 +152,22 @@ class Exam:
 
     @once
     def backwards(self, layout: AuditLayout) -> Trial:
-        """Run all requests in reverse order: each sequence gets other neighbours and another slot."""
+        """Run all requests in reverse order: each sequence has other neighbours in the batch and another slot."""
         return self._bench(layout).run(self.requests[::-1])
 
     @once
     def repeated(self, layout: AuditLayout) -> tuple[Trial, Trial, Trial]:
-        """Run one sequence, another, and the first again, each alone in the same engine."""
+        """Run one sequence, then another, then the first again, one at a time in the same engine."""
         a, b = (replace(request, samples=(0,)) for request in (self.requests[0], self.requests[-1]))
         bench = self._bench(layout)
         return bench.run([a]), bench.run([b]), bench.run([a])
 
     @once
     def larger(self, layout: AuditLayout) -> Trial:
-        """Run the first request at a larger budget, for two new tokens: only its prompt's eviction matters."""
+        """Run the first request at a larger budget than `main` has.
+
+        It generates only two tokens, because only the eviction of its prompt is compared.
+        """
         request = replace(self.requests[0], max_new_tokens=2, samples=(0,))
         return self._bench(layout, self.size + MORE_BUDGET * self.copies).run([request])
 
@@ -164,7 +177,7 @@ class Exam:
         return self._bench(layout, (self.max_tokens + 1) * self.copies).run(self.requests)
 
     def full(self) -> Trial:
-        """Run all requests with the full cache; methods audited at the same budget share the result."""
+        """Run all requests with the full cache; all methods that are audited at the same budget share this trial."""
         trials = self.subject.full
         if self.size not in trials:
             lengths = {"interval": INTERVAL, "slots": SLOTS, "max_tokens": self.max_tokens}
@@ -174,16 +187,19 @@ class Exam:
 
     @once
     def dense(self, way: Way, request: Request, sample: int, *, masked: bool) -> Pass:
-        """Run a sequence of the trial `main(way)` without a cache; masked: hide the entries that were evicted."""
+        """Run a sequence of the trial `main(way)` through the model at once, without a cache.
+
+        masked: hide the entries that the engine had evicted.
+        """
         trial = self.main(way)
         ids = [*request.prompt_ids, *trial.done[request.doc_id, sample].token_ids[:-1]]
         history = trial.history if masked else KeptHistory()
         return dense_pass(self.loaded, ids, history, noise_keys(request, sample))
 
     def greedy(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the greedy tokens of the engine, and of `model.generate` with an `EvictionCache`.
+        """Return the greedy tokens of the engine, and those of `model.generate` with an `EvictionCache`.
 
-        Both continue two prompts, or one prompt if the method runs probes.
+        Both continue the same two prompts, or the same single prompt if the method runs probes.
         """
         first = self.requests[0].prompt_ids
         prompts = [first] if self.method.during("prefill").needs().probes else [first, first[::-1]]
@@ -221,7 +237,7 @@ class Exam:
         )
 
     def _requests(self) -> list[Request]:
-        """Return three requests, with prompts longer and shorter than the budget; the first has two samples."""
+        """Return three requests: one prompt is shorter than the budget, two are longer. The first has two samples."""
         vocabulary = self.loaded.model.get_input_embeddings().weight.shape[0]
         generator = torch.Generator().manual_seed(1)
         lengths = {"long": (LONG, (0, 1)), "short": (SHORT, (0,)), "middle": (MIDDLE, (0,))}

@@ -1,4 +1,4 @@
-"""Invariants of generations.
+"""The invariants of a generation: of its tokens, logits, memory and evictions.
 
 The first line of each public function states an invariant. The function raises `Broken` if the invariant does not hold,
 and `NotApplicable` if it cannot be checked.
@@ -22,11 +22,12 @@ TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit;
 
 
 def runs(exam: Exam, way: Way) -> None:
-    """Every sequence is generated to its end, whatever the size of query-head groups, and evicted above the budget."""
+    """Every sequence is generated to its end, with query-head groups of any size; prompts above budget are evicted."""
     trial = exam.main(way)
     for (doc, sample), done in trial.done.items():
         if done.status != "ok" or len(done.token_ids) != done.request.max_new_tokens:
-            raise Broken(f"{doc} prompt, sample {sample}: {len(done.token_ids)} tokens, {done.status} {done.note}")
+            made = f"{len(done.token_ids)} of {done.request.max_new_tokens} tokens generated, status {done.status}"
+            raise Broken(f"{doc} prompt, sample {sample}: {made} {done.note}".rstrip())
         if not exam.method.takes_budget:
             continue
         context, limit = done.request.compress_at or len(done.request.prompt_ids), exam.limit(way, done.request)
@@ -104,7 +105,7 @@ def real(exam: Exam, way: Way) -> None:
 
 
 def batch(exam: Exam, layout: AuditLayout) -> None:
-    """A sequence has the same tokens and kept entries alone, beside others, in another order and another slot."""
+    """A sequence has the same tokens and kept entries alone, beside others, in another order, and in another slot."""
     _drops(exam, layout)
     main = exam.main(layout)
     for request, sample in main.sequences():
@@ -124,7 +125,7 @@ def leak(exam: Exam, layout: AuditLayout) -> None:
 
 
 def memory(exam: Exam, layout: AuditLayout) -> None:
-    """Bytes match the entries held (within one page per head in the paged layout); at the end all pages are free."""
+    """A slot's bytes match the entries it holds (within one page per head if paged); all pages are free at the end."""
     _drops(exam, layout)
     trial = exam.main(layout)
     if trial.lost_pages:
@@ -139,22 +140,26 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
         if abs(h.entries - sum(counts) / len(counts)) > 1e-6:
             mean = sum(counts) / len(counts)
             raise Broken(
-                f"{h.entries:.2f} entries per head held, but {mean:.2f} remain in the log: {h.seen} tokens seen"
+                f"the cache holds {h.entries:.2f} entries per head, but by its log of evictions {mean:.2f}: "
+                f"{h.seen} tokens seen"
             )
         low, high = sum(counts) * size, sum(counts) * size
         if layout == "paged":
             pages = [-(-count // PAGE) for count in counts]
             low, high = sum(pages) * PAGE * size, (sum(pages) + len(pages)) * PAGE * size
         if not low <= h.bytes <= high:
-            raise Broken(f"{h.bytes} bytes for {sum(counts)} entries, expected {low} to {high}, {h.seen} tokens seen")
+            raise Broken(
+                f"the cache takes {h.bytes} bytes for {sum(counts)} entries, expected {low} to {high}: "
+                f"{h.seen} tokens seen"
+            )
     if exam.method.takes_budget and exam.method.decode_bounded:
         rows, allowed = trial.cache.shape.rows, exam.size + (exam.growth or 0) * exam.copies
         if rows * exam.copies > allowed + exam.copies:
-            raise Broken(f"a slot has {rows} rows per head; budget and interval together are {allowed}")
+            raise Broken(f"a slot has room for {rows} entries per head; budget and interval together are {allowed}")
 
 
 def effect(exam: Exam, layout: AuditLayout) -> None:
-    """At two budgets the method keeps different entries."""
+    """At two different budgets the method keeps different entries of a prompt."""
     limit = _budget(exam)
     request = exam.requests[0]
     a, b = (_prompt(trial, request) for trial in (exam.main(layout), exam.larger(layout)))
@@ -182,7 +187,7 @@ def full(exam: Exam, layout: AuditLayout) -> None:
 
 
 def oracle(exam: Exam, way: Way) -> None:
-    """Logits equal those of one forward pass without a cache that masks evicted entries: no position is wrong."""
+    """Logits equal those of a pass without a cache, in which a mask hides evicted entries: no position is wrong."""
     _drops(exam, way)
     for request, sample in exam.main(way).sequences():
         _compare(exam, way, request, sample, masked=True, upto=None)
@@ -218,7 +223,7 @@ def generate(exam: Exam, layout: AuditLayout) -> None:
             step = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), min(len(mine), len(theirs)))
             raise Broken(
                 f"the tokens of engine and EvictionCache differ from step {step} of {len(mine)} on, "
-                f"in row {row} of the batch"
+                f"for prompt {row} of the batch"
             )
 
 
@@ -235,18 +240,18 @@ def evicts(exam: Exam) -> None:
 
 
 def _drops(exam: Exam, way: Way) -> None:
-    """Raise NotApplicable if the method evicts but dropped no entry: then its generations prove nothing."""
+    """Raise NotApplicable if a method that evicts has dropped no entry: such generations prove nothing."""
     if exam.method.evicts and not any(e.dropped for e in evictions(exam, exam.main(way))):
         raise NotApplicable(DROPPED_NOTHING)
 
 
 def _prompt(trial: Trial, request: Request) -> dict[tuple[int, int], list[list[int]]]:
-    """Return the part of `Trial.kept` from evictions of the prompt."""
+    """Return the positions that each head kept at evictions of the prompt: a part of `Trial.kept`."""
     return {at: heads for at, heads in trial.kept(request, 0).items() if at[0] <= len(request.prompt_ids)}
 
 
 def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
-    """Compare a sequence in two trials. Raises Broken at the first eviction or token that differs.
+    """Compare one sequence in two trials. Raises Broken at the first eviction or token in which the trials differ.
 
     how: how the second trial ran, in words for the message.
     """
@@ -256,7 +261,7 @@ def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
         others = theirs.get((seen, layer))
         if heads != others:
             n = sum(len(set(x) - set(y)) for x, y in zip(heads, others)) if others else sum(map(len, heads))
-            raise Broken(f"{n} entries kept differently {how}: {place}, layer {layer}, {seen} tokens seen")
+            raise Broken(f"{n} entries are kept differently {how}: {place}, layer {layer}, {seen} tokens seen")
     if extra := set(theirs) - set(mine):
         raise Broken(f"{len(extra)} more evictions {how}: {place}")
     mine_ids, other_ids = (t.done[request.doc_id, sample].token_ids for t in (a, b))
@@ -266,9 +271,9 @@ def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
 
 
 def _compare(exam: Exam, way: Way, request: Request, sample: int, *, masked: bool, upto: int | None) -> None:
-    """Compare the engine's logits at positions below `upto` with those of a pass without a cache (`Exam.dense`).
+    """Compare the engine's logits with those of a pass without a cache (`Exam.dense`), at positions below `upto`.
 
-    Raises Broken if they differ.
+    Raises Broken if they differ by more than rounding. upto: None compares all positions.
     """
     trial, dense = exam.main(way), exam.dense(way, request, sample, masked=masked).logits
     _, key = noise_keys(request, sample)

@@ -1,4 +1,4 @@
-"""The invariant of the queries that a method sees: they are those of the sequence's newest tokens."""
+"""The invariant `queries`: a method sees the queries of the newest tokens, and sees them unchanged."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def queries(exam: Exam, way: Way) -> None:
 
 
 def _shown(trial: Trial) -> Iterator[tuple[LayerView, int | None]]:
-    """Yield every view that holds queries of a sequence (not of a probe), with the number of queries asked for.
+    """Yield every view that held queries of a sequence (not of a probe), and how many queries the method wants.
 
     This number is the method's `Needs.width` if `score` received the view, or None if `observe` did.
     """

@@ -1,4 +1,4 @@
-"""Copies of a view in another storage order, and with invalid entries added."""
+"""Copies a view (what a method sees of a layer's cache), with entries in another order or invalid entries added."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ JUNK = 5  # invalid entries added per head
 
 
 def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
-    """Return a copy of the view with every head's entries in random order.
+    """Return a copy of the view with the entries of every head in random order.
 
-    junk: the value of invalid entries to add; None adds no entries.
+    junk: fill the keys, values and columns of added invalid entries with this number; None adds no entries.
     """
     b, heads, n = view.positions.shape
     generator = torch.Generator().manual_seed(seed)
@@ -55,7 +55,7 @@ def mapped(view: LayerView, change: Callable[[torch.Tensor], torch.Tensor]) -> L
 
 
 def by_position(x: torch.Tensor, view: LayerView) -> torch.Tensor:
-    """Sort the values x [b, Hk, N] of entries by position.
+    """Sort values of entries, x [b, Hk, N], by the entries' positions in the sequence.
 
     Returns [b, Hk, tokens seen], with 0 at positions without a valid entry.
     """
@@ -66,7 +66,7 @@ def by_position(x: torch.Tensor, view: LayerView) -> torch.Tensor:
 
 
 def largest_change(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return the largest difference of two tensors, relative to the largest finite number of the first."""
+    """Return the largest difference between two tensors, divided by the largest finite number of the first."""
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
     difference = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"))
     finite = a[torch.isfinite(a)]

@@ -1,4 +1,4 @@
-"""The invariant `storage`: a method's results do not depend on how a view is stored."""
+"""The invariant `storage`: a method's results do not depend on the order in which a view stores the entries."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kvbench.eviction.view import LayerView
 CLOSE = 1e-4  # relative; sums in another order differ in their last bits
 WAYS: dict[str, float | None] = {
     "in another storage order": None,
-    "beside invalid rows with NaN": float("nan"),
-    "beside invalid rows with 1e4": 1e4,
+    "beside invalid entries with NaN": float("nan"),
+    "beside invalid entries with 1e4": 1e4,
 }
 
 
 @torch.inference_mode()
 def storage(exam: Exam, layout: AuditLayout) -> None:
-    """Scores do not depend on storage order, on invalid rows, or on other sequences of the batch."""
+    """Scores do not depend on storage order, on invalid entries, or on other sequences of the batch."""
     seen = exam.main(layout).seen
     evicts(exam)
     if not seen.decisions:
@@ -70,7 +70,7 @@ def _decides_alike(method: Method, plain: Sequence[LayerView], other: Sequence[L
 
 
 def _cure(how: str) -> str:
-    return "; use `view.valid` to leave these rows out" if WAYS[how] is not None else ""
+    return "; use `view.valid` to leave invalid entries out" if WAYS[how] is not None else ""
 
 
 def _scores_alike(method: Method, alone: Sequence[LayerView], together: Sequence[LayerView], row: int) -> None:
@@ -89,7 +89,11 @@ def _observes_alike(method: Method, plain: LayerView, other: LayerView, how: str
 
 
 def _alike(name: str, a: torch.Tensor, b: torch.Tensor, mine: LayerView, theirs: LayerView, how: str) -> None:
-    """Compare the values `a` and `b` of a column or state, returned for two storages of a view. Raises Broken."""
+    """Compare the values `a` and `b` of one column or state.
+
+    The method returned them for the same entries, stored as in `mine` and as in `theirs`. how: how `theirs` is stored,
+    in words for the message. Raises Broken if the values differ by more than rounding.
+    """
     if name in mine.columns:
         a, b = by_position(a, mine), by_position(b, theirs)
     change = largest_change(a.double(), b.double())

@@ -1,4 +1,7 @@
-"""Models to audit on: the built-in model and three random ones (GQA, MHA, MQA), or a model that the user names."""
+"""The models on which methods are audited: by default the built-in model and three random ones (GQA, MHA, MQA).
+
+The user may name another model instead.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ SCALE = 2.0  # factor of random weights: without it attention is almost uniform,
 
 @dataclass
 class Subject:
-    """A model on which methods are audited, with the weights, tables of heads and draft model that methods need.
+    """A model on which methods are audited; it supplies the weights, tables of heads and draft model that methods need.
 
     source: the model's folder or hub name; None for a model in memory only.
     """
@@ -45,10 +48,11 @@ class Subject:
     full: dict[Any, Any] = field(default_factory=dict)  # generations of the full cache, see `Exam.full`
 
     def serve(self, method: Method) -> tuple[Method, LoadedModel]:
-        """Return the method, with a draft model and a file of weights or tables where it needs them, and the model.
+        """Return the method, ready to run on this model, and the model.
 
-        Missing weights and tables are drawn at random: no invariant depends on their quality. Raises NotApplicable for
-        an oracle, and for weights of unknown shapes.
+        The method gets a draft model and a file of weights or tables if it needs them. Missing weights and tables are
+        drawn at random, because no invariant depends on their quality. Raises NotApplicable for an oracle, and for a
+        method whose weights have unknown shapes.
         """
         if method.oracle:
             raise NotApplicable("the method is an oracle; only 'kvbench replay' runs it")
@@ -60,7 +64,7 @@ class Subject:
 
     @cached_property
     def _saved(self) -> str:
-        """Save the model, which serves as its own draft model, and return its folder."""
+        """Save the model to a folder, so that it can serve as its own draft model; return the folder."""
         folder = self.scratch / "model"
         self.loaded.model.save_pretrained(folder)
         self.loaded.tokenizer.save_pretrained(folder)
@@ -69,7 +73,7 @@ class Subject:
 
 @contextmanager
 def subjects(model: str | None) -> Iterator[list[Subject]]:
-    """Yield the models to audit on: `model` alone, or the built-in model and the random ones.
+    """Yield the list of models to audit on: only `model`, or without it the built-in model and the random ones.
 
     Raises SetupError or UserError if `model` cannot be loaded.
     """
@@ -85,14 +89,14 @@ def subjects(model: str | None) -> Iterator[list[Subject]]:
 
 
 def named_subject(name: str, scratch: Path) -> Subject:
-    """Load a model by folder or hub name, in float32 on the CPU."""
+    """Load the model with this folder or hub name, in float32 on the CPU."""
     info = describe(name)
     loaded = load(str(info.folder or name), device="cpu", dtype="float32")
     return Subject(name, endless(loaded), name, _below(scratch, "named"))
 
 
 def random_subject(name: str, scratch: Path) -> Subject:
-    """Make the random model RANDOM[name], with the tokenizer of the built-in model."""
+    """Make a model with random weights and the sizes ``RANDOM[name]``; it has the built-in model's tokenizer."""
     kind, layers, heads, kv_heads, dim = RANDOM[name]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.path())
     heads_of = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": dim}
@@ -109,7 +113,7 @@ def random_subject(name: str, scratch: Path) -> Subject:
 
 
 def endless(loaded: LoadedModel) -> LoadedModel:
-    """Return the model without stop tokens, so that every sequence reaches its longest length."""
+    """Return the model without end tokens, so that every sequence reaches the length limit."""
     return dataclasses.replace(loaded, stop_ids=frozenset())
 
 

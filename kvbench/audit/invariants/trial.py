@@ -1,4 +1,7 @@
-"""A `Trial` is one generation of the engine, with its recorded evictions, views and memory; a `Bench` runs trials."""
+"""Runs the generations of an audit: a `Trial` records one generation, a `Bench` is the engine that runs trials.
+
+A trial records the evictions, the views that methods received, and the memory.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from kvbench.records import Generation, Request
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Entries and bytes of a slot after a step."""
+    """How many entries and bytes one sequence holds in its slot after a step."""
 
     key: int
     seen: int
@@ -30,7 +33,7 @@ class Holding:
 
 @dataclass
 class Trial:
-    """The record of one generation: requests, results, evictions, views and memory."""
+    """The record of one generation: requests, answers, evictions, the views that methods received, and memory."""
 
     requests: list[Request]
     budget: float | None
@@ -42,7 +45,10 @@ class Trial:
     cache: SlotCache
 
     def kept(self, request: Request, sample: int) -> dict[tuple[int, int], list[list[int]]]:
-        """Return the positions that each head kept at each eviction, also of the prompt, by (tokens seen, layer)."""
+        """Return the positions that each head kept at each eviction of a sample and its prompt.
+
+        The keys are (tokens seen, layer).
+        """
         return {
             (seen, layer): [sorted(head.tolist()) for head in heads]
             for key in noise_keys(request, sample)
@@ -55,9 +61,9 @@ class Trial:
             yield from ((request, sample) for sample in request.samples)
 
     def owner(self, key: int) -> tuple[Request, int]:
-        """Return the request and sample of a noise key; for a prompt's key, the first sample.
+        """Return the request and the sample that the engine's log calls `key`; for a prompt's key, the first sample.
 
-        Raises KeyError if unknown.
+        Raises KeyError for an unknown key.
         """
         for request, sample in self.sequences():
             if key in noise_keys(request, sample):
@@ -66,7 +72,7 @@ class Trial:
 
 
 def noise_keys(request: Request, sample: int) -> list[int]:
-    """Return the keys by which the engine's log names a request's prompt and one of its samples."""
+    """Return the two names of a sequence in the engine's log of evictions: its prompt's and its sample's."""
     return [noise.signed64(request.noise_key(s)) for s in (-1, sample)]
 
 
@@ -103,7 +109,10 @@ class Bench:
         self._count_pages()
 
     def _count_pages(self, idle: bool = False) -> None:
-        """Check that every page of the cache is free or in one head's table; if all sequences ended (`idle`), free."""
+        """Note lost pages: every page of the cache must be free or in use by exactly one head.
+
+        idle: all sequences have ended, so every page must be free.
+        """
         cache = self.engine.cache
         if not isinstance(cache, PagedCache) or self.lost_pages:
             return
@@ -115,6 +124,6 @@ class Bench:
                     used.extend(row[:count].tolist())
             pages = sorted([*used, *pool.free])
             if pages != list(range(1, total + 1)):
-                self.lost_pages = f"{len(used)} pages in use and {len(pool.free)} free, of {total}"
+                self.lost_pages = f"{len(used)} pages in use and {len(pool.free)} free do not add up to all {total}"
             elif idle and used:
                 self.lost_pages = f"{len(used)} of {total} pages were not given back when all sequences had ended"

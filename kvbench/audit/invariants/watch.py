@@ -1,4 +1,4 @@
-"""Records the logits from which the engine draws tokens, and the views that methods receive."""
+"""Records the logits from which the engine draws tokens, and the views (of a layer's cache) that methods receive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST = 2  # views recorded per kind of decision or observation
 
 @dataclass
 class Seen:
-    """The logits and views that one generation recorded."""
+    """The logits that one generation drew tokens from, and the views that methods received in it."""
 
     logits: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)  # (noise key, step) -> [V]
     decisions: list[tuple[Method, list[LayerView]]] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Seen:
 
 @contextmanager
 def watching(method: Method) -> Iterator[Seen]:
-    """Record logits and views while the block runs, by replacing functions of the engine and of the method."""
+    """While the block runs, record logits and views, by replacing functions of the engine and of the method."""
     seen, draw, decide = Seen(), sampler.draw, select.decide
     kinds: dict[Any, int] = {}
 
@@ -82,5 +82,5 @@ def by_layer(view: StackView) -> Iterator[LayerView]:
 
 
 def _copied(view: LayerView) -> LayerView:
-    """Return a copy of a view, because the engine reuses its tensors."""
+    """Return a copy of a view; the original changes, because the engine reuses its tensors."""
     return mapped(view, torch.clone)

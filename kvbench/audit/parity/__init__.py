@@ -1,1 +1,1 @@
-"""Parity: whether kvbench's methods decide as the published reference code does. See docs/parity.md."""
+"""Parity: checks whether kvbench's methods decide as the published reference code does (docs/parity.md)."""

@@ -1,8 +1,8 @@
-"""Parity cases on disk: fixed inputs and the decisions that published reference code took on them.
+"""Parity cases on disk: fixed inputs, and the decisions that published reference code made for them.
 
 One case is ``<name>.json`` (hyperparameters, steps) with ``<name>.safetensors``: queries and keys, and for every step
-the tokens in the reference's cache before it and the kept tokens after it. Format ``kvbench-parity/1``; a file whose
-format has a suffix holds values (see `kvbench.audit.parity.values`), but no decisions.
+the tokens in the reference's cache before the step and the tokens that it keeps. The format is ``kvbench-parity/1``; a
+file whose format has a suffix holds other computed values (see `kvbench.audit.parity.values`), but no decisions.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ FORMAT = "kvbench-parity/1"
 
 @dataclass(frozen=True)
 class Case:
-    """One parity case: fixed inputs for L layers, H heads and T tokens, and the reference's decisions on them.
+    """One parity case: fixed inputs for L layers, H heads and T tokens, and the reference code's decisions for them.
 
-    A unit is one head of one layer; each unit keeps a set of tokens. Lists of units go layer by layer.
+    A unit is one head of one layer; each unit keeps a set of tokens. Lists of units are ordered by layer, then by head.
     """
 
     path: Path  # of the .json file
@@ -60,7 +60,7 @@ class Case:
 
     @property
     def seen(self) -> list[int]:
-        """Return how many tokens the reference had read at each stored step."""
+        """Return how many tokens the reference had read at each step that the file stores."""
         return [int(step["seen"]) for step in self.meta["steps"]]
 
     @cached_property
@@ -74,28 +74,37 @@ class Case:
             raise UserError(f"cannot read the tensors of parity case {quote(self.path)}: {error}") from None
 
     def slots(self, step: int) -> list[list[torch.Tensor]]:
-        """Return the cached tokens' positions before a step, per layer and head, in the reference's storage order."""
+        """Return the positions of the tokens in the reference's cache before a step, by layer and head.
+
+        Each head's tokens are in the order in which the reference stores them.
+        """
         units = [unit.long() for unit in self._split("cache", step)]
         return [units[start : start + self.heads] for start in range(0, len(units), self.heads)]
 
     def kept(self, step: int) -> list[set[int]]:
-        """Return the tokens that each unit keeps after a step."""
+        """Return the set of tokens that the reference keeps after a step, for each unit."""
         return [set(unit.tolist()) for unit in self._split("kept", step)]
 
     def scores(self, step: int) -> list[dict[int, float]] | None:
-        """Return the reference's score of each unit's tokens, or None if the file has no scores for the step."""
+        """Return the reference's scores at a step: by token, for each unit.
+
+        None if the file has no scores for the step.
+        """
         if f"score.{step}" not in self.tensors:
             return None
         units = zip(self._split("cache", step), self._split("score", step))
         return [dict(zip(slots.tolist(), scores.double().tolist())) for slots, scores in units]
 
     def state(self, name: str, step: int) -> torch.Tensor | None:
-        """Return the reference's values [L, H, n] for its first n cached tokens before a step; None if not stored."""
+        """Return values [L, H, n] that the reference stored under `name` before a step; None if the file has none.
+
+        They belong to the first n tokens in its cache.
+        """
         values = self.tensors.get(f"state.{name}.{step}")
         return None if values is None else values.float().view(self.layers, self.heads, -1)
 
     def in_text_order(self, step: int) -> bool:
-        """Whether the reference's cache holds every unit's tokens in text order before a step."""
+        """Return whether the reference's cache, before a step, holds the tokens of every unit in the text's order."""
         return all(bool((row.diff() > 0).all()) for layer in self.slots(step) for row in layer)
 
     def _split(self, name: str, step: int) -> list[torch.Tensor]:
@@ -104,7 +113,10 @@ class Case:
 
 
 def load_cases(folder: Path) -> list[Case]:
-    """Return all cases below a folder, sorted by path. Raises UserError if there is none or one cannot be read."""
+    """Return all parity cases below a folder, sorted by path.
+
+    Raises UserError if there is no case, or if a case cannot be read.
+    """
     if not folder.is_dir():
         raise UserError(f"parity folder {quote(folder)} does not exist.")
     cases = [case for path in sorted(folder.rglob("*.json")) if (case := _load(path)) is not None]

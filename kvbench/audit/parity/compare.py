@@ -1,8 +1,8 @@
-"""Runs parity cases with the engine's `Method` and `decide`, and compares the kept sets with the reference's.
+"""Runs parity cases with kvbench's methods, and compares the entries that they keep with those of the reference.
 
-kvbench's kept sets and columns carry over from step to step. After a step whose sets differ from the reference's, each
-later step starts from the reference's state (teacher forcing), because the difference may be no error: max pooling
-makes exact ties, which the reference breaks arbitrarily.
+The engine's own `decide` takes the decisions. kvbench's kept entries and columns carry over from step to step. After a
+step in which its kept entries differ from the reference's, each later step starts from the reference's state (teacher
+forcing), because the difference may be no error: max pooling makes exact ties, which the reference breaks arbitrarily.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Watch = Callable[[list[LayerView]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """How far kvbench's kept sets agree with the reference's at one step, over all units (heads) of a case."""
+    """How far kvbench keeps the same entries as the reference at one step, over all units (heads) of a case."""
 
     step: int
     forced: bool  # started from the reference's state
@@ -40,9 +40,9 @@ class StepResult:
 
 
 class ReferenceLayer:
-    """The cache of one layer without keys and values: positions [1, H, N], the mask `valid`, columns and states.
+    """The entries of one layer, without keys and values: positions [1, H, N], the mask `valid`, columns and states.
 
-    Heads are padded to the longest. initial: by column name, the first values [H, T] for all tokens.
+    All heads are padded to the length of the longest. initial: by column name, the first values [H, T] of all tokens.
     """
 
     def __init__(self, heads: int, group: int, method: Method, initial: Mapping[str, torch.Tensor]) -> None:
@@ -53,9 +53,10 @@ class ReferenceLayer:
         self.states: dict[str, torch.Tensor] = {}
 
     def take(self, rows: list[torch.Tensor], columns: dict[str, list[torch.Tensor]]) -> None:
-        """Replace all entries by those at positions `rows`, a tensor per head.
+        """Replace all entries by entries at the positions `rows`, one tensor per head.
 
-        columns: by column name, known values for the first entries of each head; the other entries get first values.
+        columns: by column name, known values for the first entries of each head; all other entries get the column's
+        first value.
         """
         pad = torch.nn.utils.rnn.pad_sequence
         self.positions = pad(rows, batch_first=True, padding_value=-1)[None]
@@ -75,13 +76,13 @@ class ReferenceLayer:
             self.columns[column.name] = torch.cat([self.columns[column.name], values], dim=-1)
 
     def _new(self, column: Column, positions: torch.Tensor) -> torch.Tensor:
-        """Return the first values of a column at token positions [1, H, n]."""
+        """Return the values with which a column starts for tokens at positions [1, H, n]."""
         if column.name not in self.initial:
             return torch.full(positions.shape, column.init)
         return self.initial[column.name].gather(-1, positions[0].clamp(min=0))[None]
 
     def update(self, values: dict[str, torch.Tensor]) -> None:
-        """Store new values of columns and states."""
+        """Store new values of columns and states, by name."""
         for name, tensor in values.items():
             (self.columns if name in self.columns else self.states)[name] = tensor
 
@@ -95,7 +96,7 @@ class ReferenceLayer:
 
 
 class ReferenceCache:
-    """A minimal cache that applies a method to the layers of a parity case."""
+    """A minimal cache that lets a method evict from the layers of a parity case."""
 
     def __init__(self, case: Case, plan: CasePlan, method: Method, watch: Watch | None = None) -> None:
         self.plan, self.method, self.heads, self.watch = plan, method, case.heads, watch
@@ -119,11 +120,11 @@ class ReferenceCache:
         self.evictions = 0
 
     def _per_unit(self, x: torch.Tensor | None) -> torch.Tensor | None:
-        """Repeat the keys or values of each KV head for its query heads, if the case's units are query heads."""
+        """If the case's units are query heads, repeat the keys or values of each KV head for its query heads."""
         return x if x is None else x.repeat_interleave(self.heads // x.shape[1], dim=1)
 
     def load(self, case: Case, step: int) -> None:
-        """Replace all entries and states by those that the reference had before a step."""
+        """Replace all entries, columns and states by those that the reference had before a step."""
         slots, self.seen = case.slots(step), case.seen[step]
         self.observed = 0 if step == 0 else self.seen
         for index, layer in enumerate(self.layers):
@@ -143,7 +144,7 @@ class ReferenceCache:
                 layer.update({n: torch.full((1,), x) for n, x in self.plan.resume(self.evictions).items()})
 
     def append(self, seen: int) -> None:
-        """Add an entry per new token, until the cache has seen `seen` tokens."""
+        """Add one entry per new token in every layer, up to `seen` tokens in all."""
         first = self.seen == 0
         for layer in self.layers:
             layer.append(self.seen, seen)
@@ -155,7 +156,7 @@ class ReferenceCache:
                 layer.update({"memory": view.attend(reduce_g="max", reduce_q="sum")})
 
     def evict(self) -> None:
-        """If an eviction is due, show the method the new queries, and evict in every layer as the engine does."""
+        """If an eviction is due, show the method the new queries, then evict in every layer as the engine does."""
         held = sum(int(layer.valid.sum()) for layer in self.layers) / (len(self.layers) * self.heads)
         due = self.plan.due
         if not (self.method.trigger(1).full(held, self._allowed()) if due is None else due(held, self.seen)):
@@ -171,7 +172,7 @@ class ReferenceCache:
         self.evictions += 1
 
     def probe(self, case: Case) -> None:
-        """Show the method the probes that the plan takes from the case."""
+        """Show the method the queries and keys of its probes, which the plan takes from the case."""
         if self.plan.probes is None:
             return
         for index, layer in enumerate(self.layers):
@@ -190,7 +191,7 @@ class ReferenceCache:
         self.observed = self.seen
 
     def _views(self, first_query: int) -> list[LayerView]:
-        """Return the view of every layer, with the queries from position `first_query` on."""
+        """Return the view of every layer, with the queries of all tokens from position `first_query` on."""
         return [self._view(index, first_query) for index in range(len(self.layers))]
 
     def _view(self, index: int, first_query: int) -> LayerView:
@@ -227,9 +228,9 @@ class ReferenceCache:
 def run_case(
     case: Case, plan: CasePlan, watch: Callable[[int, list[LayerView]], None] | None = None
 ) -> list[StepResult]:
-    """Run one case as planned, and return one result per stored step that the plan compares.
+    """Run one case as its plan says; return one result for each stored step that the plan compares.
 
-    watch: called with the step and the views of all layers right before each decision.
+    watch: called right before each eviction, with the number of the step and the views of all layers.
     """
     method = make(plan.method, plan.options)
     step = 0
@@ -274,7 +275,10 @@ def _compare(plan: CasePlan, case: Case, step: int, forced: bool, got: list[set[
 
 
 def tied(got: set[int], want: set[int], scores: dict[int, float] | None) -> bool:
-    """Return whether two kept sets differ at most in tokens whose reference scores tie with the lowest kept score."""
+    """Return whether `got` keeps the same tokens as the reference's `want`, apart from ties.
+
+    Tokens may differ if their reference scores tie with the lowest score that the reference keeps.
+    """
     swapped = got ^ want
     if not swapped:
         return True

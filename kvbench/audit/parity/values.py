@@ -1,6 +1,6 @@
-"""Compares values that the reference code computed in addition to decisions: gates, features, labels, losses.
+"""Compares numbers that the reference code computed besides its decisions: gates, features, labels, losses.
 
-Values are float32, as in the files; the tolerance is 1e-4 relative plus 1e-6 absolute.
+The numbers are float32, as in the files; kvbench's may differ by 1e-4 (relative) plus 1e-6 (absolute).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FAR = 1e9  # the error of values with different shapes, or NaN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueResult:
-    """How far one recorded value (for example a loss) of a case differs from kvbench's, over all stored steps."""
+    """How far kvbench's numbers for one recorded value of a case (for example a loss) differ, over all stored steps."""
 
     value: str
     numbers: int
@@ -44,7 +44,7 @@ Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]  # name, ours, theirs
 
 
 def values(case: Case) -> list[ValueResult]:
-    """Compare all recorded values of a case that kvbench computes too."""
+    """Compare all recorded values of a case that kvbench can compute too; return one result per value."""
     make_pairs = VALUES.get((case.method, case.variant if case.has_decisions else case.path.stem.partition("_")[0]))
     errors: dict[str, list[tuple[int, float]]] = {}
     for name, ours, theirs in make_pairs(case) if make_pairs else ():
@@ -93,7 +93,10 @@ def _policy(case: Case) -> Pairs:
 
 
 def _at_decisions(case: Case, compare: Callable[[Case, Any, int, list[LayerView]], Pairs]) -> Pairs:
-    """Run a case, and yield the pairs that `compare` makes before each decision from the views of all layers."""
+    """Run a case, and yield the pairs of numbers to compare.
+
+    compare: makes the pairs; it is called right before each eviction, with the views of all layers.
+    """
     [plan] = plans(case)
     method, pairs = make(plan.method, plan.options), list[Any]()
     run_case(case, plan, lambda step, views: pairs.extend(compare(case, method, step, views)))
@@ -105,7 +108,10 @@ def _scorer(case: Case) -> Pairs:
 
 
 def _scorer_step(case: Case, method: Any, step: int, views: list[LayerView]) -> Pairs:
-    """Yield the scorer's inputs and outputs from kvbench and from the file, with entries in the file's order."""
+    """Yield the inputs and outputs of the scorer as kvbench computes them and as the file holds them.
+
+    Entries are in the file's order.
+    """
     [view] = views
     x = method.inputs(view)
     theirs = case.tensors[f"aux.drop_score.{step}"]
@@ -136,7 +142,7 @@ def _retention_scores(case: Case) -> Pairs:
 
 
 def _retention_step(case: Case, method: Any, step: int, views: list[LayerView]) -> Pairs:
-    """Yield kvbench's and the reference's scores of entries, if the file holds scores for this step."""
+    """Yield the scores of entries by kvbench and by the reference; nothing if the file has none for this step."""
     ours = [scores for view in views for scores in zip(view.positions[0].tolist(), method.score(view)[0].tolist())]
     for (positions, scores), theirs in zip(ours, case.scores(step) or ()):
         mine = dict(zip(positions, scores))

@@ -35,7 +35,7 @@ OF_LM_EVAL: dict[str, Any] = {
     "questions": None,
     "needs": [],
     "data": "lm-eval",
-    "summary": "a task of lm-eval, by its name there: 'kvbench lm-eval ls tasks' shows them",
+    "summary": "a task of lm-eval, by the name that lm-eval gives it: 'kvbench lm-eval ls tasks' shows them",
 }
 
 

@@ -75,7 +75,7 @@ def _record(
     inputs = read_inputs(dataclasses.replace(config, judge="none", unsafe_run_code=True), terminal.warning)
     check_same(config, folder, inputs)
     loaded = load(inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)
-    recorder = Recorder(loaded=loaded, config=config, inputs=inputs, say=terminal.warning, tick=progress.next)
+    recorder = Recorder(loaded=loaded, config=config, inputs=inputs, say=terminal.warning, on_read=progress.next)
     found: list[Decisions] = []
     try:
         for name, work in inputs.works.items():

@@ -166,13 +166,13 @@ class _Training:
                 options=self.options,
                 device=self.device,
                 out=self.folder,
-                tick=counter.at,
+                on_answer=counter.at,
             )
         before = steps_done(self.folder)
         with Counter("steps", ready.recipe.settings.steps, quiet=quiet) as counter:
             counter.cell(f"{name}, continuing after step {before}" if before else name)
 
-            def tick(done: int, figures: dict[str, float]) -> None:
+            def on_step(done: int, figures: dict[str, float]) -> None:
                 counter.at(done, "  ".join(f"{name} {value:.4g}" for name, value in figures.items()))
 
             done = run_loop(
@@ -181,7 +181,7 @@ class _Training:
                 base=Base(name=self.model, config=ready.loaded.model.config, fingerprint=ready.loaded.fingerprint),
                 revision=ready.revision,
                 command=_command(self.kind, self.model, self.data, ready.recipe.settings),
-                tick=tick,
+                on_step=on_step,
             )
         if not first:
             return
@@ -202,7 +202,7 @@ class _Training:
         samples, seed = self.numbers["samples"] or TABLE_SAMPLES, self.numbers["seed"]
         with Counter("samples", samples, quiet=self.quiet) as counter:
             counter.cell(f"{self.kind} {self.model}")
-            table = make(self.model, self.folder, samples=samples, seed=seed, device=self.device, tick=counter.at)
+            table = make(self.model, self.folder, samples=samples, seed=seed, device=self.device, on_example=counter.at)
         if not self.quiet:
             _print_table(table)
         if self.json:

@@ -1,4 +1,4 @@
-"""The interface of an analysis, which observes a replay (finished answers read again) and returns rows and figures.
+"""The interface of an analysis, which observes a replay (finished answers read again) and returns a table and figures.
 
 An analysis is one file in this folder, with a class under ``@register("name")``. It must not import torch at import
 time, because ``--help`` lists the analyses.
@@ -35,7 +35,7 @@ A = TypeVar("A", bound="type[Analysis]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A task and its traces, which every analysis receives before the first trace is read."""
+    """One task with its traces, which an analysis receives before the first trace is read."""
 
     task: str
     traces: Sequence[ForcedTrace]
@@ -47,7 +47,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The attention of WINDOW successive queries of an answer in one layer, under the full cache.
+    """The attention that WINDOW successive queries of an answer pay in one layer, with the full cache.
 
     The last window of an answer may have fewer queries.
     """
@@ -63,7 +63,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The entries that a method holds for b traces as block `index` of the answer begins (None: at its end)."""
+    """The entries that a method holds for b traces at one moment of their answers.
+
+    This is when block `index` of the answer begins (None: at its end).
+    """
 
     chosen: Chosen
     bounded: bool  # whether the method also evicts while decoding
@@ -81,12 +84,15 @@ class Moment:
 
     @property
     def due(self) -> bool:
-        """Return whether more tokens were read than the budget holds; this does not depend on the method."""
+        """Return whether more tokens were read than the budget holds; the answer is the same for every method."""
         return self.chosen.budget is None or self.seen > entries(self.chosen.budget, self.prompt)
 
 
 class Analysis(ABC):
-    """An analysis of one task. `tally` holds sums per trace, from which the rows follow."""
+    """The base class of analyses; each instance analyses one task.
+
+    `tally` holds the sums from which its table follows.
+    """
 
     name: ClassVar[str] = ""
     about: ClassVar[str] = ""  # one line for ``--help``
@@ -99,33 +105,33 @@ class Analysis(ABC):
 
     @abstractmethod
     def rows(self) -> list[Row]:
-        """Return the results as rows, after all traces were read."""
+        """Return the results as the rows of a table, after all traces were read."""
 
     @staticmethod
     def figures(rows: Sequence[Row]) -> list[Figure]:
-        """Return the analysis's figures. rows: the results of all tasks; a figure without data is left out."""
+        """Return the figures of the analysis, without those that would be empty. rows: the results of all tasks."""
         return []
 
     @staticmethod
     def pages(rows: Sequence[Row]) -> dict[str, str]:
-        """Return the analysis's HTML pages by file name. rows: the results of all tasks."""
+        """Return the HTML pages of the analysis by file name. rows: the results of all tasks."""
         return {}
 
     @staticmethod
     @abstractmethod
     def table(rows: Sequence[Row]) -> Table:
-        """Return the short table for the terminal. rows: the results of all tasks."""
+        """Return the short table that the terminal shows. rows: the results of all tasks."""
 
 
 class AttentionAnalysis(Analysis):
-    """An analysis of the full cache's attention, window by window."""
+    """The base class of analyses of the full cache's attention; `window` receives it for 16 queries at a time."""
 
     @abstractmethod
     def window(self, window: Window) -> None: ...
 
 
 class MethodAnalysis(Analysis):
-    """An analysis of the entries that methods hold, block by block."""
+    """The base class of analyses of the entries that methods hold; `moment` receives these as each block begins."""
 
     @abstractmethod
     def moment(self, moment: Moment) -> None: ...
@@ -144,7 +150,7 @@ def register(name: str) -> Callable[[A], A]:
 
 
 def analyses() -> dict[str, type[Analysis]]:
-    """Return the class of every analysis, sorted by name."""
+    """Return the class of every analysis by the analysis's name, sorted by name."""
     package = importlib.import_module(__package__ or "")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
@@ -152,7 +158,7 @@ def analyses() -> dict[str, type[Analysis]]:
 
 
 def choose(names: Sequence[str]) -> list[type[Analysis]]:
-    """Return the classes of the named analyses, each once. Raises UserError when a name is unknown."""
+    """Return the class of each analysis in `names`, without repetitions. Raises UserError when a name is unknown."""
     known = analyses()
     chosen = []
     for name in dict.fromkeys(name.strip().lower() for name in names):
@@ -165,9 +171,9 @@ def choose(names: Sequence[str]) -> list[type[Analysis]]:
 
 
 def top_mass(paid: torch.Tensor) -> torch.Tensor:
-    """Return a mask [..., N]: per row of attention `paid`, the fewest tokens that carry at least MASS of the row's sum.
+    """Return a mask [..., N] of the fewest tokens that together get at least the share MASS of the attention.
 
-    Of tokens with equal attention the older ones come first.
+    paid: the attention to N tokens, along the last dimension. Of tokens with equal attention the older ones come first.
     """
     ordered = paid.sort(dim=-1, descending=True, stable=True)
     before = ordered.values.cumsum(dim=-1) - ordered.values
@@ -176,18 +182,18 @@ def top_mass(paid: torch.Tensor) -> torch.Tensor:
 
 
 def size(row: Row) -> str:
-    """Return the budget of a row as the user types it, ``64`` or ``25%``; "-" without a budget."""
+    """Return the budget in a row of results as the user types it, ``64`` or ``25%``; "-" without a budget."""
     budget = row["budget"] if row["budget"] is not None else row["budget_share"]
     return "-" if budget is None else label(budget)
 
 
 def named(row: Row) -> str:
-    """Return method and budget for legends, as in ``gkv @64``."""
+    """Return the method and budget in a row of results as a legend shows them: ``gkv @64``."""
     return row["method"] + ("" if size(row) == "-" else f" @{size(row)}")
 
 
 def panel(row: Row) -> str:
-    """Return the title of a row's panel in a figure, as in ``walk, budget 64``; without a budget the task's name."""
+    """Return the title of the panel that shows a row of results: ``walk, budget 64``; without a budget the task."""
     return row["task"] + ("" if size(row) == "-" else f", budget {size(row)}")
 
 
@@ -196,5 +202,8 @@ def fixed(value: float | None, digits: int = 3) -> str:
 
 
 def cells(row: Row, *names: str, digits: int = 3) -> list[str]:
-    """Return a row's values in some columns as text: fractions with `digits` decimals, None as "-"."""
+    """Return the values in the columns `names` of a row of results as text.
+
+    Fractions have `digits` decimals, and None is "-".
+    """
     return [fixed(v, digits) if v is None or isinstance(v, float) else str(v) for v in map(row.__getitem__, names)]

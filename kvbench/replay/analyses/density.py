@@ -1,4 +1,4 @@
-"""The positions of kept tokens in the sequence: a histogram of relative positions, by method and budget.
+"""Where in the sequence the kept tokens are: a histogram of their relative positions, by method and budget.
 
 The relative position of token p among s tokens read so far is p / s: 0 is the prompt's first token, 1 the newest. The
 histogram counts entries of all layers and KV heads whenever a block of the answer begins (right after an eviction) and
@@ -40,7 +40,10 @@ class Density(MethodAnalysis):
             self.tally.add((moment.chosen, when, i), moment.traces, **sums)
 
     def rows(self) -> list[Row]:
-        """Return a row per moment and bin. Columns: when ("evictions" or "end"), low and high (the bin's limits)."""
+        """Return a row of results per bin of positions, for the moments after evictions and for the end.
+
+        Columns: when ("evictions" or "end"), low and high (the bin's limits).
+        """
         ratios = {"density": ("share", "uniform"), "kept": ("kept", "entries")}
         return [
             {
@@ -71,7 +74,7 @@ class Density(MethodAnalysis):
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:
-        """Return the mean share of kept tokens in each fifth of the sequence."""
+        """Return, for each method and budget, the mean share of tokens kept in each fifth of the sequence."""
         fifths: dict[tuple[str, ...], dict[int, list[float]]] = {}
         for row in rows:
             if row["kept"] is None:  # short sequences may leave a bin without tokens

@@ -1,4 +1,4 @@
-"""How long attention stays on the same tokens: the share of a window's attended tokens that a later one attends to.
+"""How long attention stays on the same tokens: the share of the tokens attended to now that are attended to later.
 
 A window is 16 successive queries (`api.WINDOW`); its attended tokens S are, per KV head, the fewest older tokens that
 carry 90% of the window's attention to older tokens (`api.MASS`; a mean over queries and the heads of a group). For an
@@ -30,7 +30,7 @@ ANCHORS = 32
 
 @register("overlap")
 class Overlap(AttentionAnalysis):
-    about = "attended tokens of a window that a later window attends to"
+    about = "share of the tokens attended to by 16 queries that later queries attend to again"
 
     def __init__(self, study: Study) -> None:
         super().__init__(study)
@@ -60,7 +60,7 @@ class Overlap(AttentionAnalysis):
             self._anchors[window.layer].append((window.index, first, attended))
 
     def rows(self) -> list[Row]:
-        """Return a row per layer and distance.
+        """Return a row of results per layer and distance of windows.
 
         Columns: distance (two windows are at most so many tokens apart: 16, 32, ...), pairs (compared pairs of
         windows).
@@ -89,9 +89,12 @@ class Overlap(AttentionAnalysis):
             }
             for row in rows
         ]
-        title = "Attended tokens that a later window attends to, full cache"
+        title = "Attended tokens that later queries attend to again, full cache"
         x, y = "distance of windows (tokens, up to)", "share of attended tokens"
-        about = f"A point is the mean over at least {min((row['pairs'] for row in rows), default=0)} pairs of windows."
+        about = (
+            f"A window is {WINDOW} successive queries; a point is the mean over at least "
+            f"{min((row['pairs'] for row in rows), default=0)} pairs of windows."
+        )
         return plots.lines("overlap", title, points, x=x, y=y, about=about, log=True)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The attention pattern of each query head under the full cache.
+"""To which kinds of tokens each query head attends, with the full cache.
 
 The attention of the answer's queries is split into five shares with the sum 1. A far token is neither sink nor local.
 
@@ -74,7 +74,7 @@ class Patterns(AttentionAnalysis):
             )
 
     def rows(self) -> list[Row]:
-        """Return the mean shares and the kind of each query head.
+        """Return a row of results per query head: its mean shares and its kind.
 
         Columns: kind (the largest mean share), answers (share of the answers in which the head has this kind).
         """

@@ -1,7 +1,7 @@
-"""Figures of analyses: rows become panels of lines, bars or squares, drawn as a report's figures are.
+"""Figures of analyses: their results as panels of lines, bars or squares, in the style of a report's figures.
 
 An error bar or band extends 1.96 standard errors to each side, about 95% (`tally` estimates them by a jackknife over
-questions); a figure's caption says so. A row without a standard error has no bar.
+questions); a figure's caption says so. A result without a standard error has no bar.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ Heat = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # panel -> row ->
 
 
 def with_error(row: Row, figure: str) -> dict[str, float]:
-    """Return a row's value as `y`, with `low` and `high` if its standard error is known; {} without a value."""
+    """Return the value in the column `figure` of a row of results, in the form that a plot takes; {} without a value.
+
+    `y` is the value; `low` and `high` are the ends of its error bar, if its standard error is known.
+    """
     value, error = row[figure], row.get(f"{figure}_se")
     if value is None:
         return {}
@@ -33,9 +36,10 @@ def with_error(row: Row, figure: str) -> dict[str, float]:
 def lines(
     name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, y: str, about: str = "", log: bool = False
 ) -> list[Figure]:
-    """Return a figure of lines. points: fields panel, line, x, y, low and high; points without y are left out.
+    """Return a figure of lines through points, as a list; [] if there are no points.
 
-    about: the caption; log: the x axis is to base 2, with a tick for each x.
+    points: dicts with panel, line, x, y, low and high; points without y are left out. about: the caption; log: the x
+    axis is to base 2, with a mark at each x.
     """
     known = [point for point in points if "y" in point]
     if not known:
@@ -56,7 +60,10 @@ def lines(
 
 
 def _across(title: str, places: Sequence[float], log: bool) -> dict[str, Any]:
-    """Return an x axis. With `log`, doublings are equally far apart and each place has a tick; else ticks are round."""
+    """Return the x axis of a figure of lines.
+
+    With `log`, doublings are equally far apart and the axis is marked at each of `places`; else at round numbers.
+    """
     lines: dict[str, Any] = {"grid": False, "format": ",~r"}
     if log:
         scale = {"type": "log", "base": 2, "nice": False, "padding": 8}
@@ -66,7 +73,11 @@ def _across(title: str, places: Sequence[float], log: bool) -> dict[str, Any]:
 
 
 def bars(name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, about: str = "") -> list[Figure]:
-    """Return a figure of stacked bars. points: fields panel, bar, part and y; low and high where a bar has one part."""
+    """Return a figure of stacked bars, as a list; [] if there are no points.
+
+    points: dicts with panel, bar, part and y (the length of this part of the bar); low and high if the bar has one
+    part.
+    """
     values = [{"length": p["y"], **{k: v for k, v in p.items() if k != "y"}} for p in points if "y" in p]
     if not values:
         return []
@@ -75,7 +86,10 @@ def bars(name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, abo
 
 
 def heat(name: str, title: str, panels: Heat, *, x: str, value: str, about: str = "") -> list[Figure]:
-    """Return a figure of heat maps of shares from 0 to 1; a square whose share is None stays empty."""
+    """Return a figure of heat maps of shares from 0 to 1, as a list; [] if every share is None.
+
+    A square whose share is None stays empty.
+    """
     squares: list[dict[str, Any]] = [
         {"panel": panel, "row": row, "column": column, "share": share}
         for panel, rows in panels.items()

@@ -47,9 +47,9 @@ class RetentionRatio(MethodAnalysis):
             self.tally.add((moment.chosen,), [place], **{"ratio": 0.0, "script": 0.0} | of)
 
     def rows(self) -> list[Row]:
-        """Return a row per method and budget.
+        """Return a row of results per method and budget.
 
-        Columns: answers (answers read), right (those with score 1, which count).
+        Columns: answers (answers read), right (how many of them have score 1: only these count).
         """
         return [
             {
@@ -75,7 +75,7 @@ class RetentionRatio(MethodAnalysis):
             for row in rows
         ]
         title = "Token retention ratio of right answers"
-        about = "The numbers behind a method: its right answers, which count, of all its answers."
+        about = "In brackets: the number of right answers, of which the bar is the mean, and of all answers."
         return plots.bars("retention-ratio", title, points, x="cache length / sequence length", about=about)
 
     @staticmethod

@@ -1,8 +1,8 @@
-"""How few entries carry most of the attention, by layer and query head, under the full cache.
+"""How few entries get most of the attention, by layer and query head, with the full cache.
 
 Per query of the answer: the smallest number of entries that carry 90, 95 and 99% of its attention, and the share of
 visible entries whose weight is at least 1% of the query's largest (the threshold of H2O, arXiv 2306.14048, section
-3.1). The rows are means over queries, with standard errors over questions.
+3.1). The results are means over queries, with standard errors over questions.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ class Sparsity(AttentionAnalysis):
             )
 
     def rows(self) -> list[Row]:
-        """Return a row per layer and query head with means over queries.
+        """Return a row of results per layer and query head, with means over queries.
 
-        Columns: entries_90, ... (fewest entries with that attention), above (share above 1%), tokens (visible entries).
+        Columns: entries_90, ... (fewest entries that get 90% of the attention), above (share of entries above 1% of the
+        largest weight), tokens (visible entries).
         """
         ratios = {name: (name, "queries") for name in ALL}
         return [
@@ -82,7 +83,7 @@ class Sparsity(AttentionAnalysis):
 
 
 def _by_layer(rows: Sequence[Row]) -> list[Row]:
-    """Return a row per task and layer with the means over the layer's heads."""
+    """Return a row of results per task and layer, with means over the layer's heads."""
     heads: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         heads.setdefault((row["task"], row["layer"]), []).append(row)

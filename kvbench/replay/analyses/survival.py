@@ -1,4 +1,4 @@
-"""The share of attended tokens that a method still holds, by age and KV head.
+"""Whether a method still holds the tokens to which the answer attends: the share held, by age and KV head.
 
 The attended tokens of a block of the answer are, per layer and KV head, the fewest earlier tokens that carry 90% of the
 attention that the block's queries pay to earlier tokens under the full cache (`api.MASS`). The newest token has age 1.
@@ -51,9 +51,10 @@ class Survival(MethodAnalysis):
             oldest *= 2
 
     def rows(self) -> list[Row]:
-        """Return a row per method, budget and age; rows without layer and head cover all layers and heads.
+        """Return a row of results per method, budget and age: one for all heads, and one per layer and KV head.
 
-        Columns: age (the upper end of a range of ages: 16, 32, 64, ...), share and mass (see above).
+        Columns: age (the upper end of a range of ages: 16, 32, 64, ...), layer and head (None: all), share and mass
+        (see above).
         """
         ratios = {"share": ("survived", "attended"), "mass": ("found", "paid")}
         figures = dict(self.tally.figures(**ratios))

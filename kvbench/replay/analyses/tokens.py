@@ -1,7 +1,7 @@
 """A page about one answer: which tokens a method has kept or dropped after some evictions and at the end.
 
 The answer is the first of the task (`--sample ID` names another question). After up to `SHOWN` evictions, evenly
-spread, and at the end, every token that was read has a state:
+spread, and at the end, the page shows every token that was read as one of these:
 
     dropped  fewer than half of the (layer, KV head) caches hold it
     recent   otherwise, if it is one of the newest 16 tokens
@@ -84,14 +84,17 @@ class Tokens(MethodAnalysis):
             )
 
     def _chosen(self, moment: Moment) -> bool:
-        """Return whether the page shows this moment: one of `SHOWN` blocks that begin when the budget is exceeded."""
+        """Return whether the page shows this moment, at which a block of the answer begins.
+
+        It shows `SHOWN` blocks, evenly spread over those that begin with more tokens than the budget holds.
+        """
         budget = moment.chosen.budget
         most = 0 if budget is None else entries(budget, moment.prompt)
         due = [i for i in range(moment.count) if moment.prompt + i * self.study.interval > most]
         return moment.index in {due[i * len(due) // SHOWN] for i in range(SHOWN if due else 0)}
 
     def rows(self) -> list[Row]:
-        """Return a row per method, eviction and token."""
+        """Return a row of results per method, budget, moment and token."""
         return self._rows
 
     @staticmethod
@@ -111,7 +114,7 @@ class Tokens(MethodAnalysis):
 
 
 def _views(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield the rows of each task, method, budget and moment as one list."""
+    """Yield the results of each moment of each method and budget, as a list with a row per token."""
     for _, of in itertools.groupby(rows, key=lambda r: (r["task"], r["method"], size(r), r["seen"], r["end"])):
         yield list(of)
 
@@ -141,5 +144,8 @@ def _look(row: Row) -> tuple[str, str, int]:
 
 
 def _plain(text: str) -> str:
-    """Escape untrusted text for HTML: no markup, no control or direction characters; line ends become visible."""
+    """Return untrusted text as HTML without markup, control characters and direction characters.
+
+    Line ends become visible.
+    """
     return html.escape("\u21b5\n".join(terminal.clean(line) for line in text.split("\n")))

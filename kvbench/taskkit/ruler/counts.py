@@ -1,9 +1,9 @@
-"""Count the tokens of texts, and keep the counts on disk for later runs.
+"""Count the tokens of texts, and store the numbers on disk for later runs.
 
 Most of the time to make a set of prompts goes into counting tokens: seconds at 4K, many minutes at 128K. The file holds
-counts by the hash of each text, not the prompts (gigabytes of copyrighted texts). A count depends on the text and the
-tokenizer only, and the file's name holds the tokenizer's hash, so counts stay valid when the generator, the seed or the
-number of rows changes. A lost or damaged file only costs time.
+numbers by the hash of each text, not the prompts (gigabytes of copyrighted texts). A number depends on the text and the
+tokenizer only, and the file's name holds the tokenizer's hash, so the numbers stay valid when the generator, the seed
+or the number of prompts changes. A lost or damaged file only costs time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from kvbench.sources.data.cache import folder, keeping
 
 
 class TokenCounts:
-    """Counts tokens of texts. Known counts come from `file` and are saved when the block ends; None: no file."""
+    """Counts the tokens of a text, unless `file` already holds their number.
+
+    New numbers are saved to the file when the block ends; None: there is no file.
+    """
 
     def __init__(self, count: Callable[[str], int], file: Path | None) -> None:
         self.count, self.file = count, file
@@ -44,7 +47,10 @@ class TokenCounts:
 
 
 def cache_file(tokenizer: Any, prompts: str, length: int) -> Path | None:
-    """Return the path of the counts of a tokenizer, kind of prompt and length; None for a tokenizer without a hash."""
+    """Return the path of the file with token counts for a tokenizer, a kind of prompt and a length.
+
+    None for a tokenizer that cannot be hashed.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)  # slow tokenizers (in Python) have no text to hash
     if backend is None:
         return None

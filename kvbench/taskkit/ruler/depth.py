@@ -1,7 +1,7 @@
-"""Prompts with a needle at a given depth of a haystack: the grid of lengths and depths of "needle in a haystack".
+"""Prompts with a needle at a chosen depth of a haystack: the grid of lengths and depths of "needle in a haystack".
 
 The haystack is a run of sentences that starts somewhere in a text and wraps around at its end. The needle goes to the
-sentence boundary nearest to the depth, measured in characters.
+sentence boundary nearest to the depth, which is measured in characters.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SANDWICH_PROMPT = (
 
 @dataclass(kw_only=True)
 class Grid:
-    """Makes the prompts of one length, with needles at any depth."""
+    """Makes all prompts of one length; each hides a needle at some depth of a haystack."""
 
     room: Room
     material: Material
@@ -51,7 +51,7 @@ class Grid:
         self._sizes = cache(self._size)
 
     def row(self, depth: int, number: int) -> Row:
-        """Return the row with needle `number` at `depth` per cent of its haystack."""
+        """Return the prompt that hides needle number `number` at `depth` per cent of its haystack."""
         return self.room.fit(partial(self._prompt, depth, number), self._sizes(number), 1, needle=True)
 
     def _size(self, number: int) -> int:
@@ -77,7 +77,7 @@ class Grid:
         return (text * turns)[start : start + size]
 
     def _start(self, number: int) -> int:
-        """Return the index in the text of the sentence with which haystack `number` starts."""
+        """Return the index of the sentence of the text with which haystack number `number` starts."""
         if self.essays:
             return random.Random(f"niah-{number}").randrange(len(self._sentences))
         return number % len(self._sentences)
@@ -90,9 +90,9 @@ class Grid:
 
 
 def boundary(sentences: Sequence[str], depth: float) -> int:
-    """Return how many sentences precede the sentence boundary nearest to `depth` per cent of the text.
+    """Return after how many sentences a needle belongs, so that `depth` per cent of the text come before it.
 
-    Of two equally near boundaries the first counts.
+    This is the nearest boundary of sentences; of two equally near ones, the first.
     """
     ends = [0, *accumulate(len(sentence) + 1 for sentence in sentences)]
     wanted = ends[-1] * depth / 100

@@ -1,7 +1,7 @@
 """The length of a task's prompts in tokens, and the search for the haystack size that fills it.
 
-The official generators search the size of the haystack (sentences, words, documents) once, by bisection on real draws,
-and then shrink it for each row whose draw is too long. If even the smallest size is too long, they loop for ever;
+NVIDIA's generators search the size of the haystack (sentences, words, documents) once, by bisection on real draws, and
+then shrink it for each prompt that turns out too long. If even the smallest size is too long, they loop for ever;
 kvbench raises UserError.
 """
 
@@ -17,12 +17,12 @@ from kvbench.errors import UserError, quote
 from kvbench.taskkit.ruler.recipes import SEED, Filled, Row
 
 Item = TypeVar("Item")
-DRAWS = 100  # of the smallest size before a row fails; the tokens of draws of one size differ a little
+DRAWS = 100  # of the smallest size before a prompt fails; the tokens of draws of one size differ a little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The tokens that prompt and answer of a task may have together, and what fits into them."""
+    """How many tokens a task's prompt and answer may have together; `size` and `fit` find prompts that fill them."""
 
     name: str  # of the task, for messages
     asked: int  # the length in the task's name
@@ -32,20 +32,25 @@ class Room:
 
     @property
     def length(self) -> int:
-        """Return how many tokens the prompt's text and the answer may have together, without the chat template."""
+        """Return how many tokens the prompt's text and the answer may have together, beside the chat template's."""
         return self.asked - self.wrapping
 
     def tokens(self, prompt: Filled) -> int:
         return self.count(prompt.text) + self.new_tokens
 
     def size(self, draw: Callable[[int], Filled], step: int, *, extra: int = 0) -> int:
-        """Return the largest haystack size whose prompt fits with `extra` more tokens; `step` if none fits."""
+        """Return the largest haystack size whose prompt fits and leaves `extra` tokens free; `step` if no size does.
+
+        draw: makes a prompt of a given size.
+        """
         per_unit = self.count(draw(step).text) / step
         high = max(int((self.length / per_unit) * 3), 2 * step)
         return largest(lambda size: self.tokens(draw(size)) + extra <= self.length, step, high) or step
 
     def fit(self, draw: Callable[[int], Filled], size: int, step: int, *, needle: bool = False) -> Row:
-        """Draw prompts until a prompt fits; return it. The first has haystack size `size`, each later one `step` less.
+        """Draw prompts until one fits, and return it.
+
+        The first has haystack size `size`; each later one is `step` smaller.
 
         needle: also count the tokens before the first answer. Raises UserError if the smallest size does not fit in
         `DRAWS` draws.
@@ -70,7 +75,10 @@ class Room:
         raise self.too_short(shortest)
 
     def too_short(self, shortest: int | None = None) -> UserError:
-        """Return the error for a task whose prompts are all too long. `shortest`: tokens of the shortest prompt."""
+        """Return the error that says that all prompts of a task are too long.
+
+        shortest: tokens of the shortest prompt.
+        """
         needed = (shortest or self.new_tokens) + self.wrapping
         enough = 1024
         while enough < needed or enough <= self.asked:
@@ -83,7 +91,10 @@ class Room:
 
 
 def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
-    """Return the largest size from `low` to `high` for which `fits` holds, by bisection; None if no tried size fits."""
+    """Return the largest size from `low` to `high` for which `fits` is true; None if it is true for no tried size.
+
+    The search is a bisection, so it assumes that smaller sizes fit too.
+    """
     found = None
     while low <= high:
         middle = (low + high) // 2
@@ -95,7 +106,7 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def shuffled(items: Sequence[Item]) -> list[Item]:
-    """Return the items shuffled by ``random.Random(SEED)``: the order depends on the number of items only."""
+    """Return the items in an order that ``random.Random(SEED)`` draws anew, so that it depends on their number only."""
     return [items[i] for i in _order(len(items))]
 
 

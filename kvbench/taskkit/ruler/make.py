@@ -1,4 +1,4 @@
-"""Make the rows of any RULER subtask."""
+"""Makes the prompts of any RULER subtask."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from kvbench.taskkit.ruler.vt import VariableTracking
 
 
 def make_rows(subtask: str, room: Room, material: Material, n: int) -> list[Row]:
-    """Return the first `n` rows of a subtask. Raises SetupError if words, essays or documents are unavailable.
+    """Return the first `n` prompts of a RULER subtask.
 
-    Raises UserError if prompts do not fit into the length, or if there are fewer than `n` questions.
+    Raises SetupError if words, essays or documents are unavailable, and UserError if prompts do not fit into the
+    length, or if there are fewer than `n` questions.
     """
     if room.length <= room.new_tokens:
         raise room.too_short()

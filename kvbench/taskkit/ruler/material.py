@@ -9,7 +9,8 @@ nltk's. All other texts come from the run's data source, so a data folder may ho
     ruler/english_words.json      cwe only, where a prompt needs more words than wonderwords has
 
 The essays are under their author's copyright and never bundled. By default kvbench takes them from the hub data set
-that lm-eval reads. Its text differs slightly from that of NVIDIA's download script, so a run records which it used.
+that lm-eval reads. Its text differs slightly from that of NVIDIA's download script, so a run records from where it took
+the essays.
 """
 
 from __future__ import annotations
@@ -82,13 +83,16 @@ class Material(Protocol):
 
 
 class Sources:
-    """RULER's material from a run's data source. Every method raises SetupError if its texts are unavailable."""
+    """RULER's material, read from the run's data source.
+
+    Every method raises SetupError if its texts are unavailable.
+    """
 
     def __init__(self, source: DataSource, task: str) -> None:
         self.source, self.task = source, task
 
     def words(self, name: str) -> list[str]:
-        """Return a word list of wonderwords, for example "nounlist"."""
+        """Return one of the word lists of the package wonderwords, for example "nounlist"."""
         return _words(name)
 
     def english_words(self) -> list[str]:

@@ -1,6 +1,7 @@
 """RULER's needle subtasks: sentences "One of the special magic numbers for KEY is: VALUE." among other text.
 
-Haystacks: the noise sentences, Paul Graham's essays split into sentences, or more needles of the same form.
+The other text (the haystack) is the noise sentences, Paul Graham's essays split into sentences, or more needles of the
+same form.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DEPTHS = [round(i * 100 / 39) for i in range(40)]  # per cent of the haystack's 
 
 @dataclass(kw_only=True)
 class Needles:
-    """A needle subtask of RULER. Each prompt draws its random numbers in the order of the official generator."""
+    """Makes the prompts of a needle subtask. Each draws its random numbers in the order of NVIDIA's generator."""
 
     room: Room
     material: Material
@@ -95,7 +96,7 @@ class Needles:
         return " ".join([*parts, " ".join(sentences[places[-1] :])])
 
     def _sentences(self, size: int) -> list[str]:
-        """Return the sentences of the essays' first `size` words; the essays repeat if they are too short."""
+        """Return the first `size` words of the essays, split into sentences; essays that are too short repeat."""
         words = self._essay_words
         return self.material.sentences(" ".join((words * -(-size // len(words)))[:size]).strip())
 
@@ -109,7 +110,7 @@ class Needles:
 
 
 class _Pairs(Sequence[str]):
-    """The sorted sequence of all six million "adjective-noun" strings; most strings are built only when accessed."""
+    """All six million strings "adjective-noun" in sorted order; most are built only when they are read."""
 
     def __init__(self, adjectives: list[str], nouns: list[str]) -> None:
         self.nouns = sorted(set(nouns))

@@ -1,4 +1,4 @@
-"""RULER's question answering: a question, the documents that answer it, and other documents of the data set."""
+"""RULER's question answering: each prompt has a question, the documents that answer it, and other documents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEP = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question, its answers and the numbers of its documents.
+    """A question of the data set, its answers, and the numbers of the documents that belong to it.
 
     `own`: documents that answer it. `near`: other documents of the same article, used before all other distractors.
     """
@@ -84,7 +84,7 @@ class QuestionAnswering:
 
 
 def squad(data: dict[str, Any]) -> tuple[list[Question], list[str]]:
-    """Return the answerable questions and all paragraphs of a SQuAD 2.0 file."""
+    """Return the answerable questions of a SQuAD 2.0 file, and all its paragraphs (the documents)."""
     documents = sorted({paragraph["context"] for article in data["data"] for paragraph in article["paragraphs"]})
     number = {text: i for i, text in enumerate(documents)}
     questions = []
@@ -105,7 +105,7 @@ def squad(data: dict[str, Any]) -> tuple[list[Question], list[str]]:
 
 
 def hotpotqa(data: list[dict[str, Any]]) -> tuple[list[Question], list[str]]:
-    """Return the questions and all paragraphs of a HotpotQA distractor file."""
+    """Return the questions of a HotpotQA distractor file, and all its paragraphs (the documents)."""
     paragraphs = [[f"{title}\n{''.join(sentences)}" for title, sentences in row["context"]] for row in data]
     documents = sorted({text for row in paragraphs for text in row})
     number = {text: i for i, text in enumerate(documents)}

@@ -1,4 +1,4 @@
-"""Connects tasks with RULER's generators: the room for a prompt in a model's context, and rows as documents."""
+"""Connects tasks with RULER's generators: the tokens that a prompt may have, and generated prompts as documents."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from kvbench.taskkit.ruler.recipes import Row
 
 @contextmanager
 def room_for(task: Task, new_tokens: int) -> Iterator[Room]:
-    """Yield the `Room` for prompts of a task: `task.length` tokens, of which `new_tokens` are for the answer.
+    """Yield how many tokens a task's prompts may have (`Room`): `task.length`, of which the answer gets `new_tokens`.
 
-    The prompt is rendered without thinking.
-
-    Raises UserError if the model's context is shorter, or if the task has no reader.
+    The prompt is rendered without thinking. Raises UserError if the model's context is shorter, or if the task has no
+    reader.
     """
     reader = task.reader
     if reader is None:
@@ -39,12 +38,15 @@ def room_for(task: Task, new_tokens: int) -> Iterator[Room]:
 
 
 def document(doc_id: str, row: Row, category: str) -> Doc:
-    """Return a generated row as a document with one turn."""
+    """Return a generated prompt as a document with one turn."""
     prompt = row.prompt
     meta = {"category": category} | ({} if row.needle_at is None else {"needle_at": row.needle_at})
     return Doc(doc_id=doc_id, turns=(prompt,), reference=prompt.outputs, meta=meta, cluster_id=prompt.cluster)
 
 
 def place_of_needle(doc: Doc) -> dict[str, float]:
-    """Return {"needle_at": tokens before the first answer} (`token_position_answer` at NVIDIA); {} without a needle."""
+    """Return {"needle_at": N}, where N tokens come before the first answer in the prompt; {} without a needle.
+
+    NVIDIA calls this number `token_position_answer`.
+    """
     return {"needle_at": float(doc.meta["needle_at"])} if "needle_at" in doc.meta else {}

@@ -1,4 +1,4 @@
-"""RULER's 13 subtasks and the five kinds of prompt that they use.
+"""RULER's 13 subtasks and their prompts, which are of five kinds.
 
 Prompts and settings are NVIDIA/RULER's (`scripts/data/synthetic/constants.py`, `scripts/synthetic.yaml`; Apache-2.0).
 """
@@ -17,7 +17,10 @@ LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled(Turn):
-    """A filled prompt template with its answers. `cluster` names the source text that several prompts share."""
+    """A prompt whose template is filled in, with the right answers.
+
+    `cluster` names the source text that several prompts share.
+    """
 
     outputs: tuple[str, ...]
     cluster: str = ""
@@ -38,9 +41,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A kind of prompt and its scoring.
+    """A kind of prompt: its template, and how its answers are scored.
 
-    `any_reference`: an answer with any reference has the full score; else the score is the share of references in it.
+    `any_reference` True: an answer that holds any reference has the full score. False: the score is the share of
+    references that the answer holds.
     """
 
     new_tokens: int
@@ -51,7 +55,7 @@ class Family:
     def fill(
         self, context: str, outputs: list[str], *, singular: bool = False, cluster: str = "", **words: object
     ) -> Filled:
-        """Return the filled prompt around a context. The text after the context is the question.
+        """Return the template filled with `context` and `words`; the template's text after the context is the question.
 
         outputs: the right answers; singular: the question asks for one answer; cluster: see `Filled`.
         """

@@ -1,6 +1,6 @@
 """RULER's variable tracking: a chain of assignments among noise sentences, after an example with another chain.
 
-The example is drawn once, with variable names of three letters; every row gives it new names and a new value.
+The example is drawn once, with variable names of three letters; every prompt gives it new names and a new value.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class VariableTracking:
         return f"{prompt.text} {' '.join(prompt.outputs)}\n"
 
     def _after(self, example: str, prompt: Filled) -> Filled:
-        """Return the prompt with the example in front of it; the example gets new names and a new value."""
+        """Return the prompt with the example in front of it; the example's variables get new names and a new value."""
         for name in example.split()[-HOPS - 1 :]:
             example = example.replace(name, self._name(len(name)))
         example = example.replace(EXAMPLE_VALUE, self._value())

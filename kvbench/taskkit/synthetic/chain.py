@@ -1,7 +1,7 @@
-"""`chain`: the prompt lists a plan of additions; the trace (the right output) reads each plan line exactly once.
+"""`chain`: the prompt lists a plan of additions; the solution (the right output) reads each plan line exactly once.
 
-This tests foresight: past attention does not show which plan line comes next, and may point at lines already done.
-The task suits methods that predict future attention; alone, it is unfair to methods that use past attention.
+This tests foresight: past attention does not show which plan line comes next, and may point at lines already done. The
+task suits methods that predict future attention; alone, it is unfair to methods that use past attention.
 
 Sums are digit by digit without carry; with `carry=True` they are modulo 100 (the shipped model was not trained on
 this). The last plan line is the word "Answer", so the model reads from the plan where to stop and need not count steps.
@@ -88,7 +88,10 @@ def _plus(a: int, b: int, carry: bool) -> int:
 
 
 def score(problem: Problem, output: str) -> Score:
-    """Score an output. exact: the boxed answer is right. partial: share of steps before the first wrong step."""
+    """Return the scores of an output.
+
+    exact: 1 if the boxed answer is right. partial: the share of steps before the first wrong step.
+    """
     text = said(output)
     answer = boxed(text)
     return Score(float(answer == problem.answer), right_steps(problem, text) / len(problem.steps), answer)

@@ -1,4 +1,4 @@
-"""Builds a problem piece by piece: `ask` adds to the prompt, `write` to the trace (the right output).
+"""Builds a problem piece by piece: `ask` adds to the prompt, `write` to the solution (the right output).
 
 Every piece must be one token of the vocabulary; `vocabulary.ids` and a test check this.
 """
@@ -17,22 +17,22 @@ FIRST = "#"  # the same first token in every prompt: models use the first token 
 
 @dataclass(slots=True)
 class Draft:
-    """A problem under construction: the pieces of its prompt and of its trace so far."""
+    """A problem under construction: the pieces of its prompt and of its solution so far."""
 
     prompt: list[str] = field(default_factory=lambda: [FIRST])
-    trace: list[str] = field(default_factory=list)
+    solution: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)  # number of trace pieces at the end of each step
+    ends: list[int] = field(default_factory=list)  # number of solution pieces at the end of each step
 
     def ask(self, *pieces: str) -> None:
         self.prompt += pieces
 
     def write(self, kind: str, *pieces: str) -> None:
-        self.trace += pieces
+        self.solution += pieces
         self.kinds += [kind] * len(pieces)
 
     def end_step(self) -> None:
-        self.ends.append(len(self.trace))
+        self.ends.append(len(self.solution))
 
     def box(self, *pieces: str) -> None:
         self.write(FORM, " \\", "boxed", "{")
@@ -43,29 +43,29 @@ class Draft:
         starts = [0, *self.ends[:-1]]
         return Problem(
             prompt="".join(self.prompt),
-            trace="".join(self.trace),
+            solution="".join(self.solution),
             answer=answer,
-            steps=tuple("".join(self.trace[start:end]) for start, end in zip(starts, self.ends, strict=True)),
-            tail="".join(self.trace[self.ends[-1] :]),
+            steps=tuple("".join(self.solution[start:end]) for start, end in zip(starts, self.ends, strict=True)),
+            tail="".join(self.solution[self.ends[-1] :]),
             prompt_pieces=tuple(self.prompt),
-            trace_pieces=tuple(self.trace),
-            trace_kinds=tuple(self.kinds),
+            solution_pieces=tuple(self.solution),
+            solution_kinds=tuple(self.kinds),
         )
 
 
 def number(value: int) -> tuple[str, str]:
-    """Return the two pieces (of one token each) of a two-digit number: its tens and its units."""
+    """Return the tens and the units of a two-digit number as two pieces, which are one token each."""
     return f" {value // 10}", str(value % 10)
 
 
 def filler(draw: Draw) -> tuple[str, ...]:
-    """Return the pieces of a random filler sentence: seven tokens that no question is about."""
+    """Return a random filler sentence, in seven pieces of one token each; no question is about it."""
     words = [*(draw.pick(choices) for choices in OPENING), "the", draw.pick(PLACES)]
     return *(f" {word}" for word in words), "."
 
 
 def spread(facts: Iterable[tuple[str, ...]], n_filler: int, draw: Draw) -> list[str]:
-    """Return the facts in their order, with `n_filler` filler sentences at random places among them."""
+    """Return the pieces of the facts, in their order, with `n_filler` filler sentences at random places among them."""
     rows = list(facts)
     gaps = [0] * (len(rows) + 1)
     for _ in range(n_filler):

@@ -36,7 +36,7 @@ class Draw:
         return items[int(self._random() * len(items))]
 
     def weighted(self, shares: dict[T, float]) -> T:
-        """Return a key of `shares`, with a probability proportional to its value."""
+        """Return a random key of `shares`; its probability is proportional to its value in `shares`."""
         left = self._random() * sum(shares.values())
         for item, share in shares.items():
             left -= share

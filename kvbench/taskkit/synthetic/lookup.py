@@ -1,4 +1,4 @@
-"""`lookup`: the prompt lists facts (keys with values), then some keys; the trace (the right output) lists their values.
+"""`lookup`: the prompt lists facts (keys with values) and asks for some keys; the solution lists their values.
 
 This tests retrieval from the prompt: the attention of the question's queries shows which entries are needed. With a
 large `n_ask` the budget must hold many facts at once. For long generation see `walk`.
@@ -45,9 +45,9 @@ def generate(seed: int, knobs: Knobs = Knobs()) -> Problem:
 
 
 def score(problem: Problem, output: str) -> Score:
-    """Score an output.
+    """Return the scores of an output.
 
-    exact: it equals the right output. partial: share of the asked keys whose first stated value is right.
+    exact: 1 if it equals the solution. partial: the share of the asked keys whose first stated value is right.
     """
     text = said(output)
     given: dict[str, str] = {}
@@ -55,7 +55,7 @@ def score(problem: Problem, output: str) -> Score:
         given.setdefault(name, value)
     right = sum(given.get(step[1:-4]) == step[-3:-1] for step in problem.steps)
     answer = _listed(list(given.items())) if given else None
-    return Score(float(text == problem.trace), right / len(problem.steps), answer)
+    return Score(float(text == problem.solution), right / len(problem.steps), answer)
 
 
 def _listed(pairs: list[tuple[str, str]]) -> str:

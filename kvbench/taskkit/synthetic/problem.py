@@ -1,8 +1,8 @@
-"""A synthetic problem: the prompt, its trace (the whole right output), the final answer, and the score of an output.
+"""A synthetic problem: the prompt, its solution (the whole right output), the final answer, and the score of an output.
 
-Each text is also stored as pieces of one token each. Every piece of the trace has a kind, which says what a model must
-do to generate the piece; only training uses kinds, to weigh and report its loss. Problems with the same knobs have the
-same prompt length and the same trace length, so batches need no padding.
+Each text is also stored as pieces of one token each. Every piece of the solution has a kind, which says what a model
+must do to generate the piece; only training uses kinds, to weigh and report its loss. Problems with the same knobs have
+equally long prompts and equally long solutions, so batches need no padding.
 
 `draft` builds problems; `walk`, `chain` and `lookup` define what they ask.
 """
@@ -21,7 +21,7 @@ PLAN = "plan"  # copied from elsewhere: the plan, the question, a register
 FACT = "fact"  # looked up by name
 RESULT = "result"  # computed
 STEP = "step"  # a digit of `walk`: looked up and computed at once
-ANSWER = "answer"  # the word " Answer" that stops the trace, and the boxed answer
+ANSWER = "answer"  # the word " Answer" that stops the solution, and the boxed answer
 KINDS = (FORM, PLAN, FACT, RESULT, STEP, ANSWER)
 
 
@@ -35,25 +35,25 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One problem; the generator's seed and knobs determine it."""
+    """One synthetic problem; the generator's seed and settings (knobs) determine it."""
 
     prompt: str
-    trace: str  # without the end token that follows it
+    solution: str  # without the end token that follows it
     answer: str
-    steps: tuple[str, ...]  # the scored units of the trace, in order
-    tail: str  # the trace after the last step
+    steps: tuple[str, ...]  # the scored units of the solution, in order
+    tail: str  # the solution after the last step
     prompt_pieces: tuple[str, ...]
-    trace_pieces: tuple[str, ...]
-    trace_kinds: tuple[str, ...]
+    solution_pieces: tuple[str, ...]
+    solution_kinds: tuple[str, ...]
 
 
 def said(output: str) -> str:
-    """Return the output up to the end token, or all of it if it holds none."""
+    """Return a model's output up to the end token; the whole output if it holds no end token."""
     return output.split(END, 1)[0]
 
 
 def right_steps(problem: Problem, text: str) -> int:
-    """Return how many of the problem's steps `text` gets right before its first error, character for character."""
+    """Return how many steps of the problem's solution `text` has before its first wrong character."""
     position = 0
     for count, step in enumerate(problem.steps):
         if not text.startswith(step, position):
@@ -63,7 +63,7 @@ def right_steps(problem: Problem, text: str) -> int:
 
 
 def boxed(text: str) -> str | None:
-    """Return the content of the first ``\\boxed{...}`` without outer blanks; None without a closed box."""
+    """Return what stands in the first ``\\boxed{...}`` of a text, without outer blanks; None if no box is closed."""
     _, _, rest = text.partition("\\boxed{")
     inside, closed, _ = rest.partition("}")
     return inside.strip() if closed else None

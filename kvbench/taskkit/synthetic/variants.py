@@ -1,4 +1,4 @@
-"""The variants of the synthetic tasks, and the score that every method reaches (`floor`).
+"""The variants of the synthetic tasks, and the score that a method reaches whatever it evicts (`floor`).
 
 A variant's `budgets` are suggestions: at these, methods were seen to differ. No code enforces them.
 """
@@ -35,7 +35,7 @@ _SCORERS = {"walk": walk.score, "chain": chain.score, "lookup": lookup.score}
 
 
 def generate(seed: int, knobs: Knobs) -> Problem:
-    """Return the problem of a seed; the type of `knobs` says from which task."""
+    """Return the problem that a seed determines; the type of `knobs` says of which task."""
     if isinstance(knobs, chain.Knobs):
         return chain.generate(seed, knobs)
     return lookup.generate(seed, knobs) if isinstance(knobs, lookup.Knobs) else walk.generate(seed, knobs)
@@ -59,7 +59,7 @@ VARIANTS = {variant.name: variant for variant in _variants()}
 
 
 def first_eviction(n_prompt: int, budget: int, interval: int) -> int:
-    """Return how many tokens a model generates before the first token that an eviction can change.
+    """Return how many of the tokens that a model generates come before the first token that an eviction can change.
 
     A prompt over the budget is evicted right after its prefill. A shorter one is evicted at the first tick (whole
     interval of generated tokens) at which the cache holds more than the budget. The step before the eviction still
@@ -72,20 +72,21 @@ def first_eviction(n_prompt: int, budget: int, interval: int) -> int:
 
 
 def floor(knobs: Knobs, budget: int, interval: int) -> float:
-    """Return the partial score that eviction cannot lower: the share of steps generated before the first eviction.
+    """Return the share of a solution's steps that a model generates before the first eviction.
 
-    Print it beside a table, or report (partial - floor) / (1 - floor).
+    No method has a lower partial score if the model makes no mistake with the full cache. Print it beside a table, or
+    report (partial - floor) / (1 - floor).
     """
     problem = generate(HELD_OUT, knobs)
     free = first_eviction(len(problem.prompt_pieces), budget, interval)
-    per_step = (len(problem.trace_pieces) - _tail_pieces(problem)) // len(problem.steps)
+    per_step = (len(problem.solution_pieces) - _tail_pieces(problem)) // len(problem.steps)
     return min(1.0, free // per_step / len(problem.steps))
 
 
 def _tail_pieces(problem: Problem) -> int:
-    """Return how many pieces the problem's tail (the trace after its last step) has."""
+    """Return how many pieces a problem's solution has after its last step."""
     count = length = 0
     while length < len(problem.tail):
         count += 1
-        length += len(problem.trace_pieces[-count])
+        length += len(problem.solution_pieces[-count])
     return count

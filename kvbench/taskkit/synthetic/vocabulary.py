@@ -45,5 +45,5 @@ END_ID, PAD_ID = _ID[END], _ID[PAD]
 
 
 def ids(pieces: Iterable[str]) -> list[int]:
-    """Return the token ids of pieces. Raises KeyError that holds a piece which is not one token."""
+    """Return the token ids of pieces. Raises KeyError, with the piece, if a piece is not exactly one token."""
     return [_ID[piece] for piece in pieces]

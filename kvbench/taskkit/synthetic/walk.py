@@ -1,10 +1,10 @@
-"""`walk`: a short prompt with ten facts, then a long right output (the trace) whose every step needs a fact.
+"""`walk`: a short prompt with ten facts, then a long right output (the solution) whose every step needs a fact.
 
 In the form `Digits` a step is a digit x[n+1] = (x[n-2] + v[x[n]]) mod 10, until the last three digits are 0 0 0. The
-facts, v, never occur in the trace, so the prompt is their only source. The model reads each fact about once per ten
-tokens, so attention shows what to keep.
-In the form `Lines` a step is a line, which adds to a register the fact that the register's last digit names. Each line
-repeats its fact, so keeping recent tokens works well, and no attention-based method gets far above random eviction.
+facts, v, never occur in the solution, so the prompt is their only source. The model reads each fact about once per ten
+tokens, so attention shows what to keep. In the form `Lines` a step is a line, which adds a fact to a register; the
+register's last digit says which fact. Each line repeats its fact, so keeping recent tokens works well, and no
+attention-based method gets far above random eviction.
 
 The answer is the number of steps or lines. The prompt does not state it: the model stops where the rule says, and the
 scorer counts.
@@ -24,7 +24,7 @@ from kvbench.taskkit.synthetic.vocabulary import NAMES, REGISTER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """Settings of a walk with one digit per step.
+    """Settings of a walk in which each step is one digit.
 
     The shipped model was trained on 8 to 500 steps and 0 to 8 filler sentences.
     """
@@ -42,7 +42,7 @@ class Digits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Settings of a walk with one addition per line.
+    """Settings of a walk in which each step is a line with one addition.
 
     The shipped model was trained on 2 to 64 lines, up to 4 filler sentences and 4 distractors.
     """
@@ -83,10 +83,11 @@ def _digits(seed: int, knobs: Digits) -> Problem:
 
 
 def _cycle_through_000(n_steps: int, draw: Draw) -> tuple[list[int], list[int]]:
-    """Draw the facts v and the digits (three to start, then `n_steps`) of a walk that reaches 0 0 0 only at its end.
+    """Draw the facts v and the digits of a walk that reaches 0 0 0 only at its end.
 
-    For every v, (x[n-2], x[n-1], x[n]) -> (x[n-1], x[n], x[n+1]) is a permutation of 1,000 states. So the walk back
-    from 000 is unique, and on a cycle longer than the walk no state repeats: the model cannot copy an earlier period.
+    The walk has three digits to start, then `n_steps`. For every v, (x[n-2], x[n-1], x[n]) -> (x[n-1], x[n], x[n+1]) is
+    a permutation of 1,000 states. So the walk back from 000 is unique, and on a cycle longer than the walk no state
+    repeats: the model cannot copy an earlier period.
     """
     while True:
         values = [draw.below(10) for _ in range(10)]
@@ -140,7 +141,7 @@ def _plus(a: int, b: int) -> int:
 
 
 def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
-    """Draw the facts and the `n_lines + 1` states of the register of a walk that reaches 00 only at its end.
+    """Draw the facts v of a walk by lines, and the `n_lines + 1` values of its register, which is 00 only at the end.
 
     Each line swaps the register's digits before it adds a fact. Without the swap, the last digit alone would run
     through a cycle of about three facts. With the swap, and since u + tens(v[u]) is a permutation of the digits u, a
@@ -156,9 +157,10 @@ def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
 
 
 def score(problem: Problem, output: str) -> Score:
-    """Score an output. exact: it has the right number of steps and ends right. partial: share of steps before an error.
+    """Return the scores of an output.
 
-    A wrong walk may stop at the right step, so `exact` has a chance level of 0.01 to 0.05; `partial` does not.
+    exact: 1 if it has the right number of steps and ends as it should. partial: the share of steps before the first
+    error. A wrong walk may stop at the right step, so `exact` has a chance level of 0.01 to 0.05; `partial` does not.
     """
     text = said(output)
     head, stopped, rest = text.partition(" Answer")

@@ -1,1 +1,1 @@
-"""Recipes of `kvbench train`, a file per trained method: the tensors that are trained, and the loss of a step."""
+"""The recipes of `kvbench train`, a file for each: which tensors it trains, and with what loss."""

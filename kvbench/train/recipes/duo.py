@@ -3,7 +3,7 @@
 A trained number alpha per KV head mixes two kinds of attention in the query heads of its group:
 
     out = alpha full + (1 - alpha) streaming       streaming: the first `sinks` and the newest `recent` keys
-    loss = mean over answer rows of (h - h')^2 + reg mean |alpha|
+    loss = mean over positions that predict the answer of (h - h')^2 + reg mean |alpha|
 
 where h are the last layer's hidden states with full attention in all heads and h' those with the mixture, on texts
 whose answer lies far back (DuoAttention, arXiv 2410.10819, section 2.3). Alpha begins at 1 and is clamped to [0, 1];
@@ -37,7 +37,8 @@ class DuoRecipe(Recipe):
     """Trains the mixing weights alpha on retrieval examples; `settings.more`: sinks, recent, reg.
 
     Held-out figures: `loss`; `deviation`, the loss without its penalty; `alpha`, the mean alpha; `half`, the deviation
-    when the half of the heads with the smallest alpha streams and the others attend in full, as in the method.
+    if the half of the heads with the smallest alpha uses streaming attention and the other half full attention, as in
+    the method.
     """
 
     name, kind, figure = "duo", "duo", "loss"
@@ -101,7 +102,10 @@ class DuoRecipe(Recipe):
         }
 
     def _deviation(self, example: Example, alpha: torch.Tensor) -> torch.Tensor:
-        """Return how much the mixture changes the last hidden states in the answer's rows: a mean square."""
+        """Return how much the mixture changes the last hidden states, as a mean square.
+
+        Only positions count whose hidden state predicts a token of the answer.
+        """
         with torch.no_grad(), self._mixing({}):
             full = self._hidden(example)
         with self._mixing(dict(zip(self.layers, alpha))), recomputed(self.loaded.model, self.again):
@@ -110,14 +114,17 @@ class DuoRecipe(Recipe):
             return with_gradient(deviation, [alpha]) if deviation.requires_grad else deviation
 
     def _mixing(self, alpha: dict[int, torch.Tensor]) -> AbstractContextManager[None]:
-        """Replace the model's attention by the mixture inside the block.
+        """While the block runs, replace the model's attention by the mixture.
 
-        alpha: by layer, [Hk]; layers without alpha attend in full.
+        alpha: by layer, one number per KV head; layers without alpha use full attention.
         """
         return route(self.loaded.model, _Mixture(alpha, self.sinks, self.recent))
 
     def _hidden(self, example: Example) -> torch.Tensor:
-        """Return the hidden states [rows, D] after the last layer and its norm, in float32."""
+        """Return the final hidden states (after the last norm) at the positions that predict the answer.
+
+        They are [rows, D] in float32.
+        """
         device = self.loaded.device
         out = self.loaded.model.get_decoder()(
             input_ids=torch.tensor([example.ids], device=device),
@@ -130,7 +137,7 @@ class DuoRecipe(Recipe):
 
 
 class _Mixture:
-    """An attention handler that mixes full attention (share alpha) and streaming attention (share 1 - alpha)."""
+    """Computes a model's attention as a mixture: alpha times full plus (1 - alpha) times streaming attention."""
 
     def __init__(self, alpha: dict[int, torch.Tensor], sinks: int, recent: int) -> None:
         self.alpha, self.sinks, self.recent = alpha, sinks, recent
@@ -141,7 +148,7 @@ class _Mixture:
     def _rows(
         self, call: AttentionCall, first: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Return the attention [1, t, Hq, Dv] of t queries from position `first` on."""
+        """Return the mixed attention output [1, t, Hq, Dv] of t queries, the first of which is at position `first`."""
         last = key.shape[2]
         rows, keys = (torch.arange(start, last, device=key.device) for start in (first, 0))
         full = call.attend(query, key, value, causal_bias(rows, keys, call.window, query.dtype)[None, None])

@@ -29,7 +29,9 @@ KEPT_BYTES = 6 << 30  # of readings in memory; other traces are read again at ev
 
 
 class ForesightRecipe(ScorerRecipe):
-    """Trains a scorer on traces; `settings.more`: budget, interval, features, hidden, within (of the oracle), margin.
+    """Trains a scorer to drop the entries that the oracle drops.
+
+    `settings.more`: budget, interval, features, hidden, within (the oracle's option), margin.
 
     Held-out figures: `loss`, and `agreement`, the share of the oracle's dropped entries that the scorer drops too.
     Training should improve agreement, because small outputs alone make the loss small.
@@ -64,7 +66,7 @@ class ForesightRecipe(ScorerRecipe):
         return {"agreement": sum(shares) / len(shares), "loss": sum(losses) / len(losses)}
 
     def _choices(self, trace: Trace) -> list[Choice]:
-        """Return the oracle's evictions of a trace, sorted by layer."""
+        """Return the evictions of the oracle while it reads a trace, sorted by layer."""
         if trace.name in self._read:
             return self._read[trace.name]
         choices = sorted(self.evictions.golden(trace).choices, key=lambda choice: choice.layer)
@@ -75,7 +77,7 @@ class ForesightRecipe(ScorerRecipe):
         return choices
 
     def _ranking(self, scorer: Mapping[str, torch.Tensor], choices: Sequence[Choice]) -> torch.Tensor:
-        """Return the ranking loss of one trace: a sum over layers of means over heads and evictions."""
+        """Return the ranking loss of one trace: the sum over layers of a mean over heads and evictions."""
         total, margin = choices[0].x.new_zeros(()), self.settings.more["margin"]
         for layer, own in groupby(choices, key=lambda choice: choice.layer):
             parts = []
@@ -90,7 +92,7 @@ class ForesightRecipe(ScorerRecipe):
 
 
 def _agreement(scorer: Mapping[str, torch.Tensor], choice: Choice) -> float:
-    """Return the share of the oracle's dropped entries that the scorer drops too, a mean over heads."""
+    """Return the share of the entries dropped by the oracle that the scorer would drop too, as a mean over heads."""
     count = int(choice.dropped[0, 0].sum())
     worst = drop_scores(scorer, choice.layer, choice.x).topk(count, dim=-1).indices
     return float(choice.dropped.gather(-1, worst).float().mean())

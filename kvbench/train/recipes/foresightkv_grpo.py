@@ -48,10 +48,12 @@ AUTO = "auto"
 
 
 class PolicyRecipe(ScorerRecipe):
-    """Trains a scorer on its own evictions; `settings.more`: init, budget, interval, features, group, reward, clip, kl.
+    """Trains a scorer on evictions that it draws itself.
+
+    `settings.more`: init, budget, interval, features, group, reward, clip, kl.
 
     Held-out figures: `reward`, a mean over `group` readings of every trace; `loss_increase`, nats per token after the
-    first eviction; `loss_ratio`, the loss of these tokens divided by the full cache's.
+    first eviction; `loss_ratio`, the loss of these tokens divided by their loss with the full cache.
     """
 
     name, figure, higher = "foresightkv-grpo", "reward", True
@@ -107,7 +109,10 @@ class PolicyRecipe(ScorerRecipe):
         return super().card() | {"began_with": dict(self.origin)}
 
     def _drawn(self, trace: Trace, number: int) -> TraceReading:
-        """Read a trace `group` times with drawn evictions; `number` selects the seeds."""
+        """Read a trace `group` times, each time with other evictions drawn by the scorer.
+
+        number: selects the seeds.
+        """
         group = self.settings.more["group"]
         seeds = [(self.settings.seed << 32) + number * group + i for i in range(group)]
         return self.evictions.drawn(trace, seeds, self.trained.scorer())
@@ -118,13 +123,16 @@ class PolicyRecipe(ScorerRecipe):
         return self._full[trace.name]
 
     def _rewards(self, trace: Trace, reading: TraceReading) -> torch.Tensor:
-        """Return the rewards [G] of a group of readings."""
+        """Return the rewards [G] of the G readings of a trace that `reading` records."""
         full, first = self._full_reading(trace), _first(trace, reading)
         added = reading.losses[:, first:] - full.losses[:, first:]
         return rewards(added, full.entropy[0, first:], self.settings.more["reward"])
 
     def _policy(self, reading: TraceReading, worth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the policy loss of a group of G readings, and its divergence term. worth: their advantages [G]."""
+        """Return the policy loss of the G readings of a trace, and the divergence from the initial scorer in it.
+
+        worth: the advantage of each reading, [G].
+        """
         scorer = self.trained.scorer()
         now, reference, gains = [], [], []
         for choice in reading.choices:
@@ -138,10 +146,9 @@ class PolicyRecipe(ScorerRecipe):
 
 
 def rewards(added: torch.Tensor, entropy: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return the rewards [G] of G readings.
+    """Return the rewards [G] of G readings of one trace, for the kind of reward that the user chose.
 
-    added: [G, m] loss that eviction adds per token; entropy: [m] of the full cache's predictions; kind: which reward to
-    compute.
+    added: [G, m] loss that eviction adds to each token; entropy: [m] of the full cache's predictions.
     """
     order = entropy.argsort(stable=True)
     low = max(1, int(LOW_SHARE * len(order)))
@@ -155,12 +162,12 @@ def rewards(added: torch.Tensor, entropy: torch.Tensor, kind: str) -> torch.Tens
 
 
 def _first(trace: Trace, reading: TraceReading) -> int:
-    """Return the index of the answer's first token that is predicted after an eviction."""
+    """Return the index of the first answer token that the model predicts after an eviction."""
     return min(choice.seen for choice in reading.choices) - len(trace.prompt) + 1
 
 
 def _initial(loaded: LoadedModel, location: str, features: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Load the initial scorer; return it with its hash and the command that trained it, for the card.
+    """Load the scorer with which training begins; return it, and its hash and training command for the card.
 
     Raises UserError when there is no scorer.
     """

@@ -42,10 +42,11 @@ CHOICES = {"gate": get_args(Gate), "tie": get_args(Tie), "form": get_args(Form),
 
 
 class GateRecipe(TraceRecipe):
-    """Trains retention gates on traces.
+    """The base class of the two recipes that train retention gates on traces.
 
     `settings.more`: gate, tie and width (of the gates); bias (its initial value); form (of the student's attention);
-    hinge and capacity (form and weight of the capacity loss); M (the budget); interval (in the held-out answers).
+    hinge and capacity (form and weight of the capacity loss); budget (in the loss and in the held-out figures);
+    interval (in the held-out figures).
 
     Held-out figures, means over answers: `kl`, KL(full || evicted) per token with eviction at the budget, as in
     `kvbench replay`; and two parts of the loss, `soft_kl` and `capacity`.
@@ -89,12 +90,15 @@ class GateRecipe(TraceRecipe):
         return {"kl": self._evicted(), "soft_kl": float(soft), "capacity": float(capacity)}
 
     def _means(self, traces: Sequence[Trace]) -> tuple[torch.Tensor, ...]:
-        """Return the KL divergence from the teacher, the cross-entropy and the capacity loss: means over traces."""
+        """Return the KL divergence from the teacher, the cross-entropy and the capacity loss, as means over traces."""
         parts = [torch.stack(self._losses(group)) for group in alike(traces)]  # each [3, traces]
         return tuple(torch.cat(parts, dim=1).mean(dim=1))
 
     def _losses(self, traces: Sequence[Trace]) -> tuple[torch.Tensor, ...]:
-        """Return the KL divergence, cross-entropy and capacity loss, [b] each, of traces with equal lengths."""
+        """Return the KL divergence from the teacher, the cross-entropy and the capacity loss of each trace, [b] each.
+
+        All traces must have equally long prompts and answers.
+        """
         model, n = self.loaded.model, len(traces[0].answer)
         ids = torch.tensor([t.ids for t in traces], device=self.loaded.device)
         student = Student(self.rules, self.geometry, self.settings.more["form"])
@@ -109,7 +113,7 @@ class GateRecipe(TraceRecipe):
         return kl.mean(dim=-1), ce.mean(dim=-1), capacity
 
     def _evicted(self) -> float:
-        """Evict with the current gates; return KL(full || evicted) per token, a mean over the held-out answers."""
+        """Read the held-out answers while the current gates evict; return the mean KL(full || evicted) per token."""
         full = self._reader(registry.methods.get("full")(), None)
         evicting = self._reader(_without_file(self.rules.method), self.budget)
         divergences: list[float] = []
@@ -124,21 +128,24 @@ class GateRecipe(TraceRecipe):
 
 
 class TrimKVRecipe(GateRecipe):
-    """Trains the gates of `trimkv`."""
+    """Trains the retention gates of `trimkv`, in which every head has the same budget."""
 
     name = kind = "trimkv"
     over = "head"
 
 
 class RetentionRecipe(GateRecipe):
-    """Trains the gates of `retention`."""
+    """Trains the retention gates of `retention`, in which all layers and heads share one budget."""
 
     name = kind = "retention"
     over = "model"
 
 
 class Student:
-    """The student's attention handler: entries fade by their gates; `log_beta` [b, Hk, T] is kept per evicted layer."""
+    """Computes the student's attention, in which entries fade by their gates instead of being evicted.
+
+    It keeps `log_beta` [b, Hk, T] of every layer whose entries a method would evict.
+    """
 
     def __init__(self, rules: Rules, geometry: Sequence[LayerGeometry], form: Form) -> None:
         self.rules, self.geometry, self.form = rules, geometry, form
@@ -153,7 +160,10 @@ class Student:
 
 
 def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int = BLOCK) -> torch.Tensor:
-    """Return the output [b, T, Hq, Dv] of attention in which entries fade, computed `block` queries at a time."""
+    """Return the output [b, T, Hq, Dv] of attention in which entries fade.
+
+    It is computed for `block` queries at a time, to save memory.
+    """
 
     def attend_block(first: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         scale: dict[str, Any] = {"scaling": call.scaling, "softcap": call.softcap, "sinks": call.sinks}
@@ -164,13 +174,16 @@ def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int =
 
 
 def _without_file(method: Method) -> Method:
-    """Return the method without its weights file: the trace reader receives the gates with each call instead."""
+    """Return the method in a form that needs no weights file: it receives the gates with each reading instead."""
     cls = type(method)
     return type(cls.__name__, (cls,), {"weights": lambda self: None})()
 
 
 def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
-    """Yield groups of traces of equal prompt and answer lengths, each as large as `MOST_TOKENS` allows."""
+    """Yield groups of traces with equally long prompts and equally long answers.
+
+    A group has at most `MOST_TOKENS` tokens, unless a single trace has more.
+    """
     groups: dict[tuple[int, int], list[Trace]] = {}
     for trace in traces:
         groups.setdefault((len(trace.prompt), len(trace.answer)), []).append(trace)
@@ -180,7 +193,10 @@ def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
 
 
 def _random_gates(form: GateForm, loaded: LoadedModel, bias: float, seed: int) -> dict[str, torch.Tensor]:
-    """Return initial gates that hardly forget: last bias `bias`, other biases 0, weights from N(0, 1 / inputs)."""
+    """Return initial gates that forget almost nothing.
+
+    The last layer's bias is `bias`, other biases are 0, and weights are drawn from N(0, 1 / inputs).
+    """
     generator = torch.Generator().manual_seed(seed)
     gates = {}
     for name, shape in form.shapes(model_fields(loaded.model.config)).items():

@@ -66,7 +66,7 @@ class DistillRecipe(SparseRecipe):
     def simulate(self, traces: Sequence[Trace], weight: float = 1.0) -> list[Answered]:
         """Read answers under eviction with the current weights, and log the evictions in `lifetimes`.
 
-        Returns the answers to learn from, each with this weight in the loss.
+        Return the same answers for the loss, where each of their tokens counts with `weight`.
         """
         self.lifetimes.clear()
         groups: dict[tuple[int, int], dict[str, ForcedTrace]] = defaultdict(dict)
@@ -91,4 +91,4 @@ class DistillRecipe(SparseRecipe):
 
 
 class _Silent(Listener):
-    """A listener that ignores all events: only the log of evictions is needed."""
+    """Ignores all events of a reading, because only the log of evictions is needed."""

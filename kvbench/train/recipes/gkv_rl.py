@@ -34,7 +34,10 @@ EPSILON = 1e-6  # against a standard deviation of 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """A sampled answer with its reward. cut: the answer reached the length limit without an end token, or failed."""
+    """A sampled answer with its reward.
+
+    cut: True if the answer failed, or reached the length limit without an end token.
+    """
 
     answered: Answered
     reward: float
@@ -44,7 +47,7 @@ class Rollout:
 class RLRecipe(SparseRecipe):
     """Trains the model by group-relative policy optimisation on answers that it generates under eviction.
 
-    `settings.more` also has `group`, the number of answers per question; `settings.batch` counts questions.
+    `settings.more` also has `group`, the number of answers to each question; `settings.batch` counts questions.
     """
 
     name, figure = "gkv-rl", "reward"
@@ -81,13 +84,16 @@ class RLRecipe(SparseRecipe):
         return super().card() | {"questions": len(self.questions)}
 
     def held_out(self) -> dict[str, float]:
-        """Return the mean reward of answers sampled as in training, and the figures of `SparseRecipe`."""
+        """Return the mean reward of held-out answers, sampled as in training, and the figures of `SparseRecipe`."""
         groups = self._answers(self.test, -1)
         rewards = [rollout.reward for group in groups for rollout in group]
         return {"reward": sum(rewards) / len(rewards)} | super().held_out()
 
     def sample(self, step: int, share: slice) -> list[list[Rollout]]:
-        """Sample G answers to each question of a step within `share`; log their evictions in `lifetimes`."""
+        """Sample G answers to each question in a part (`share`) of a step's batch.
+
+        Their evictions are logged in `lifetimes`.
+        """
         self.lifetimes.clear()
         drawn = self.drawn(step, len(self.questions))[share]
         return self._answers([self.questions[i] for i in drawn], step, share.start, self.lifetimes)
@@ -114,12 +120,18 @@ class RLRecipe(SparseRecipe):
 
 
 def log_probs(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the log-probabilities [b, n] of sampled tokens, from logits [b, n, V]."""
+    """Return the log-probabilities [b, n] of the tokens `targets` at the sampling temperature.
+
+    logits: [b, n, V], from which the tokens were drawn.
+    """
     return (logits / temperature).log_softmax(dim=-1).gather(-1, targets[..., None])[..., 0]
 
 
 def advantages(rewards: torch.Tensor, cut: torch.Tensor) -> torch.Tensor:
-    """Return the advantages A [B, G] for rewards [B, G]; 0 for truncated answers (`cut`), and for equal rewards."""
+    """Return the advantages A [B, G] of G answers to each of B questions, from their rewards [B, G].
+
+    A is 0 for truncated answers (`cut`), and where all rewards of a question are equal.
+    """
     centred = rewards - rewards.mean(dim=1, keepdim=True)
     spread = rewards.std(dim=1, correction=0, keepdim=True)
     return (centred / spread.clamp_min(EPSILON)).masked_fill(cut, 0.0)

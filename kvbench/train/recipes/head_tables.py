@@ -27,22 +27,25 @@ from kvbench.train.sparse_masks import SparseAttention
 KIND = "headkv"
 BLOCK = 512  # queries per attention call
 LONGEST = 4096  # most tokens of an example, even if the model's context is longer
-Tick = Callable[[int], None]  # examples done
+OnExample = Callable[[int], None]  # receives the number of examples read
 
 
 @dataclass(frozen=True, slots=True)
 class HeadTable:
-    """A table with the importance of every query head, its file and its card."""
+    """A table with the importance of every query head, with the file that holds it and its card."""
 
     path: Path
     table: torch.Tensor
     card: dict[str, Any]
 
 
-def make(model: str, out: Path, *, samples: int, seed: int, device: str, tick: Tick | None = None) -> HeadTable:
+def make(
+    model: str, out: Path, *, samples: int, seed: int, device: str, on_example: OnExample | None = None
+) -> HeadTable:
     """Estimate the table of heads of a model ("tiny", a folder or a hub name), and write it to the folder `out`.
 
-    samples: problems to read. Raises SetupError, UserError.
+    samples: how many problems the model reads. on_example: called with the number of problems read so far. Raises
+    SetupError, UserError.
     """
     loaded = load(str(describe(model).folder or model), device=device)
     if is_tiny(loaded):
@@ -58,16 +61,19 @@ def make(model: str, out: Path, *, samples: int, seed: int, device: str, tick: T
         "tokens": sum(len(example.ids) for example in examples),
         "dtype": str(loaded.dtype).removeprefix("torch."),
     }
-    table = importance(loaded, examples, tick)
+    table = importance(loaded, examples, on_example)
     path = out / f"{KIND}.safetensors"
     base = Base(name=model, config=loaded.model.config, fingerprint=loaded.fingerprint)
     card = save_weights(path, KIND, {"importance": table}, base, made=how)
     return HeadTable(path, table, card)
 
 
-def importance(model: LoadedModel, examples: Sequence[Example], tick: Tick | None = None) -> torch.Tensor:
-    """Return the importances [L, Hq]: each head's share of attention on the evidence, scaled to the sum 1."""
-    shares = attention_shares(model, examples, tick)
+def importance(model: LoadedModel, examples: Sequence[Example], on_example: OnExample | None = None) -> torch.Tensor:
+    """Return the importance [L, Hq] of every query head.
+
+    It is the head's attention to the evidence, divided by the sum over all heads.
+    """
+    shares = attention_shares(model, examples, on_example)
     total = float(shares.sum())
     if total <= 0:
         raise SetupError("no head attends to the tokens that answers are copied from; the table would be empty.")
@@ -75,10 +81,12 @@ def importance(model: LoadedModel, examples: Sequence[Example], tick: Tick | Non
 
 
 @torch.inference_mode()
-def attention_shares(model: LoadedModel, examples: Sequence[Example], tick: Tick | None = None) -> torch.Tensor:
-    """Return float64 [L, Hq]: each head's share of attention on the evidence, a mean over queries that predict answers.
+def attention_shares(
+    model: LoadedModel, examples: Sequence[Example], on_example: OnExample | None = None
+) -> torch.Tensor:
+    """Return the share of its attention that each query head pays to the evidence, as float64 [L, Hq].
 
-    Layers with a sliding window have 0: methods do not evict them.
+    It is a mean over the queries that predict answers. Layers with a sliding window have 0: methods do not evict them.
     """
     sizes = {g.query_heads for g in model.geometry}
     if len(sizes) > 1:
@@ -87,13 +95,16 @@ def attention_shares(model: LoadedModel, examples: Sequence[Example], tick: Tick
     for done, example in enumerate(examples, start=1):
         reader = _Reader(sums, example, model.device)
         forward(model.model, reader, input_ids=torch.tensor([example.ids], device=model.device))
-        if tick is not None:
-            tick(done)
+        if on_example is not None:
+            on_example(done)
     return sums / sum(len(example.rows) for example in examples)
 
 
 class _Reader:
-    """An attention handler that sums, per query head, the attention of answer-predicting queries to the evidence."""
+    """Computes a model's attention while it reads an example, and adds to `sums`.
+
+    It sums, per query head, the attention to the evidence from queries that predict the answer.
+    """
 
     def __init__(self, sums: torch.Tensor, example: Example, device: torch.device) -> None:
         self.sums, self.causal = sums, SparseAttention({}, BLOCK)

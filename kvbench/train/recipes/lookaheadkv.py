@@ -1,6 +1,7 @@
-"""Training of `lookaheadkv`: learned rows after a prompt are trained to attend to the prompt as the answer will.
+"""Training of `lookaheadkv`: learned tokens after a prompt are trained to attend to the prompt as its answer will.
 
-For a prompt X, the model's own answer Y and the learned rows P, per layer and query head,
+The option `rows` is the number of learned tokens; each is an embedding. For a prompt X, the model's own answer Y and
+the learned tokens P, per layer and query head,
 
     target_j = mean over Y of softmax(q . k)_j   over the keys of X and Y, as the model attends
     guess_j  = mean over P of softmax(q . k)_j   over the keys of X and P, where the adapter acts on P
@@ -29,7 +30,9 @@ EPSILON = 1e-9  # keeps the logarithm finite for a key without attention
 
 
 class LookaheadRecipe(TraceRecipe):
-    """Trains the rows' embeddings and an adapter on traces; `settings.more`: rows, rank, alpha, and budget (for `hit`).
+    """Trains the embeddings of the learned tokens, and an adapter, on traces.
+
+    `settings.more`: rows (number of learned tokens), rank, alpha, and budget (for `hit`).
 
     Held-out figures: `loss`, and `hit`, the share of the target's largest `budget` entries that the guess would keep.
     """
@@ -78,7 +81,10 @@ class LookaheadRecipe(TraceRecipe):
         return {"loss": sum(losses) / len(losses), "hit": sum(hits) / len(hits)}
 
     def _shares(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return target and guess [L, Hq, T]: mean attention to the prompt from the answer and from the rows."""
+        """Return target and guess [L, Hq, T].
+
+        These are the mean attention to the prompt from the answer's tokens, and that from the learned tokens.
+        """
         model, prompt = self.loaded.model, len(trace.prompt)
         past = _Past(prompt)
         with torch.no_grad():
@@ -98,7 +104,10 @@ class LookaheadRecipe(TraceRecipe):
 
 
 class _Past:
-    """An attention handler for prompt and answer; it keeps the prompt's keys and values, and the answer's attention."""
+    """Computes the attention while prompt and answer are read.
+
+    It keeps the prompt's keys and values, and how much the answer attends to each token of the prompt.
+    """
 
     def __init__(self, prompt: int) -> None:
         self.prompt = prompt
@@ -115,7 +124,7 @@ class _Past:
 
 
 class _Look:
-    """An attention handler for the learned rows, which read the prompt's keys and values from `past`."""
+    """Computes the attention of the learned tokens, which read the prompt's keys and values from `past`."""
 
     def __init__(self, past: _Past) -> None:
         self.past = past
@@ -133,7 +142,7 @@ class _Look:
 
 
 def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return the attention [Hq, rows, n] of the queries at positions `rows` to keys up to each query's position."""
+    """Return the attention [Hq, rows, n] that queries at the positions `rows` pay to keys up to their own position."""
     _, heads, count, d = queries.shape
     group = queries.reshape(keys.shape[1], heads // keys.shape[1] * count, d)
     logits = (group @ keys[0].transpose(-1, -2)).float().view(heads, count, -1) * call.scaling
@@ -144,7 +153,7 @@ def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: 
 
 
 def _hit(target: torch.Tensor, guess: torch.Tensor, kv_heads: int, budget: int) -> float:
-    """Return how many of the `budget` entries that the answer attends to most the guess would keep, as a share."""
+    """Of the `budget` entries to which the answer attends most, return the share that the guess would keep."""
     kept = []
     for shares in (target, guess):
         merged = shares.unflatten(1, (kv_heads, -1)).mean(dim=2)

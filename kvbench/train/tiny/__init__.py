@@ -1,1 +1,1 @@
-"""Training of the built-in model: data, tokenizer, starting weights, loop (`python -m kvbench.train.tiny`)."""
+"""Training of the built-in model: data, tokenizer, initial weights, training loop (`python -m kvbench.train.tiny`)."""

@@ -4,7 +4,7 @@
 
 After a kill the same command continues from the last checkpoint, with the same losses on the same machine, thread count
 and torch version. At the end `--out` holds `model/`, a folder for AutoModelForCausalLM and AutoTokenizer, with
-`card.json`: recipe, steps, tokens, versions, accuracy on held-out problems. `log.jsonl` has a row per step;
+`card.json`: recipe, steps, tokens, versions, accuracy on held-out problems. `log.jsonl` has a line per step;
 `--steps-scale` multiplies the number of steps of every stage.
 """
 
@@ -56,34 +56,34 @@ def train(trainer: Trainer, out: Path, save_every: int, print_every: int) -> Non
     if checkpoint.exists():
         trainer.restore(checkpoint)
         forget_after(trainer.step, log_path)
-    window: list[dict] = []
+    newest: list[dict] = []
     with log_path.open("a") as log:
         while trainer.step < trainer.total:
             started = time.perf_counter()
             row = trainer.train_step()
             row["seconds"] = time.perf_counter() - started
             trainer.seconds += row["seconds"]
-            window.append(row)
+            newest.append(row)
             log.write(json.dumps(row) + "\n")
             last = trainer.step == trainer.total
             if last or trainer.step % print_every == 0:
-                print(progress(trainer, window), file=sys.stderr, flush=True)
-                window = []
+                print(progress(trainer, newest), file=sys.stderr, flush=True)
+                newest = []
             if last or trainer.step % save_every == 0:
                 log.flush()
                 trainer.save(checkpoint)
 
 
-def progress(trainer: Trainer, window: list[dict]) -> str:
-    """Return a line for the terminal: progress, speed, and per task its level, mean loss and token accuracy by kind.
+def progress(trainer: Trainer, newest: list[dict]) -> str:
+    """Return a line for the terminal: progress, speed, and each task's level, mean loss and accuracy by kind of token.
 
-    window: the log's newest rows.
+    newest: the log's lines since the last call.
     """
-    speed = sum(row["tokens"] for row in window) / sum(row["seconds"] for row in window)
-    done = f"{trainer.step}/{trainer.total} {window[-1]['stage']} {trainer.tokens / 1e6:.2f} M tokens"
+    speed = sum(row["tokens"] for row in newest) / sum(row["seconds"] for row in newest)
+    done = f"{trainer.step}/{trainer.total} {newest[-1]['stage']} {trainer.tokens / 1e6:.2f} M tokens"
     parts = [f"{done} {trainer.seconds:.0f} s {speed:.0f} tokens/s"]
     for task, level in trainer.ladder.level.items():
-        rows = [row for row in window if row["task"] == task]
+        rows = [row for row in newest if row["task"] == task]
         if rows:
             kinds = [kind for kind in KINDS if kind in rows[0]["right"] and kind != FORM]
             shares = " ".join(f"{kind} {np.mean([row['right'][kind] for row in rows]):.3f}" for kind in kinds)

@@ -1,4 +1,4 @@
-"""Exports a trained model as a folder for transformers, with a card; the card's accuracies use the exported files."""
+"""Exports the trained built-in model as a folder for transformers; measures its accuracy with the exported files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def export(trainer: Trainer, folder: Path, n_problems: int) -> dict[str, Any]:
 
 
 def accuracy(folder: Path, n_problems: int) -> dict[str, dict[str, float]]:
-    """Return the accuracy of greedy answers with the full cache, on the first held-out problems of every variant."""
+    """Return, for every variant of a task, how many held-out problems the model's greedy answers get right.
+
+    They use the full cache. n_problems: the number of problems of each variant.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return {name: summary(solve(model, tokenizer, variant, n_problems)) for name, variant in VARIANTS.items()}

@@ -1,4 +1,4 @@
-"""Training data of the built-in model: stages, a mixture of tasks per stage, levels of difficulty per task.
+"""Training data of the built-in model: the stages of training, their tasks, and each task's levels of difficulty.
 
 A task climbs a level when, for each kind of token in `GATES`, the model's accuracy is above the kind's threshold. A
 batch is a pure function of (seed, step, stage, levels), so a resumed training draws the same batches. All problems of a
@@ -75,14 +75,14 @@ MEMORY = 0.9  # of the running accuracy
 
 @dataclass(slots=True)
 class Ladder:
-    """The level of difficulty of every task, and the running accuracies that decide when a task climbs."""
+    """The level of difficulty of every task, and the running accuracies that decide when a task climbs to the next."""
 
     level: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0))
     seen: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0))
     accuracy: dict[str, dict[str, float]] = field(default_factory=lambda: {task: {} for task in LEVELS})
 
     def learn(self, batch: Batch, right: dict[str, float]) -> bool:
-        """Update the running accuracies with one batch; return whether the batch's task climbs a level."""
+        """Update the running accuracies with those of one batch; return whether the batch's task climbs a level."""
         task = batch.task
         if batch.level != self.level[task]:
             return False  # the running accuracies are those of the current level
@@ -102,8 +102,8 @@ class Ladder:
 class Batch:
     task: str
     level: int
-    tokens: np.ndarray  # [rows, prompt + trace] int64
-    kinds: np.ndarray  # [trace] index into KINDS; the same for every row
+    tokens: np.ndarray  # [rows, prompt + solution] int64
+    kinds: np.ndarray  # [solution] index into KINDS; the same for every row
     n_prompt: int
 
 
@@ -115,19 +115,19 @@ def draw_batch(seed: int, step: int, stage: Stage, ladder: Ladder, batch_tokens:
         level = draw.below(level)
     knobs = draw_knobs(task, level, draw)
     problems = [generate(draw.below(2**40), knobs)]
-    length = len(problems[0].prompt_pieces) + len(problems[0].trace_pieces) + 1
+    length = len(problems[0].prompt_pieces) + len(problems[0].solution_pieces) + 1
     problems += [generate(draw.below(2**40), knobs) for _ in range(max(1, batch_tokens // length) - 1)]
     return pack(task, level, problems)
 
 
 def pack(task: str, level: int, problems: list[Problem]) -> Batch:
-    tokens = np.array([[*ids(p.prompt_pieces), *ids(p.trace_pieces), END_ID] for p in problems], dtype=np.int64)
-    kinds = np.array([_CODE[kind] for kind in (*problems[0].trace_kinds, ANSWER)])
+    tokens = np.array([[*ids(p.prompt_pieces), *ids(p.solution_pieces), END_ID] for p in problems], dtype=np.int64)
+    kinds = np.array([_CODE[kind] for kind in (*problems[0].solution_kinds, ANSWER)])
     return Batch(task, level, tokens, kinds, len(problems[0].prompt_pieces))
 
 
 def draw_knobs(task: str, level: int, draw: Draw) -> Knobs:
-    """Draw random settings (knobs) of a task's problem generator from the ranges of one level."""
+    """Draw random settings (knobs) for a task's problem generator; the level of difficulty says from which ranges."""
     if task == "chain":
         facts, steps, distract, fill = (draw.between(*span) for span in CHAIN[level])
         s0 = draw.between(1, 99 - steps) if draw.chance(0.3) else 1

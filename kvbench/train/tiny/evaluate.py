@@ -1,9 +1,9 @@
-"""Measures a model's accuracy on the synthetic tasks: greedy answers with the full cache, by transformers' `generate`.
+"""Measures a model's accuracy on the synthetic tasks, without kvbench's engine.
 
     python -m kvbench.train.tiny.evaluate [--model FOLDER] [--problems 128] [--variants orbit-300 chain-4]
 
-Prints one line per variant of a task, then one JSON document. The problems of a variant have equal length, so a batch
-needs no padding.
+Transformers' `generate` answers greedily with the full cache. The program prints one line per variant of a task, then
+one JSON document. The problems of a variant have equal length, so a batch needs no padding.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from kvbench import tiny
 from kvbench.taskkit.synthetic.problem import HELD_OUT, Score
 from kvbench.taskkit.synthetic.variants import VARIANTS, Variant
 
-SLACK = 8  # tokens beyond the true trace, so that a late stop counts as wrong
+SLACK = 8  # tokens beyond the true solution, so that a late stop counts as wrong
 
 
 @torch.inference_mode()
 def solve(model: Any, tokenizer: Any, variant: Variant, n_problems: int, first: int = 0) -> list[Score]:
-    """Return the scores of the model's answers to problems `first` .. `first + n_problems - 1` of a variant."""
+    """Let the model solve `n_problems` problems of a variant, from number `first` on; return the scores."""
     problems = [variant.generate(HELD_OUT + first + i) for i in range(n_problems)]
     prompts = tokenizer([p.prompt for p in problems], return_tensors="pt")["input_ids"]  # [problems, prompt]
     length = prompts.shape[1]
-    limit = len(problems[0].trace_pieces) + 1 + SLACK
+    limit = len(problems[0].solution_pieces) + 1 + SLACK
     mask = torch.ones_like(prompts)
     output = model.generate(prompts, attention_mask=mask, max_new_tokens=limit, do_sample=False)[:, length:]
     texts = tokenizer.batch_decode(output)  # the scorers stop at the end token; padding follows it

@@ -37,7 +37,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _byte_letters() -> list[str]:
-    """Return the letter that stands for each byte in a byte-level vocabulary.
+    """Return, for each byte, the letter that stands for it in a byte-level vocabulary.
 
     A printable character stands for itself; other bytes get letters from U+0100 on.
     """

@@ -1,4 +1,4 @@
-"""Training steps of the built-in model, and its checkpoints.
+"""The training of the built-in model: its steps and its checkpoints.
 
 Muon trains the matrices; AdamW trains the head, the norms and the embedding. Data and learning rates are functions of
 seed, step and ladder (the tasks' levels). The checkpoint holds all three, so a restored training gives the same model.
@@ -49,7 +49,7 @@ class Trainer:
         self.adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
 
     def stage(self) -> tuple[Stage, float]:
-        """Return the stage of the current step, and the completed share of the stage."""
+        """Return the stage to which the current step belongs, and the share of this stage's steps that are done."""
         left = self.step
         for stage, length in zip(STAGES, self.lengths, strict=True):
             if left < length:
@@ -86,7 +86,7 @@ class Trainer:
             group["lr"] = pace * group["peak"]
 
     def recipe(self) -> dict[str, Any]:
-        """Return the settings that a checkpoint and the training that continues from it must have in common."""
+        """Return the settings in which a checkpoint and a training that continues from it must agree."""
         return {
             "seed": self.seed,
             "steps_scale": self.scale,
@@ -108,7 +108,7 @@ class Trainer:
     def restore(self, path: Path) -> None:
         state = torch.load(path, weights_only=True)
         if state["recipe"] != self.recipe():
-            raise UserError(f"{path} belongs to a run with another recipe or seed; choose another --out")
+            raise UserError(f"{path} belongs to a training with another recipe or seed; choose another --out")
         for name in ("model", "muon", "adam"):
             getattr(self, name).load_state_dict(state[name])
         for name in ("step", "tokens", "seconds", "climbs"):
@@ -117,14 +117,17 @@ class Trainer:
 
 
 def batch_loss(model: Qwen3ForCausalLM, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return the weighted cross-entropy on the trace, and the teacher-forced token accuracy by kind."""
-    tokens = torch.from_numpy(batch.tokens)  # [rows, prompt + trace]
+    """Return the weighted cross-entropy of the problems' solutions, and the share of right tokens by kind of token.
+
+    Every token is predicted after the right earlier ones (teacher forcing).
+    """
+    tokens = torch.from_numpy(batch.tokens)  # [rows, prompt + solution]
     hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
-    logits = model.lm_head(hidden[:, batch.n_prompt - 1 :])  # [rows, trace, 512]: the prompt needs no logits
+    logits = model.lm_head(hidden[:, batch.n_prompt - 1 :])  # [rows, solution, 512]: the prompt needs no logits
     target = tokens[:, batch.n_prompt :]
-    kinds = torch.from_numpy(batch.kinds)  # [trace]
+    kinds = torch.from_numpy(batch.kinds)  # [solution]
     weight = WEIGHT[kinds]
     losses = cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
     loss = (losses * weight).mean() / weight.mean()
-    hits = (logits.argmax(-1) == target).float().mean(0)  # [trace]
+    hits = (logits.argmax(-1) == target).float().mean(0)  # [solution]
     return loss, {KINDS[k]: hits[kinds == k].mean().item() for k in np.unique(batch.kinds)}

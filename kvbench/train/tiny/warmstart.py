@@ -76,10 +76,10 @@ def warm_start(seed: int) -> Qwen3ForCausalLM:
 
 
 def _look_back(attention: Qwen3Attention, kv_head: int, offsets: tuple[int, int], gen: torch.Generator) -> None:
-    """Make the two query heads of one KV head attend to the tokens at fixed offsets before the query.
+    """Make the two query heads of one KV head attend to the tokens at given offsets before the query.
 
-    The key is constant, and the query is the key turned back by the offset. Under RoPE their product is the sum, over
-    the fast pairs of dimensions, of cos(angle * (distance - offset)), which is largest at the offset.
+    All tokens have the same key, and each query is this key turned back by the offset. Under RoPE their product is the
+    sum, over the fast pairs of dimensions, of cos(angle * (distance - offset)), which is largest at the offset.
     """
     angles = THETA ** (-torch.arange(FAST) / PAIRS)  # [FAST] rad per token
     key = torch.zeros(HEAD)
@@ -110,6 +110,6 @@ def _induct(attention: Qwen3Attention, identity: torch.Tensor, written: torch.Te
 
 
 def _orthonormal(rows: int, columns: int, gen: torch.Generator) -> torch.Tensor:
-    """Return random orthonormal rows, [rows, columns], with 0 in column `CONSTANT`."""
+    """Return `rows` random orthonormal vectors as a matrix [rows, columns], with 0 in the column `CONSTANT`."""
     basis = torch.linalg.qr(torch.randn(columns - 1, rows, generator=gen)).Q.T
     return torch.cat([torch.zeros(rows, 1), basis], dim=1)

@@ -1,4 +1,4 @@
-"""Chains: every line of the trace is right, and the scorer stops at the first that is not."""
+"""Chains: every line of the solution is right, and the scorer stops at the first that is not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvbench.taskkit.synthetic.problem import HELD_OUT
 
 @pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize("seed", range(HELD_OUT, HELD_OUT + 20))
-def test_the_trace_follows_plan_and_facts(seed, carry):
+def test_the_solution_follows_plan_and_facts(seed, carry):
     knobs = chain.Knobs(n_facts=6, n_steps=8, n_distract=6, n_filler=10, s0=3, carry=carry)
     problem = chain.generate(seed, knobs)
     facts, plan = problem.prompt.split("\n")[:2]
@@ -35,7 +35,7 @@ def test_the_trace_follows_plan_and_facts(seed, carry):
 
 def test_score():
     problem = chain.generate(HELD_OUT, chain.Knobs())
-    assert chain.score(problem, problem.trace) == (1.0, 1.0, problem.answer)
+    assert chain.score(problem, problem.solution) == (1.0, 1.0, problem.answer)
     assert chain.score(problem, "".join(problem.steps[:3])) == (0.0, 0.75, None)
     wrong = problem.steps[0].replace("+", "-", 1)
     assert chain.score(problem, wrong + "".join(problem.steps[1:]) + problem.tail) == (1.0, 0.0, problem.answer)

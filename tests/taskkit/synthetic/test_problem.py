@@ -25,7 +25,7 @@ def test_draft():
     assert problem.prompt == "# Facts:"
     assert problem.steps == (" 1", " 2")
     assert problem.tail == r" \boxed{ 07}"
-    assert problem.trace_kinds[:3] == (STEP, STEP, FORM)
+    assert problem.solution_kinds[:3] == (STEP, STEP, FORM)
 
 
 @pytest.mark.parametrize(("text", "right"), [("", 0), (" 1", 1), (" 1 3", 1), (" 1 2 9", 2), (" 2 1", 0)])

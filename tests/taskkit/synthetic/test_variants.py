@@ -14,7 +14,7 @@ from kvbench.taskkit.synthetic.problem import HELD_OUT, KINDS
 from kvbench.taskkit.synthetic.variants import VARIANTS, first_eviction, floor
 from kvbench.taskkit.synthetic.vocabulary import SIZE, TOKENS, ids
 
-LENGTHS = {  # prompt, trace with the end token
+LENGTHS = {  # prompt, solution with the end token
     "orbit-300": (46, 308),
     "orbit-300f": (102, 308),
     "orbit-100": (46, 108),
@@ -25,7 +25,7 @@ LENGTHS = {  # prompt, trace with the end token
     "chain-8": (186, 161),
 }
 
-FIRST_PROBLEMS = {  # sha256 over prompt, trace and answer of the first eight held-out problems
+FIRST_PROBLEMS = {  # sha256 over prompt, solution and answer of the first eight held-out problems
     "orbit-300": "43943165c1beb0bdcecb48ba6da683639cdbbc17f1e84b247d035bdfb9d88d98",
     "orbit-300f": "a374b34c6e70b17150cd572ab9c8debbf8144ceb9b81e9d1ab01279f4c5b65ab",
     "orbit-100": "c1f8816a99b2567242236d41eddb627142f9e7f18e00205bc0a42fa44632e411",
@@ -46,19 +46,19 @@ def test_first_problems_byte_for_byte(variant):
     digest = hashlib.sha256()
     for i in range(8):
         problem = variant.generate(HELD_OUT + i)
-        digest.update("\0".join((problem.prompt, problem.trace, problem.answer, "")).encode())
+        digest.update("\0".join((problem.prompt, problem.solution, problem.answer, "")).encode())
     assert digest.hexdigest() == FIRST_PROBLEMS[variant.name]
 
 
 def test_lengths_kinds_and_pieces(variant):
     for i in range(5):
         problem = variant.generate(HELD_OUT + i)
-        assert (len(problem.prompt_pieces), len(problem.trace_pieces) + 1) == LENGTHS[variant.name]
+        assert (len(problem.prompt_pieces), len(problem.solution_pieces) + 1) == LENGTHS[variant.name]
         assert "".join(problem.prompt_pieces) == problem.prompt
-        assert "".join(problem.trace_pieces) == problem.trace == "".join(problem.steps) + problem.tail
-        assert len(problem.trace_kinds) == len(problem.trace_pieces)
-        assert set(problem.trace_kinds) <= set(KINDS)
-        assert variant.score(problem, problem.trace) == (1.0, 1.0, problem.answer)
+        assert "".join(problem.solution_pieces) == problem.solution == "".join(problem.steps) + problem.tail
+        assert len(problem.solution_kinds) == len(problem.solution_pieces)
+        assert set(problem.solution_kinds) <= set(KINDS)
+        assert variant.score(problem, problem.solution) == (1.0, 1.0, problem.answer)
         assert problem.prompt.isascii()
 
 
@@ -68,8 +68,8 @@ def test_pieces_are_the_tokens_of_the_shipped_tokenizer(variant):
     tokenizer = Tokenizer.from_file(str(tiny.path() / "tokenizer.json"))
     for i in range(5):
         problem = variant.generate(HELD_OUT + i)
-        pieces = problem.prompt_pieces + problem.trace_pieces
-        assert tokenizer.encode(problem.prompt + problem.trace).ids == ids(pieces)
+        pieces = problem.prompt_pieces + problem.solution_pieces
+        assert tokenizer.encode(problem.prompt + problem.solution).ids == ids(pieces)
 
 
 def test_vocabulary_is_the_shipped_one():

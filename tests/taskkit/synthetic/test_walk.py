@@ -14,7 +14,7 @@ def facts_of_digits(prompt: str) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("seed", range(HELD_OUT, HELD_OUT + 20))
-def test_digits_map_is_a_permutation_and_the_trace_follows_it(seed):
+def test_digits_map_is_a_permutation_and_the_solution_follows_it(seed):
     problem = walk.generate(seed, walk.Digits(n_steps=200))
     value = facts_of_digits(problem.prompt)
     assert sorted(value) == list(range(10))
@@ -32,7 +32,7 @@ def test_digits_map_is_a_permutation_and_the_trace_follows_it(seed):
 
 
 @pytest.mark.parametrize("seed", range(HELD_OUT, HELD_OUT + 20))
-def test_lines_map_is_a_permutation_and_the_trace_follows_it(seed):
+def test_lines_map_is_a_permutation_and_the_solution_follows_it(seed):
     problem = walk.generate(seed, walk.Lines(n_lines=20, n_distract=2, n_filler=2))
     indexed = [item.split() for item in problem.prompt.split("Facts:")[1].split("\n")[0].replace(".", ",").split(",")]
     value = {int(words[0]): (words[1], words[2]) for words in indexed if len(words) == 3 and words[0].isdigit()}
@@ -60,8 +60,8 @@ def test_shuffle_off_sorts_the_facts():
 def test_score(knobs):
     problem = walk.generate(HELD_OUT, knobs)
     n = len(problem.steps)
-    assert walk.score(problem, problem.trace) == (1.0, 1.0, str(n))
-    assert walk.score(problem, problem.trace + "<|end|><|pad|>") == (1.0, 1.0, str(n))
+    assert walk.score(problem, problem.solution) == (1.0, 1.0, str(n))
+    assert walk.score(problem, problem.solution + "<|end|><|pad|>") == (1.0, 1.0, str(n))
     assert walk.score(problem, "".join(problem.steps[: n // 2])) == (0.0, 0.5, None), "cut off: no answer"
     early = "".join(problem.steps[:-1]) + problem.tail
     assert walk.score(problem, early) == (0.0, (n - 1) / n, str(n - 1))
@@ -79,7 +79,7 @@ def test_a_wrong_walk_that_stops_in_time_is_exact_by_chance_but_not_partial():
 
 def test_a_wrong_tail_is_not_exact():
     problem = walk.generate(HELD_OUT, walk.Digits(n_steps=50))
-    assert walk.score(problem, problem.trace.replace("00}", "01}")).exact == 0.0
+    assert walk.score(problem, problem.solution.replace("00}", "01}")).exact == 0.0
 
 
 @pytest.mark.parametrize(

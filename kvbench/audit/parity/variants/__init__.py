@@ -1,6 +1,7 @@
-"""The kvbench method, options and budget for each variant of the papers' reference code (docs/parity.md).
+"""Says, for each variant of the papers' reference code, which kvbench method, options and budget repeat it.
 
 Each file turns the hyperparameters of a family of variants into plans. `REASONS` says why some variants are not run.
+docs/parity.md lists the variants.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ REASONS = {("h2o", "h2o_mask_simulation"): "the reference drops no entry: it mas
 
 
 def plans(case: Case) -> list[CasePlan]:
-    """Return the plans by which kvbench repeats a case. Raises NotCoveredError if kvbench cannot repeat it."""
+    """Return one or more plans, each of which repeats a case with kvbench.
+
+    Raises NotCoveredError if kvbench cannot repeat the case.
+    """
     if not case.has_decisions:
         raise NotCoveredError("the file holds recorded values, but no decisions")
     if make := VARIANTS.get((case.method, case.variant)):

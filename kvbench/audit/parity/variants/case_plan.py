@@ -1,4 +1,4 @@
-"""The plan of a parity case: kvbench's method, options and budget for it, and the steps to compare."""
+"""The plan by which kvbench repeats a parity case: method, options, budget, and the steps to compare."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvbench.lazy import torch
 class CasePlan:
     """How kvbench repeats one parity case: the method, its options and budget, and which decisions to compare.
 
-    `states` maps the names of the method's columns to the names of the reference's states.
+    `states` maps the name of a method's column to the name under which the file stores the reference's values.
     """
 
     method: str
@@ -48,7 +48,7 @@ Variants = dict[tuple[str, str], Callable[[Case], list[CasePlan]]]
 
 
 def kvpress_budget(case: Case) -> int:
-    """Return the budget of a kvpress case: tokens * (1 - compression_ratio) in floats, rounded down, at least 1."""
+    """Return the budget of a kvpress case: tokens * (1 - compression_ratio), rounded down, at least 1."""
     return max(1, int(case.seen[0] * (1 - case.hyper["compression_ratio"])))
 
 

@@ -1,4 +1,4 @@
-"""Plans of parity cases for methods that evict while decoding, and for the simplest methods that evict a prompt."""
+"""Plans of parity cases for methods that evict while decoding, and for simple methods such as StreamingLLM and TOVA."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def _rkv_rkv_repo(case: Case) -> list[CasePlan]:
 
 
 def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str, Any]) -> list[CasePlan]:
-    """Return two plans: ``compat=reference`` for all steps; the default for steps with a cache in text order."""
+    """Return two plans: one with ``compat=reference`` for all steps, one with the method's defaults.
+
+    The second compares only steps in which the reference's cache is in text order.
+    """
     budget = hyper["budget"]
     return [
         CasePlan(method=method, options={**options, "compat": "reference"}, budget=budget),
@@ -35,7 +38,7 @@ def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str,
 
 
 def _gkv_repo(case: Case) -> list[CasePlan]:
-    """Plan a case of the G-KV repository. Its one class has switches that give forms of SnapKV, R-KV and H2O too."""
+    """Plan a case of the G-KV repository, whose one class has switches for forms of SnapKV, R-KV and H2O too."""
     h = case.hyper
     memory, redundancy = h.get("enable_score_cache", False), h.get("suppressing_redundancy", False)
     shift = h.get("attention_shift_indicator", False)
@@ -75,9 +78,9 @@ def _h2o_prefill(case: Case) -> list[CasePlan]:
 
 
 def _streaming(sizes: Callable[[Case, dict[str, Any]], tuple[int, int]]) -> Callable[[Case], list[CasePlan]]:
-    """Return a function that plans streaming-llm cases.
+    """Return the function that makes the plan of a StreamingLLM case.
 
-    sizes: returns the numbers of sinks and the budget for a case and its hyperparameters.
+    sizes: returns the number of sinks and the budget, given a case and its hyperparameters.
     """
 
     def make(case: Case) -> list[CasePlan]:

@@ -1,4 +1,4 @@
-"""Plans of parity cases for KVzip, with the queries that the reference recorded while it repeated its context.
+"""Plans of parity cases for KVzip; the file holds the queries with which the reference read its context again.
 
 The reference decides in two modes: entries compete over the whole model ("pair") or within each head ("uniform").
 """
@@ -16,9 +16,9 @@ from kvbench.lazy import torch
 
 
 def _kvzip_score(case: Case) -> list[CasePlan]:
-    """Return a plan per step.
+    """Return one plan per step of the case.
 
-    Every step evicts the same input: at each ratio in mode "pair", then in mode "uniform".
+    Every step evicts the same input anew: in mode "pair" at each ratio, then in mode "uniform" at each ratio.
     """
     h = case.hyper
     prefix, ratios = h["prefix_len"], h["ratios"]
@@ -35,7 +35,10 @@ def _kvzip_score(case: Case) -> list[CasePlan]:
 
 
 def _repeats(case: Case, layer: int) -> Iterator[dict[str, Any]]:
-    """Yield a probe per chunk: the queries and keys that the reference stored while it repeated the chunk."""
+    """Yield one probe per chunk of the context.
+
+    It holds the queries and keys that the reference stored when it repeated the chunk.
+    """
     total, prefix, chunk = case.seen[0], case.hyper["prefix_len"], case.hyper["chunk"]
     for index in range(case.hyper["n_chunks"]):
         queries, keys = (case.tensors[f"rep_{name}.{index}.{layer}"] for name in "qk")
@@ -51,10 +54,11 @@ def _repeats(case: Case, layer: int) -> Iterator[dict[str, Any]]:
 
 
 def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
-    """Return the reference's kept sets with next best entries added, or the worst removed, until they hold `entries`.
+    """Return the reference's kept sets, changed until together they hold exactly `entries` entries.
 
-    The reference keeps only entries that score above the last entry in its budget, so it may keep fewer than the
-    budget; and its budget need not be a multiple of the number of heads.
+    The next best entries are added, or the worst removed. The reference keeps only entries that score above the last
+    entry in its budget, so it may keep fewer than the budget; and its budget need not be a multiple of the number of
+    heads.
     """
     kept, prefix = case.kept(step), case.hyper["prefix_len"]
     scores = case.tensors[f"aux.score.{step}"]  # [units, tokens after the prefix]

@@ -1,4 +1,4 @@
-"""Plans of parity cases for methods with weights: ForesightKV with the case's scorer, TRIM-KV with its log betas."""
+"""Plans of parity cases for methods with weights: ForesightKV and TRIM-KV, whose weights come from the case."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def _foresightkv_training(case: Case) -> list[CasePlan]:
 def _foresightkv_evaluation(case: Case) -> list[CasePlan]:
     """Plan a case of ForesightKV's evaluation code.
 
-    When its cache first holds the budget, the code counts all earlier queries as one chunk.
+    At the moment when the cache first holds as many entries as the budget, this code counts all earlier queries as one
+    chunk.
     """
     h = case.hyper
     lengths = [min(step["cache_len"]) for step in case.meta["steps"]]
@@ -44,13 +45,13 @@ def _foresightkv(case: Case, prompt_len: int, states: dict[str, str], prefix: in
 
 
 def scorer(case: Case) -> dict[str, torch.Tensor]:
-    """Return the weights of the scorer of a case (which has one layer) under the names that kvbench uses."""
+    """Return the weights of a case's scorer, which has one layer, under the names that kvbench uses."""
     w = {name: case.tensors[f"weights.{name}"][None] for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")}
     return {"w1": w["fc1_weight"], "b1": w["fc1_bias"], "w2": w["fc2_weight"][..., 0], "b2": w["fc2_bias"][..., 0]}
 
 
 def _drop_scores(case: Case, step: int) -> list[dict[int, float]]:
-    """Return the reference's drop scores of entries, negated, so that the highest are kept as in kvbench."""
+    """Return the reference's scores of entries, negated: it drops the highest, whereas kvbench keeps the highest."""
     slots = [slots for layer in case.slots(step) for slots in layer]
     scores = (-case.tensors[f"aux.drop_score.{step}"].double()).tolist()
     return [dict(zip(tokens.tolist(), row)) for tokens, row in zip(slots, scores)]
@@ -71,10 +72,11 @@ def _trimkv_global(case: Case) -> list[CasePlan]:
 
 
 def _floored(case: Case, step: int) -> list[set[int]]:
-    """Return the reference's kept sets for a floor of entries per head, with two mistakes of its code corrected.
+    """Return the reference's kept sets with two mistakes of its code corrected.
 
-    The code counts each head's first entry for the head before it. It also rounds both the floor and the rest of the
-    budget down, so it may keep fewer entries than the budget allows.
+    In these cases a head keeps at least a given number of entries. The code counts each head's first entry for the head
+    before it. It also rounds both this number and the rest of the budget down, so it may keep fewer entries than the
+    budget allows.
     """
     h, kept, worths = case.hyper, case.kept(step), _worths(case, step)
     slots = [slots.tolist() for layer in case.slots(step) for slots in layer]
@@ -95,7 +97,10 @@ def _floored(case: Case, step: int) -> list[set[int]]:
 
 
 def _worths(case: Case, step: int) -> list[dict[int, float]]:
-    """Compute the reference's score of every entry, because the files of cases with a floor hold no scores."""
+    """Compute the score that the reference gives each entry.
+
+    The files of cases with a least number of entries per head hold no scores.
+    """
     seen, scores = case.seen[step], []
     for layer, units in enumerate(case.slots(step)):
         for head, slots in enumerate(units):

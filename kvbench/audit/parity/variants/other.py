@@ -55,9 +55,9 @@ def _rpc(case: Case) -> list[CasePlan]:
 
 
 def _rpc_scores(case: Case, step: int) -> list[dict[int, float]]:
-    """Return the reference's scores of the generated tokens without the newest R, per head.
+    """Return the reference's score of every generated token but the newest R, for each head.
 
-    The file may hold one row of scores for all heads.
+    If the file holds only one list of scores, it holds for all heads.
     """
     h = case.hyper
     rows = case.tensors[f"aux.score.{step}"].double().expand(case.heads, -1)

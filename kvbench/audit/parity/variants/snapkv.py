@@ -1,7 +1,8 @@
 """Plans of parity cases for SnapKV, and for PyramidKV and Ada-KV, which use SnapKV's scores with uneven budgets.
 
-In the released code, rounded budgets may add up to more than the budget. kvbench drops the surplus, because no run may
-exceed its budget; `_within` drops the same surplus (the entries with the lowest scores) from the reference's kept sets.
+The released code rounds the budgets of heads or layers, so their sum may exceed the budget. kvbench drops the surplus,
+because no run may exceed its budget; `_within` drops the same surplus (the entries with the lowest scores) from the
+reference's kept sets.
 """
 
 from __future__ import annotations
@@ -27,30 +28,33 @@ def _options(case: Case, reduce_g: str) -> dict[str, Any]:
     if reduce_g not in ("mean", "max"):
         raise NotCoveredError(f"snapkv has no option for the reference's reduction {reduce_g!r} over the group")
     if h["kernel_size"] % 2 == 0:
-        raise NotCoveredError("the case pools with an even width, which shifts the scores against their entries")
+        raise NotCoveredError(
+            "the reference pools scores over an even number of entries, which shifts each score to another entry"
+        )
     heads = "query" if case.meta["units"].get("of", "").startswith("query_head") else "kv"
     return {"window": h["window_size"], "kernel": h["kernel_size"], "pool": pool, "reduce_g": reduce_g, "heads": heads}
 
 
 def _snapkv_kvpress(case: Case) -> list[CasePlan]:
-    """Plan a kvpress case.
+    """Plan a SnapKV case of kvpress.
 
-    kvpress averages over the group after pooling, kvbench before: for averages this is the same.
+    kvpress takes the mean over the query heads of a group after pooling, kvbench before it; for means both are equal.
     """
     return [CasePlan(method="snapkv", options=_options(case, "mean"), budget=_kvpress_budget(case))]
 
 
 def _snapkv_prefill(case: Case) -> list[CasePlan]:
-    """Plan a case of the official code (one kept set per query head) or of KVCache-Factory (one per KV head)."""
+    """Plan a SnapKV case of the official code (a kept set per query head) or of KVCache-Factory (one per KV head)."""
     h = case.hyper
     options = _options(case, h.get("gqa_score_agg", "mean"))
     return [CasePlan(method="snapkv", options=options, budget=h["max_capacity_prompt"])]
 
 
 def _pyramidkv_kvpress(case: Case) -> list[CasePlan]:
-    """Plan a kvpress case.
+    """Plan a PyramidKV case of kvpress.
 
-    kvpress shares out a fractional budget, so its kept sets are cut to the sizes of kvbench's.
+    kvpress may divide a fractional budget among the layers, which kvbench cannot; the reference's kept sets are then
+    cut to kvbench's sizes.
     """
     options = _options(case, "mean") | {"beta": case.hyper["beta"], "rounding": "kvpress"}
     budget = _kvpress_budget(case)
@@ -61,7 +65,8 @@ def _pyramidkv_kvpress(case: Case) -> list[CasePlan]:
         sizes = method.layer_sizes(budget, case.seen[0], case.layers)
         if len(set(sizes)) == 1 and len({len(unit) for unit in case.kept(0)}) > 1:
             raise NotCoveredError(
-                f"budgets form a pyramid for {asked:g} entries per layer, but are equal for a whole number of entries"
+                f"the reference divides {asked:g} entries per layer into unequal budgets; kvbench divides the whole "
+                f"number {budget}, which gives equal budgets"
             )
     return [_bounded(case, "pyramidkv", options, budget, sizes)]
 
@@ -112,10 +117,10 @@ def _bounded(
 
 
 def _within(case: Case, step: int, budget: int, window: int, sizes: Sequence[int] | None) -> list[set[int]]:
-    """Return the reference's kept sets; if together they exceed the budget, drop the surplus evenly over all units.
+    """Return the reference's kept sets; if together they exceed the budget, take the surplus evenly from all units.
 
     With several layers, all heads of a layer lose equally many entries. sizes: entries per head of each layer; if
-    given, each set is cut to its layer's size, whatever the budget.
+    given, each set is cut to the size of its layer, whatever the budget.
     """
     kept, scores = case.kept(step), case.scores(step)
     if scores is None:
