@@ -76,7 +76,7 @@ COMMANDS = {
 
 
 def load(name: str, group: type[Any]) -> Any:
-    """A command from its module; `group`: the class of a command with subcommands."""
+    """Import a command's module and return the command. group: the class to use for a command with subcommands."""
     file, _, member = COMMANDS[name].where.partition(".")
     module = importlib.import_module(f"kvbench.cli.commands.{file}")
     command = getattr(module, member)

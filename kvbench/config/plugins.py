@@ -82,7 +82,8 @@ def check_same(
 ) -> None:
     """Raise UserError unless a continued run has the plug-in files that it began with; their paths may differ.
 
-    Both lists have the form that `loaded` and `hashed` return. more: allow further files.
+    now, recorded: the files given now and those in the run's record, as `hashed` returns them. more: allow further
+    files.
     """
     was = {p["sha256"]: Path(p["path"]).name for p in recorded}
     has = {p["sha256"]: p["path"] for p in now}
@@ -111,7 +112,10 @@ def load_plugins(paths: Sequence[str]) -> list[str]:
 
 
 def loaded(paths: Sequence[str]) -> list[dict[str, str]]:
-    """Path of each plug-in file, which must be imported already, and the hash of the content that was imported."""
+    """Return the path of each plug-in file and the hash of the content that was imported.
+
+    The files must be imported already.
+    """
     plugins = [_LOADED[Path(path).expanduser().resolve()] for path in paths]
     return [{"path": str(plugin.path), "sha256": plugin.sha256} for plugin in plugins]
 

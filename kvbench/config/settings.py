@@ -1,7 +1,7 @@
 """The settings of a run, each declared once, in the order of ``kvbench run --help``.
 
-A field of `Settings` is all that a setting needs: default, parser and line in ``--help`` stand here. The flag, the key
-of a file, the environment variable, the entry in run.json and the key of lm-eval's model_args follow from it.
+To add a setting, add a field to `Settings` with its default, parser and help text. The flag, the key in config files,
+the environment variable, the entry in run.json and the key of lm-eval's model_args follow from the field.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def count(raw: object) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a run. None leaves a setting to the task's default (`GenSpec`), "auto" to the engine."""
+    """The settings of a run. None means the task's default (`GenSpec`), "auto" that the engine chooses."""
 
     task_file: str | None = what(
         None, text, "A task of your own: a JSONL file with questions and answers.", metavar="FILE"

@@ -1,7 +1,7 @@
 """Recognises failures of memory and of devices in exceptions of other libraries.
 
-Class names and messages decide, so that torch is not imported. The causes of an exception count as well, because the
-engine wraps the failures of methods.
+An exception is recognised by its class name and message, so that torch is not imported. The exceptions that caused it
+are examined too, because the engine wraps the failures of methods.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ _DEVICE = ("cuda error", "cudaerror", "cuda driver error", "hip error", "device-
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the process ran out of memory."""
+    """Return whether an exception means that the device or the process ran out of memory."""
     return any(_no_memory(each) for each in _causes(error))
 
 
 def device_failed(error: BaseException) -> bool:
-    """Whether the device itself failed, for example by an ECC error, so that this process can no longer use it."""
+    """Return whether an exception means that the device failed (by an ECC error, say) and this process cannot use it
+    again.
+    """
     return not out_of_memory(error) and any(
         type(each).__name__ == "AcceleratorError" or (isinstance(each, RuntimeError) and _says(each, _DEVICE))
         for each in _causes(error)
@@ -33,7 +35,7 @@ def device_failed(error: BaseException) -> bool:
 
 
 def of_machine(error: BaseException) -> bool:
-    """Whether the machine failed, not the code that ran on it."""
+    """Return whether an exception comes from a failure of the machine, not of the code that ran on it."""
     return out_of_memory(error) or device_failed(error)
 
 

@@ -20,7 +20,7 @@ PLAIN_SECONDS = 10.0
 
 
 def step(text: str) -> None:
-    """Print what a command does next; for commands that show no rows."""
+    """Print one line that says what a command does next, for commands without a progress display."""
     if not silenced():
         from kvbench.console import terminal
 
@@ -71,7 +71,9 @@ class Progress:
         score_mean: float | None = None,
         score_halfwidth: float | None = None,
     ) -> None:
-        """Set the rows done in the whole run, the tokens of this process, and the mean score of the current cell."""
+        """Show new figures: rows done in the whole run, tokens that this process generated, KV bytes, score of the
+        current cell.
+        """
         now = self._clock()
         if now > self._tokens_at:
             rate = max(0, tokens - self._tokens) / (now - self._tokens_at)
@@ -91,7 +93,7 @@ class Progress:
             self._live = None
 
     def line(self) -> str:
-        """The state in one line, as printed without a terminal."""
+        """Return the progress in one line, as printed where stderr is no terminal."""
         parts = [f"{self._done}/{self._total} rows", self._cell, self._speed, self._memory, self._score]
         return "  ".join(part for part in [*parts, self._left()] if part)
 

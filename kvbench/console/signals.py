@@ -48,7 +48,7 @@ class Signalled(BaseException):
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Handle signals inside the block, in the main thread; a nested block changes nothing."""
+    """Handle signals while the block runs. Has no effect inside another such block, and outside the main thread."""
     global _handling
     if _handling is not None or threading.current_thread() is not threading.main_thread():
         yield
@@ -71,7 +71,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def phase(tell: Callable[[], str]) -> Iterator[None]:
-    """Turn a signal that ends the block into `Interrupted` with the text of `tell`."""
+    """If a signal ends the block, raise `Interrupted` with the text that `tell` returns."""
     _tellers.append(tell)
     try:
         yield
@@ -97,7 +97,7 @@ def shield() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Ignore signals from now on: the command has ended, and the process keeps its exit code."""
+    """Ignore signals from now on, because the command has ended: a late signal must not change the exit code."""
     if _handling is not None:
         _handling.shields += 1
 
@@ -119,7 +119,7 @@ def not_at_end(clean: Callable[[], None]) -> None:
 
 
 def say(error: Interrupted, tell: Callable[[Interrupted], None]) -> None:
-    """Clean up, then call `tell` to print an interrupted command's line, unless the watching thread has printed it."""
+    """Clean up, then let `tell` print the line of an interrupted command, unless the watching thread has printed it."""
     clean_up()
     if _handling is None or _handling.claim():
         tell(error)

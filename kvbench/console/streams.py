@@ -65,7 +65,10 @@ class _Messages(io.FileIO):
 
 
 def _opened(number: int, before: TextIO | None, kind: type[io.FileIO]) -> TextIO:
-    """A text stream to a descriptor, with the encoding that the interpreter chose."""
+    """Return a new text stream that writes to a descriptor.
+
+    before: the stream that it replaces, whose encoding it takes.
+    """
     if before is not None:
         before.flush()
     raw = kind(number, "w", closefd=False)

@@ -42,7 +42,7 @@ def warning(text: str) -> None:
 
 
 def fail(error: KVBenchError) -> None:
-    """Print every line of the message as an error; an interruption gets no prefix."""
+    """Print every line of an error's message on stderr, each after "error: " unless the command was interrupted."""
     prefix = "" if isinstance(error, Interrupted) else "error: "
     for line in str(error).split("\n"):
         print(f"{prefix}{clean(_redact().hide_keys(line))}", file=sys.stderr, flush=True)
@@ -60,7 +60,7 @@ def _redact() -> ModuleType:
 
 
 def clean(text: str) -> str:
-    """Text of unknown origin on one terminal line, with control and direction characters escaped, never raw."""
+    """Return a text of unknown origin as one safe line: line ends, control and direction characters are escaped."""
     return "".join(bare(text[i : i + 200]) for i in range(0, len(text), 200))
 
 
@@ -86,9 +86,9 @@ def console() -> Console:
 
 
 def grid(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Any:
-    """An empty rich table in the house style: one line below the head, two blanks between columns.
+    """Return an empty rich table with kvbench's layout: a rule below the head, two blanks between columns.
 
-    `whole`: columns whose cells stay on one line while others can be folded.
+    right: columns aligned at the right. whole: columns whose text is never broken into several lines.
     """
     from rich import box
     from rich.table import Table

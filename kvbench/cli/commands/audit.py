@@ -118,7 +118,7 @@ def audit(
 
 
 def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple[str, Method]]:
-    """The chosen methods with their options, by the name that tables show. Raises UserError."""
+    """Return (name in tables, method with its options) for each method to audit. Raises UserError."""
     if every and names:
         raise UserError("give methods or --all, not both.")
     if not every and not names:
@@ -157,7 +157,10 @@ def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple
 
 
 def _taken(name: str, owner: str | None, option: str, value: str) -> list[tuple[str, str]]:
-    """The (option, value) pairs that `choose.parse` takes for the method `name`; empty if the option is not for it."""
+    """Return one typed option as the (option, value) pairs that `choose.parse` takes for the method `name`.
+
+    The list is empty if the option belongs to another method. owner: the method that the user named before the option.
+    """
     if "(" in name:
         return []
     parts = name.split("+")

@@ -96,7 +96,11 @@ def bench(
 
 
 def _parsed(axes: Mapping[str, Any], lists: Mapping[str, str], raw: Mapping[str, tuple[Parser, str]]) -> dict[str, Any]:
-    """The parsed and checked options, keyed by field of `Setting`. raw: per option, its parser and the typed text."""
+    """Parse and check all options; return their values by the name of the field of `Setting`.
+
+    axes: the typed methods and budgets. lists: the texts with commas. raw: for each other option, its parser and its
+    text.
+    """
     problems = Problems()
     values: dict[str, Any] = {}
     for name, (parser, text) in raw.items():
@@ -132,7 +136,7 @@ def _check(method: MethodChoice, budget: Budget) -> None:
 
 
 def _print(results: Sequence[Any], baselines: tuple[str, ...]) -> None:
-    """Print, per number of sequences, the speed of all systems and the cache of the engine's own."""
+    """Print two tables per number of sequences: the speed of all systems, and the size of the engine's caches."""
     for n in dict.fromkeys(r.sequences for r in results):
         rows = [r for r in results if r.sequences == n]
         base = next((r.warm.rate for r in rows if r.system in baselines[:1]), None)

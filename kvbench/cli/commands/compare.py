@@ -89,7 +89,10 @@ def compare(
 
 
 def _check(typed: Mapping[str, Any], alone: str, new: str | None, others: Sequence[str], *, replay: bool) -> None:
-    """Raise UserError for options that would do nothing."""
+    """Raise UserError for options that have no effect together.
+
+    alone: the option, if any, that takes BASE without NEW.
+    """
     if alone and new is not None:
         raise UserError(f"{alone} takes BASE alone; leave out {quote(new)}.")
     if alone and others:
@@ -121,7 +124,10 @@ def _load(plugin: list[str] | None) -> None:
 
 
 def _both_decided(old: Side, now: Side, mapping: Mapping[str, str], typed: Mapping[str, Any]) -> tuple[Side, Side]:
-    """Both sides with decisions. What cannot be compared is refused before a model is loaded."""
+    """Return both runs with their decisions (which entries the methods keep), recorded now where none are stored.
+
+    Raises UserError for runs that cannot be compared; this is checked before a model is loaded.
+    """
     from kvbench.compare.decisions import one_run
     from kvbench.compare.matching import match
 
@@ -133,7 +139,7 @@ def _both_decided(old: Side, now: Side, mapping: Mapping[str, str], typed: Mappi
 
 
 def _decided(side: Side, typed: Mapping[str, Any]) -> Side:
-    """A side with what the installed code keeps when it reads the run's answers again.
+    """Let the installed code read a run's answers again, and return the run with the decisions of its methods.
 
     A run's folder may come from anyone: kvbench asks the hub only for what the command line names.
     """
@@ -158,7 +164,10 @@ def _decided(side: Side, typed: Mapping[str, Any]) -> Side:
 
 
 def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json: bool) -> int:
-    """What BASE alone serves: a baseline file, and the plan of a comparison."""
+    """Carry out --plan and --save, which take BASE alone, and return the exit code.
+
+    --plan prints how many questions a margin needs; --save writes BASE to a baseline file.
+    """
     import dataclasses
 
     from kvbench.compare import baseline, planning, words
@@ -185,7 +194,10 @@ def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json:
 
 
 def _say(outcome: Outcome, *, quiet: bool) -> None:
-    """Notices, warnings and failures on stderr. quiet: what becomes an annotation is not said twice."""
+    """Print notices, warnings and failures on stderr.
+
+    quiet: leave out those that are printed as GitHub annotations too.
+    """
     from kvbench.compare import words
 
     for side in (outcome.base, outcome.new):
@@ -230,7 +242,10 @@ def _drawn(outcome: Outcome, format: str, flips: bool) -> str:
 
 
 def _summary(markdown: str, fenced: Callable[[str], str]) -> str:
-    """The Markdown for GitHub's page of a job: in the file that GitHub names, else on stdout."""
+    """Append Markdown to the file from which GitHub makes a job's summary page, and return "".
+
+    Outside GitHub, return the Markdown inside a code fence, to be printed.
+    """
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
         return fenced(markdown)

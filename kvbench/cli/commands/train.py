@@ -103,7 +103,7 @@ def train(
 
 
 def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
-    """The recipe's own settings: its defaults, overridden by --opt."""
+    """Return the settings that only this recipe has: the texts of --opt over the recipe's defaults."""
     known: dict[str, Any] = {}
     if kind in RECIPES:
         known = dict(RECIPES[kind].options) | dict(RECIPES[kind].tiny if model == TINY else {})
@@ -126,7 +126,10 @@ def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """The checked options of the command. `numbers`: samples, steps, lr, batch and seed; None: the recipe's own."""
+    """The checked options of the command, and the work they ask for.
+
+    numbers: samples, steps, lr, batch and seed; None stands for the recipe's default.
+    """
 
     kind: str
     model: str
@@ -140,7 +143,7 @@ class _Training:
     quiet: bool
 
     def train(self) -> None:
-        """Train by a recipe. Only the first of several processes prints."""
+        """Train weights by a recipe, and print the result. Of several processes, only the first prints."""
         from kvbench.engine.model.weights import Base
         from kvbench.train.log_figure import log_figure
         from kvbench.train.loop import LOG, steps_done
@@ -196,7 +199,7 @@ class _Training:
             terminal.data(done.card | {"path": str(done.path)})
 
     def estimate(self) -> None:
-        """Estimate a table of heads."""
+        """Estimate the importance of every head from the model's attention, and print the most important ones."""
         from kvbench.train.recipes.head_tables import make
 
         samples, seed = self.numbers["samples"] or TABLE_SAMPLES, self.numbers["seed"]
@@ -226,7 +229,7 @@ def _print_trained(done: Trained) -> None:
 
 
 def _print_table(heads: HeadTable) -> None:
-    """Print the most important heads."""
+    """Print the heads of a table with the highest importance."""
     columns = ("layer", "query head", "importance")
     width, importance = heads.table.shape[1], heads.table.flatten()
     first = importance.argsort(descending=True)[:SHOWN].tolist()
