@@ -1,4 +1,4 @@
-"""The configuration of ``kvbench replay --run RUN``: model, tasks and settings of the run, methods of the command line."""
+"""The configuration of ``kvbench replay --run RUN``: the run's model, tasks and settings with the typed methods."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ ELSEWHERE = ("KVBENCH_DATA", "KVBENCH_NO_PROGRESS")  # variables that are not se
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The value of a setting and where the user gave it, as messages name the place: ``--seed``, ``c.toml:12: 'seed'``."""
+    """The value of a setting and where the user gave it, as messages put it: ``--seed``, ``c.toml:12: 'seed'``."""
 
     value: Any
     source: str
@@ -97,7 +97,7 @@ def gather(
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each environment variable whose name begins with KVBENCH_ and which kvbench does not read."""
+    """Return a warning for each environment variable KVBENCH_... whose name kvbench does not know."""
     words = {key.lower(): PREFIX + key.upper() for key in (*KEYS, *(n.removeprefix(PREFIX) for n in ELSEWHERE))}
     sentences = []
     for name in sorted(environ):

@@ -134,7 +134,7 @@ class KVBenchLM(TemplateLM):
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return one text per request, in order; k occurrences of one request are k samples of its prompt."""
+        """Return one generated text per request, in order. A request that occurs k times is answered by k samples."""
         repeats: dict[int, int] = {}
         numbered = []  # (request, sample)
         for instance in requests:
@@ -155,7 +155,9 @@ class KVBenchLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Return per continuation (sum of log-probabilities, whether every token is the greedy one)."""
+        """Return for each continuation the sum of its tokens' log-probabilities, and whether every token is the greedy
+        choice.
+        """
         continuations = [self._continuation(context, continuation) for _, context, continuation in requests]
         place = {id(request): index for index, request in enumerate(continuations)}
         answers: dict[int, tuple[float, bool]] = {}
@@ -172,7 +174,10 @@ class KVBenchLM(TemplateLM):
         )
 
     def _question(self, instance: Instance, samples: int) -> Request:
-        """Return the request for a prompt, named as in `kvbench run`, so that it draws the same random numbers."""
+        """Return the engine's request for a prompt. Its task and document are named as in `kvbench run`, so that
+        sampling
+        draws the same random numbers.
+        """
         context, kwargs = instance.args[:2]
         spec = generation(kwargs)
         stop, special = special_stops(spec.stop, self.tokenizer)
@@ -192,7 +197,7 @@ class KVBenchLM(TemplateLM):
         )
 
     def _continuation(self, context: list[int], continuation: list[int]) -> Request:
-        """Return the request that scores a continuation.
+        """Return the engine's request that computes a continuation's log-probability.
 
         Its doc_id is the context's hash, so that all choices of a question are scored with the same evicted cache, even
         with a method that draws random numbers.
@@ -211,7 +216,8 @@ class KVBenchLM(TemplateLM):
         )
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
-        """Return the prompt; ``truncate=left`` drops as many first tokens as leave room for `output` tokens.
+        """Return a prompt's tokens. With ``truncate=left``, first tokens are dropped until `output` tokens have room
+        after it.
 
         Raises UserError when the model's context has no room for `least` tokens after the prompt.
         """
@@ -227,7 +233,10 @@ class KVBenchLM(TemplateLM):
     # --- the engine ---------------------------------------------------------------------------------------------------
 
     def _run(self, requests: list[Request], what: str, disable_tqdm: bool) -> Iterator[Generation]:
-        """Yield every sample as it finishes. Raises SetupError for a prompt that the model cannot continue."""
+        """Run the requests on a new engine, and yield every sample as it finishes.
+
+        what: title of the progress bar. Raises SetupError for a prompt that the model cannot continue.
+        """
         batches: dict[Sampling, list[Request]] = {}
         for request in requests:
             batches.setdefault(request.sampling, []).append(request)
@@ -282,9 +291,10 @@ class KVBenchLM(TemplateLM):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Accept lm-eval's file of stored answers (``--use_cache``), which finds an answer by its prompt alone.
+        """Accept lm-eval's file of stored answers (``--use_cache``), and store in it the settings that made them.
 
-        Raises UserError when the file holds answers of another model, method or budget.
+        lm-eval looks up an answer by its prompt alone. So a file with answers of another model, method or budget raises
+        UserError.
         """
         super().set_cache_hook(cache_hook)
         if (answers := cache_hook.dbdict) is None:

@@ -1,7 +1,7 @@
-"""The prompts of one batch in `EvictionCache`: rows of equal length are read into one `PromptCache`.
+"""The prompts of one batch in `EvictionCache`: prompts of equal length are read into one `PromptCache`.
 
-Left padding makes the rows of a batch equally long for transformers. The cache must never hold a pad, so each group
-of equally long prompts reads its part of every attention call, from its first token on.
+transformers pads the prompts of a batch on the left to one length. The cache must never hold a pad, so each group of
+equally long prompts takes its part of every attention call, without the pads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from kvbench.errors import UserError
 
 @dataclass(slots=True)
 class PromptGroup:
-    """Equally long prompts of a batch: their rows, the pads before each, and their cache."""
+    """Equally long prompts of a batch: their places in the batch, the number of pads before each, and their common
+    cache.
+    """
 
     rows: list[int]
     pads: int

@@ -218,7 +218,7 @@ def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
 
 
 def _state(source: Data, name: str, manifest: Manifest) -> dict[str, Any]:
-    """Return the state of a task's data on this machine (ok, sample, wrong or missing), with source, size and hashes."""
+    """Return the state of a task's data on this machine: ok, sample, wrong or missing, with source, size and hashes."""
     try:
         if source.find(name, manifest) is None:
             return {"state": "missing", "note": "on the hub, not on this machine"}

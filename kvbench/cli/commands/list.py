@@ -48,7 +48,7 @@ def list_(
     out: Annotated[str | None, plain("--out", "With runs: their folder. Default: results.", "DIR")] = None,
     json: Document = False,
 ) -> None:
-    """List methods, tasks, models or runs; with a name, show that method, task or model with its options and defaults."""
+    """List methods, tasks, models or runs; with a name, show one method, task or model, its options and defaults."""
     if kind not in KINDS:
         raise UserError(f"cannot list {quote(kind)}.{did_you_mean(kind, KINDS)} There are {', '.join(KINDS)}.")
     if kind == "runs":

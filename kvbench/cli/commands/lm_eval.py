@@ -112,7 +112,7 @@ def _innermost(error: BaseException) -> str:
 
 
 def _foreign(error: Exception) -> KVBenchError:
-    """Turn an error of lm-eval, or of a library that it uses, into an error of one line; --debug shows the traceback."""
+    """Turn an error of lm-eval or of a library that it uses into an error of one line; --debug shows the traceback."""
     from kvbench.sources.hub import why
 
     if why(error) == "unreachable":

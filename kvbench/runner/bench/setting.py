@@ -52,7 +52,7 @@ class Setting:
     """The options of a benchmark.
 
     Attributes:
-        budgets: of each method that takes one; budget and interval as in a run.
+            budgets: every method that takes a budget is measured at each of these. Budget and interval as in a run.
         prompt, new_tokens: length of every prompt and of every answer, in tokens.
         sequences: sequences decoded side by side, one slot each; one measurement per number.
         samples: sequences that share one prompt, as the samples of a question do.
