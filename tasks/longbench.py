@@ -61,7 +61,7 @@ SETS = {
 
 
 def macro(language: str) -> dict[str, float]:
-    """Return the weight of each set in the mean over six categories for a language.
+    """Return the weights of the sets in a language's average, which is the mean over six categories.
 
     Code sets count for both languages.
     """

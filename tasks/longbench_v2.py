@@ -103,7 +103,7 @@ class LongBenchV2(Task):
 
 
 def _first(file: str, row: Mapping[str, Any]) -> Turn:
-    """Return the first turn of a row, laid out by the bundled prompt `file`."""
+    """Return the first user message for a question of the data set. file: name of the bundled prompt."""
     context, question = parts(bundled(f"longbench_v2/{file}"), "$DOC$")
     context = context.replace("$DOC$", str(row["context"]).strip())
     for mark, column in FIELDS.items():

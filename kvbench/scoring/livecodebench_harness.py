@@ -33,7 +33,7 @@ _options: dict[str, Any] = {}
 
 
 def setup(options: dict[str, Any]) -> None:
-    """Prepare what all programs share; called before the fork.
+    """Import and define what all runs of the program share; called before the fork.
 
     `options`: prelude (import lines), function (name, or None for standard input), preload (modules that the program
     mentions), native (call the function without the checker's oddities).
@@ -215,7 +215,10 @@ def _function(target: Any, name: str) -> Callable[[str], bytes]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON holds it; a value that equals no JSON value, as a tuple in a list, becomes `_unlike`."""
+    """Return a value as JSON holds it.
+
+    A value that equals no JSON value, such as a tuple in a list, becomes `_unlike`.
+    """
     if value is None or isinstance(value, (bool, str)):
         return value if value is None or isinstance(value, bool) else str.__str__(value)
     if isinstance(value, int):

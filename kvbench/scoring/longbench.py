@@ -107,7 +107,7 @@ def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> 
 
 
 def count(prediction: str, answer: str) -> float:
-    """Share of the numbers in the output that equal the answer, compared as text."""
+    """Share of the numbers in the output that equal the answer's number, both compared as text."""
     numbers = re.findall(r"\d+", prediction)
     return numbers.count(answer) / len(numbers) if numbers else 0.0
 

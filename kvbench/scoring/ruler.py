@@ -15,12 +15,12 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def postprocess(text: str) -> str:
-    """Return an output stripped, with every control character replaced by a line end."""
+    """Return an output without blanks at its ends, and with every control character replaced by a line end."""
     return _CONTROL.sub("\n", text.strip()).strip()
 
 
 def hits_in(prediction: str, references: Sequence[str]) -> list[bool]:
-    """Return for each reference whether it occurs in a postprocessed output."""
+    """Return for each reference whether it occurs in an output after `postprocess`."""
     return [reference.lower() in prediction.lower() for reference in references]
 
 

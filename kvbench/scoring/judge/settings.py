@@ -58,7 +58,10 @@ def _check_judge(services: Services, judge: str) -> None:
 
 
 def connect(services: Services) -> Judge | None:
-    """Return the judge, the same object for the same settings; None for "none" or no setting. Raises UserError."""
+    """Return the judge that the settings name, always the same object for equal settings; None if they name no judge.
+
+    Raises UserError for invalid settings.
+    """
     if services.judge is None or _is_none(services.judge):
         return None
     with _lock:

@@ -119,7 +119,7 @@ def _calls(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def _numbers(column: int) -> dict[str, int]:
-    """Return the calls in a column of the table, by name: 1 for x86-64, 2 for aarch64, in which some are missing."""
+    """Return the numbers of all calls by name. column: 1 for x86-64, 2 for aarch64, which lacks some calls."""
     entries = (entry.split() for entry in _TABLE.split(";"))
     return {entry[0]: int(entry[column]) for entry in entries if entry[column] != "-"}
 
