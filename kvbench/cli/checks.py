@@ -130,7 +130,7 @@ def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems
     spec = task.gen(model.model_type if model else "")
     limit, size = config.limit_for(task.name), task.size()
     if limit is not None and size is not None and limit > size:
-        problems.warn(f"task {quote(task.name)} has {size} items; --limit {limit} has no effect.")
+        problems.warn(f"task {quote(task.name)} has {size} questions; --limit {limit} has no effect.")
     with problems.collect():
         samples = config.samples or spec.n
         temperature = spec.temperature if config.temperature is None else config.temperature

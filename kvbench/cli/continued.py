@@ -161,7 +161,9 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
         return None
     files = models.state(models.describe(place)).files
     if not files:
-        raise UserError(f"{_said(typed, place)} is no folder; run {quote(run)} began with the model in {quote(was)}.")
+        raise UserError(
+            f"{_said(typed, place)} is not a folder; run {quote(run)} began with the model in {quote(was)}."
+        )
     if differing := sorted(name for name in {*recorded, *files} if recorded.get(name) != files.get(name)):
         raise UserError(
             f"{_said(typed, place)} differs from model {quote(was)} of run {quote(run)} in "

@@ -23,7 +23,8 @@ COMMANDS = {
         "Run methods at budgets on tasks: every method at every budget on every task, on the same questions.",
     ),
     "list": Entry(
-        "list.list_", "List methods, tasks, models or runs; with a name, that one with its options and defaults."
+        "list.list_",
+        "List methods, tasks, models or runs; with a name, show one method, task or model, its options and defaults.",
     ),
     "show": Entry(
         "show.show_",

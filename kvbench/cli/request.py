@@ -66,8 +66,8 @@ def refuse_secrets(gathered: Gathered) -> None:
     for given in (given for layer in layers for given in layer.values()):
         if holds_secret(given.value):
             raise UserError(
-                f"{given.source} looks like a key, or an address with a password, and settings are stored. Put it in "
-                "an environment variable: HF_TOKEN for the hub, --judge-key-env NAME for a judge."
+                f"{given.source} looks like a key, or an address with a password, which would be stored with the run's "
+                "settings. Put it in an environment variable: HF_TOKEN for the hub, --judge-key-env NAME for a judge."
             )
 
 

@@ -71,7 +71,7 @@ class Settings:
         metavar="X",
     )
     stop: tuple[str, ...] = sampling(
-        (), strings, "Text at which an answer ends, as at the end token; repeatable.", metavar="TEXT"
+        (), strings, "Text that ends an answer, in addition to the end token; repeatable.", metavar="TEXT"
     )
 
     prompt_style: str | None = prompts(None, text, "Wording of the question. Default: the task's own.", metavar="NAME")
@@ -94,7 +94,7 @@ class Settings:
     max_prompt_tokens: int | None = prompts(
         None,
         whole(2),
-        "Tasks that cut prompts drop the middle of longer texts. Default: the model's context less the answer.",
+        "Cut longer prompts in the middle, in tasks that allow it. Default: the model's context less the answer.",
     )
     multi_turn: Literal["keep", "reset"] = prompts(
         "keep",

@@ -58,10 +58,10 @@ def pads_before(mask: torch.Tensor | None, rows: int, tokens: int) -> list[int]:
         return [0] * rows
     real = mask.bool()
     if real.shape != (rows, tokens) or not bool((real.int().diff(dim=1) >= 0).all()):
-        raise UserError("EvictionCache takes left-padded prompts: pads may stand only before a row's first token.")
+        raise UserError("EvictionCache takes left-padded prompts: pads may stand only before a prompt's first token.")
     counts: list[int] = real.sum(dim=1).tolist()
     if not min(counts):
-        raise UserError(f"row {counts.index(0)} of the batch has no token, only pads.")
+        raise UserError(f"prompt {counts.index(0)} of the batch has no token, only pads.")
     return [tokens - count for count in counts]
 
 
@@ -77,4 +77,4 @@ def check_positions(given: torch.Tensor | None, own: torch.Tensor, mask: torch.T
         return
     differ = given != own
     if bool((differ if mask is None else differ & mask.bool()).any()):
-        raise UserError("EvictionCache counts positions from each row's first token; leave out position_ids.")
+        raise UserError("EvictionCache counts positions from each prompt's first token; leave out position_ids.")

@@ -157,10 +157,10 @@ class EvictionCache(Cache):
         raise UserError("EvictionCache cannot take tokens back (assisted decoding).")
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        raise UserError("EvictionCache does not repeat rows of its batch; repeat the prompt instead.")
+        raise UserError("EvictionCache does not repeat sequences of its batch; repeat the prompt instead.")
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        raise UserError("EvictionCache does not select rows of its batch.")
+        raise UserError("EvictionCache does not select sequences of its batch.")
 
     def entries(self) -> list[float]:
         """Return how many entries each sequence of the batch holds now, a mean over layers and KV heads."""
@@ -242,7 +242,8 @@ class EvictionCache(Cache):
             )
         if mask is not None and not bool(mask[:, self._ids.shape[1] :].bool().all()):
             raise UserError(
-                "EvictionCache takes pads before the prompt only; the rows of a later turn are equally long."
+                "EvictionCache takes pads before the prompt only; in a later turn all sequences get equally many "
+                "tokens."
             )
         for t in range(tokens - 1):
             self._reader.model.model(input_ids=ids[:, t : t + 1], past_key_values=self, use_cache=True)

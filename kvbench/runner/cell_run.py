@@ -147,7 +147,7 @@ class CellRun:
             return False
         dtype = dtype_name(self.loaded.dtype)
         self.say(
-            f"{self.cell_plan.cell.label}: logits were NaN or infinite in {NOT_NUMBERS} rows in a row; "
+            f"{self.cell_plan.cell.label}: logits were NaN or infinite in {NOT_NUMBERS} successive rows; "
             f"the cell ends here ({len(self.missing)} rows not run). "
             f"Try another number type than {dtype}: --dtype {OTHER_DTYPE.get(dtype, 'float32')}."
         )

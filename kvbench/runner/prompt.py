@@ -130,7 +130,7 @@ def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> 
     ids, leading = prompts.encode_to_context(tokenizer, text, turn, chat)
     if not 0 < leading < len(ids):
         raise UserError(
-            f"task {quote(task.name)}: no token boundary parts context and question of {quote(doc.doc_id)}. "
-            "Use --compress query-aware."
+            f"task {quote(task.name)}: in {quote(doc.doc_id)} one token covers the end of the context and "
+            "the start of the question. Use --compress query-aware."
         )
     return ids, leading

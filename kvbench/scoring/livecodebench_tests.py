@@ -44,7 +44,7 @@ def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
     except RecursionError:
         raise TestDataError("the tests are nested too deeply") from None
     if not isinstance(parsed, Sequence) or isinstance(parsed, str):
-        raise TestDataError("the tests are no list")
+        raise TestDataError("the tests are not a list")
     tests = []
     for entry in parsed:
         if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in ("input", "output")):

@@ -76,7 +76,7 @@ def test_what_reads_answers_takes_it_too(session: dict, case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "code", "words"),
     [
-        ("absent", 2, "error: --model there/none is no folder; run 'r1' began with the model in './m'.\n"),
+        ("absent", 2, "error: --model there/none is not a folder; run 'r1' began with the model in './m'.\n"),
         (
             "other",
             2,

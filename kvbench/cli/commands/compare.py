@@ -43,21 +43,29 @@ FORMATS = ("text", "json", "markdown", "junit", "github")
 @takes(*AGAIN)
 def compare(
     typed: Mapping[str, Any],
-    base: Annotated[str, typer.Argument(metavar="BASE", help="Runs (with commas), or a saved baseline file.")],
+    base: Annotated[
+        str, typer.Argument(metavar="BASE", help="Folders of runs (with commas), or a saved baseline file.")
+    ],
     new: Annotated[
-        str | None, typer.Argument(metavar="[NEW]", help="Runs to compare with BASE.", show_default=False)
+        str | None, typer.Argument(metavar="[NEW]", help="Folders of runs to compare with BASE.", show_default=False)
     ] = None,
-    margin: Annotated[str | None, plain("--margin", "Accept a drop up to this, as in 0.02.", "M")] = None,
-    gate: Annotated[str | None, plain("--gate", "Tiers, margins and limits of cells (TOML).", "FILE")] = None,
-    strict: Annotated[bool, plain("--strict", "Undecided cells end with 5.")] = False,
-    two_stage: Annotated[bool, plain("--two-stage", "Alarm only if a second seed rejects too.")] = False,
-    map_: Annotated[list[str] | None, plain("--map", "Compare two methods or models.", "BASE=NEW")] = None,
+    margin: Annotated[
+        str | None, plain("--margin", "Accept a score that is lower by up to M, as in 0.02.", "M")
+    ] = None,
+    gate: Annotated[str | None, plain("--gate", "TOML file with tiers, margins and limits of cells.", "FILE")] = None,
+    strict: Annotated[bool, plain("--strict", "End with exit code 5 also for undecided cells.")] = False,
+    two_stage: Annotated[
+        bool, plain("--two-stage", "Report a drop only if the test on a second seed finds it too.")
+    ] = False,
+    map_: Annotated[
+        list[str] | None, plain("--map", "Compare BASE's method or model with another one of NEW.", "BASE=NEW")
+    ] = None,
     format: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}.")] = "text",
-    flips: Annotated[bool, plain("--flips", "Show questions whose answers changed score.")] = False,
-    plan: Annotated[bool, plain("--plan", "How many questions the margin takes; BASE alone.")] = False,
-    save: Annotated[str | None, plain("--save", "Write BASE to a baseline file; BASE alone.", "FILE")] = None,
+    flips: Annotated[bool, plain("--flips", "Show the questions whose scores changed.")] = False,
+    plan: Annotated[bool, plain("--plan", "Print how many questions the margin needs; takes BASE alone.")] = False,
+    save: Annotated[str | None, plain("--save", "Save BASE as a baseline file; takes BASE alone.", "FILE")] = None,
     replay: Annotated[
-        bool, plain("--replay", "Record what is kept while reading answers again, and compare it.")
+        bool, plain("--replay", "Read the answers again, record which entries are kept, and compare them.")
     ] = False,
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
 ) -> int:
@@ -177,7 +185,7 @@ def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json:
     if plan:
         found = list(planning.plans(side, policy))
         if not found and any(policy.margin_of(key) > 0 for key in side.cells):
-            raise UserError(f"--plan needs scores; {quote(side.name)} has none.")
+            raise UserError(f"--plan needs scores, but {quote(side.name)} has none.")
         if not found:
             raise UserError("--plan needs a margin above 0, as in --margin 0.02.")
         if as_json:

@@ -42,10 +42,10 @@ OF_LM_EVAL: dict[str, Any] = {
 def list_(
     kind: Annotated[str, typer.Argument(metavar="methods|tasks|models|runs", help="What to list.", show_default=False)],
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One of them, in full.", show_default=False)
+        str | None, typer.Argument(metavar="[NAME]", help="Show one method, task or model in full.", show_default=False)
     ] = None,
     plugin: Plugins = None,
-    out: Annotated[str | None, plain("--out", "With runs: their folder. Default: results.", "DIR")] = None,
+    out: Annotated[str | None, plain("--out", "With runs: the folder of all runs. Default: results.", "DIR")] = None,
     json: Document = False,
 ) -> None:
     """List methods, tasks, models or runs; with a name, show one method, task or model, its options and defaults."""
@@ -55,7 +55,7 @@ def list_(
         _list_runs(name, out, json)
         return
     if out is not None:
-        raise UserError(f"--out {quote(out)} is the folder of runs; it goes with 'kvbench list runs'.")
+        raise UserError(f"--out {quote(out)} names the folder of all runs; use it with 'kvbench list runs' only.")
     load_plugins(plugin or [])
     rows, one = {"methods": (_methods, _method), "tasks": (_tasks, _task), "models": (_models, _model)}[kind]
     if name is not None:

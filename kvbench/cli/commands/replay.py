@@ -72,7 +72,7 @@ Limit = Annotated[str | None, plain("--limit", f"Number of answers per task. Def
 Folder = Annotated[str | None, plain("--out", "Folder for tables (CSV, Parquet), figures and JSON.", "DIR")]
 Analyses = Annotated[
     list[str] | None,
-    plain("--analysis", "Analyses to make instead of the comparison (see below), repeatable or with commas.", "NAME"),
+    plain("--analysis", "Analyses to make instead of the comparison, repeatable or with commas; listed below.", "NAME"),
 ]
 Sample = Annotated[str | None, plain("--sample", "With --analysis: only the answer to this question.", "ID")]
 

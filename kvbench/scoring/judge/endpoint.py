@@ -104,7 +104,7 @@ class Endpoint:
             async for chunk in response.aiter_raw():
                 body += chunk
                 if len(body) > BODY_LIMIT:
-                    raise JudgeError(f"the judge's answer has more than {BODY_LIMIT // 2**20} MB")
+                    raise JudgeError(f"the judge's response has more than {BODY_LIMIT // 2**20} MB")
             return _Response(response.status_code, response.headers, self._hide(body.decode(errors="replace")))
 
     def _sign(self, request: httpx.Request) -> httpx.Request:
@@ -132,7 +132,7 @@ class Endpoint:
             raise JudgeError(f"the judge answered with status {answer.status}{said and f': {quote(said)}'}")
         text = _at(parsed, "choices", 0, "message", "content")
         if not isinstance(text, str):
-            raise JudgeError("the judge's answer is not a chat completion")
+            raise JudgeError("the judge's response is not a chat completion")
         named = self._clean(_at(parsed, "model"))
         return Reply(text, f"{self.model} ({named})" if named and named != self.model else self.model)
 

@@ -144,7 +144,7 @@ class Box:
         self._write(head + data, deadline)
         state, code, spent, peak, *sizes = inside.REPLY.unpack(self._read(inside.REPLY.size, deadline))
         if max(sizes) > limit + (1 << 17):
-            raise BoxError("the driver announces more output than its limit")
+            raise BoxError("the box's driver announces a reply that is larger than its limit")
         answer, out, err = (self._read(size, deadline) for size in sizes)
         if state == b"F":
             raise BoxError(err.decode(errors="replace") or "the driver does not know the request")
