@@ -49,7 +49,7 @@ COMMANDS = {
     ),
     "bench": Entry(
         "bench.bench",
-        "Measure decoding speed with random weights: the engine, a baseline, and the share of the hardware limit.",
+        "Measure decoding speed with random weights: methods, baselines, and the share of the hardware limit.",
     ),
     "replay": Entry(
         "replay.replay",

@@ -83,7 +83,7 @@ def test_what_reads_answers_takes_it_too(session: dict, case: str) -> None:
             "error: --model ./other differs from model './m' of run 'r1' in config.json. Give the folder as it was, "
             "or start a new run (kvbench run --run-name).\n",
         ),
-        ("hub", 2, "error: --model org/model is no folder; "),
+        ("hub", 2, "error: --model org/model is not a folder; "),
     ],
 )
 def test_only_the_same_model_is_taken(session: dict, case: str, code: int, words: str) -> None:
