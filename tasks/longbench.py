@@ -124,7 +124,7 @@ class LongBench(Task):
         return list(source.rows(self.name, self.manifest))
 
     def category(self, row: Mapping[str, Any]) -> str:
-        """Return a row's category, by which reports group."""
+        """Return the category of one question, by which reports group questions."""
         return SETS[self.variant].category
 
     def doc(self, row: Mapping[str, Any]) -> Doc:

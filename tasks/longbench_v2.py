@@ -67,7 +67,7 @@ class LongBenchV2(Task):
         return documents(self, rows[:limit], self._doc, ids="_id")
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return greedy decoding; the official script samples at temperature 0.1."""
+        """Return sampling settings for greedy decoding; the official script samples at temperature 0.1."""
         new = 1024 if self.variant == "cot" else 128
         later = new if self.variant == "cot" else 0  # tokens of the second answer
         return GenSpec(

@@ -134,7 +134,7 @@ def _check_again(
 
 
 def _typed_with(settings: Mapping[str, Any]) -> str:
-    """The command that the user typed, with `settings` added as options, for a message."""
+    """Return the command line that the user typed, with `settings` added as options, for a message."""
     typed = sys.argv[1:]
     end = typed.index("--") if "--" in typed else len(typed)  # arguments after it are no options
     return again.line(["kvbench", *typed[:end], *again.words(settings), *typed[end:]])
@@ -173,7 +173,7 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
 
 
 def _check_template(run: str, path: str | None, record: Mapping[str, Any]) -> None:
-    """Compare the chat template with its recorded hash before any code parses it: its text would enter prompts."""
+    """Raise UserError if the run's chat template has changed, before any code parses it."""
     if path is not None:
         recorded = record["environment"].get("chat_template") or {}
         _check_hash(run, f"--chat-template {quote(path)}", recorded.get("sha256"), template_hash(path))
@@ -259,10 +259,10 @@ def _check_typed(config: RunConfig, gathered: Gathered) -> None:
 
 
 def _value(kept: Any) -> str:
-    """A setting's value in the record, as a message shows it."""
+    """Return the value that a run's record has for a setting, as a message shows it."""
     return "default" if kept in (None, "") else bare(hide_keys(str(kept)))
 
 
 def _said(given: Given, value: Any) -> str:
-    """A setting with its source, for a message: ``--seed 2`` or ``environment variable KVBENCH_SEED=2``."""
+    """Return where the user gave a setting, and its value: ``--seed 2`` or ``environment variable KVBENCH_SEED=2``."""
     return f"{given.source}{' ' if given.source.startswith('--') else '='}{bare(hide_keys(str(value)))}"

@@ -11,7 +11,10 @@ import typer
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One command. where: a module in `kvbench.cli.commands`, and the name of a function or Typer app in it."""
+    """One command.
+
+    where: MODULE.NAME, a module in `kvbench.cli.commands` and a function or Typer app in it. about: its help.
+    """
 
     where: str
     about: str

@@ -61,7 +61,7 @@ def chosen(flags: Mapping[str, Any], problems: Problems) -> tuple[tuple[MethodCh
 
 
 def refuse_secrets(gathered: Gathered) -> None:
-    """Raise UserError for a setting that holds a key or a password: a run's record keeps settings unredacted."""
+    """Raise UserError for a setting that holds a key or a password, because a run's record stores it."""
     layers = (*gathered.files, *gathered.blocks, gathered.variables, gathered.flags)
     for given in (given for layer in layers for given in layer.values()):
         if holds_secret(given.value):
@@ -72,7 +72,7 @@ def refuse_secrets(gathered: Gathered) -> None:
 
 
 def member_name(member: Any) -> str:
-    """A method, budget or task as the user types it."""
+    """Return the text by which a user names this method, budget or task."""
     return member if isinstance(member, str) else label(member) if not isinstance(member, tuple) else str(member[0])
 
 
@@ -188,7 +188,10 @@ class Builder:
                 self.options.append((choose.canonical(method) if method else None, name, value))
 
     def _choose(self, name: str, pairs: list[tuple[str, str]], names: list[str]) -> MethodChoice:
-        """A method with its options. An option typed without a method's name applies to all methods that have it."""
+        """Return a method with its options.
+
+        An option typed without a method's name applies to all methods that have it.
+        """
         pairs = [pair for option, value in pairs for pair in choose.addressed(name, option, value)]
         for method, option, value in self.options:
             anyone = [n for n in names if choose.takers(n, option)]

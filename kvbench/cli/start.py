@@ -179,7 +179,7 @@ def _print_plan(result: RunResult) -> None:
 
 
 def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Problems) -> ModelInfo | None:
-    """Look up the model even when the grid is wrong, so that the user sees both problems."""
+    """Return what is known of the model, or None. An unknown model is reported even if other settings are wrong."""
     given = gathered.first("model") if gathered else None
     name = chosen.model_place if chosen else str(given.value).strip() if given else TINY
     revision = chosen.revision if chosen else None

@@ -77,8 +77,8 @@ def gather(
 ) -> Gathered:
     """Read suite, config file, environment variables and flags.
 
-    flags: the typed value of each option; a `Given` if the flag's name differs from the setting's. None and empty lists
-    count as not typed; options that are no settings are left out.
+    flags: the typed value of each option by the setting's name; a `Given` where the option has another name. None and
+    empty lists count as not typed. Options that do not belong to a setting are ignored.
     """
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:
@@ -109,7 +109,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def suites() -> dict[str, Path]:
-    """The suites shipped with kvbench, by name."""
+    """Return the files of the suites that ship with kvbench, by name."""
     return {path.stem: path for path in sorted(SUITES.glob("*.toml"))}
 
 

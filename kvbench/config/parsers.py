@@ -60,7 +60,7 @@ def got(raw: object) -> str:
 
 
 def whole(low: int, high: int | None = None, *, word: str | None = None) -> Parser:
-    """A parser of integers from `low` to `high`; it also accepts `word` (such as "auto")."""
+    """Return a parser of integers from `low` to `high`, which also accepts `word` (such as "auto")."""
     need = f"a whole number from {low} to {high}" if high is not None else f"{low} or more"
     if word:
         need += f", or '{word}'"
@@ -79,7 +79,7 @@ def whole(low: int, high: int | None = None, *, word: str | None = None) -> Pars
 
 
 def number(need: str, fits: Callable[[float], bool]) -> Parser:
-    """A parser of finite floats for which `fits` holds; `need` describes them in errors."""
+    """Return a parser of finite floats for which `fits` is true. need: describes these numbers in errors."""
 
     def parser(raw: object) -> float:
         value = as_number(raw)
@@ -133,9 +133,9 @@ def flag(raw: object) -> bool:
 
 
 def budget(raw: object, entry: int | None = None) -> Budget:
-    """Parse a budget: entries per layer and KV head, or a share of the prompt: 512, "25%" -> 0.25.
+    """Parse a budget: entries per layer and KV head (512), or a share of the prompt ("25%" becomes 0.25).
 
-    `entry`: the budget's position in a list, for the message.
+    entry: the budget's position in a list of budgets, for messages.
     """
     value = as_whole(raw)
     literal = str(raw).strip()

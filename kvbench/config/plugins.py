@@ -35,7 +35,10 @@ _LOADED: dict[Path, _Plugin] = {}
 
 
 def load_plugin(path: str) -> list[str]:
-    """Import a file once and return the names it registered. Raises UserError; nothing of the file stays registered."""
+    """Import a plug-in once and return the names that it registered.
+
+    Raises UserError if the import fails; then no name of the file stays registered.
+    """
     label = f"--plugin {quote(path)}"
     file = Path(path).expanduser().resolve()
     if file in _LOADED:
@@ -102,7 +105,7 @@ def check_same(
 
 
 def hashed(paths: Sequence[str]) -> list[dict[str, str]]:
-    """Path and hash of each file, without importing it."""
+    """Return path and hash of each file, without importing it."""
     return [{"path": path, "sha256": hashlib.sha256(_source(path)).hexdigest()} for path in paths]
 
 
@@ -121,7 +124,7 @@ def loaded(paths: Sequence[str]) -> list[dict[str, str]]:
 
 
 def hash_of(name: str) -> str | None:
-    """SHA-256 of the file that registered a method or task; None when no plug-in did."""
+    """Return the SHA-256 of the plug-in that registered the method or task `name`; None if no plug-in did."""
     return next((plugin.sha256 for plugin in _LOADED.values() if name in plugin.names), None)
 
 
@@ -138,7 +141,7 @@ def _run(file: Path, source: bytes, name: str, label: str) -> None:
 
 
 def _cause(error: BaseException, file: Path) -> str:
-    """A text of one line: why an import failed, and at which line of the file."""
+    """Return one line that says why the import of a plug-in failed, and at which line of the file."""
     if isinstance(error, NameTaken):
         return f": {error} Register it under another name."
     if isinstance(error, KVBenchError):

@@ -114,7 +114,7 @@ class RunConfig(Settings):
         return next((g.limit for g in self.grids if task in g.tasks and g.limit is not None), self.limit)
 
     def services(self) -> Services:
-        """The settings of judge and sandbox, for scoring."""
+        """Return the settings of judge and sandbox that scoring needs."""
         return Services(
             judge=self.judge,
             judge_model=self.judge_model,
@@ -125,7 +125,7 @@ class RunConfig(Settings):
 
     @property
     def model_place(self) -> str:
-        """Where the model is read from: a folder or a hub name."""
+        """The folder or hub name from which the model is read."""
         return self.moved_to or self.model
 
     @property
@@ -155,7 +155,7 @@ class RunConfig(Settings):
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
     def run_name(self) -> str:
-        """The default name of a run: model and hash."""
+        """Return the default name of a run, made of its model and its hash."""
         model = re.sub(r"[^A-Za-z0-9._-]", "-", Path(self.model).name)[:80].strip(".-") or "model"
         return f"{model}-{self.hash()[:8]}"
 
@@ -179,7 +179,7 @@ class RunConfig(Settings):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
-        """Inverse of `to_dict`. Unknown keys are errors."""
+        """Make a configuration from the data that `to_dict` returned. Raises UserError for unknown keys."""
         for name in data:
             if name != "grids" and name not in PARSERS:
                 raise UserError(unknown_key(name, PARSERS))

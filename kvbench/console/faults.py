@@ -40,13 +40,13 @@ def of_machine(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The message of an exception's innermost cause, in one line."""
+    """Return the first line of the message of an exception's innermost cause."""
     *_, cause = _causes(error)
     return (words(cause).strip().splitlines() or [type(cause).__name__])[0]
 
 
 def words(error: BaseException) -> str:
-    """The message of another library's exception, without keys and passwords."""
+    """Return the message of another library's exception, without keys and passwords."""
     from kvbench.console.redact import redact_keys
 
     return redact_keys(str(error))

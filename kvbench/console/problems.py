@@ -30,7 +30,7 @@ class Problems:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Collect an error raised in the block; the rest of the block is skipped."""
+        """If the block raises an expected error, collect the error and continue after the block."""
         try:
             yield
         except KVBenchError as error:

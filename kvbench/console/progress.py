@@ -32,7 +32,7 @@ def silenced() -> bool:
 
 
 class Progress:
-    """Progress of a run. Tests pass their own `clock`."""
+    """The progress display of a run. clock: returns the time in seconds; tests pass their own."""
 
     def __init__(self, *, quiet: bool = False, stream: Any = None, clock: Any = time.monotonic) -> None:
         self._stream = stream or sys.stderr
@@ -58,7 +58,7 @@ class Progress:
             self._live.start()
 
     def cell(self, text: str) -> None:
-        """Name the cell that the engine works on now."""
+        """Show the name of the cell that the engine works on now."""
         self._cell, self._speed, self._score = bare(text), "", ""
         self._draw()
 
@@ -87,7 +87,7 @@ class Progress:
         self._draw()
 
     def end(self) -> None:
-        """Remove the live block; earlier output stays."""
+        """Remove the progress display from the terminal; earlier output stays."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -116,7 +116,7 @@ class Progress:
 
 
 def size(count: float) -> str:
-    """Bytes with a unit: 512 B, 1.5 MiB."""
+    """Return a number of bytes with a unit: 512 B, 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"

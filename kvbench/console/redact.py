@@ -42,7 +42,7 @@ def redact_text(text: str) -> str:
 
 
 def fold_home(text: str) -> str:
-    """The text with the home folder as ``~``."""
+    """Return the text with the path of the home folder replaced by ``~``."""
     home = os.path.expanduser("~").rstrip("/")
     return re.sub(rf"(?<![\w.~]){re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 else text
 
@@ -85,7 +85,9 @@ def _secret_values(environ: Mapping[str, str]) -> list[str]:
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
-    """A command line with the values of options such as --api-key hidden, given as ``--o v`` or ``--o=v``."""
+    """Return a command line in which the values of options such as --api-key are hidden (``--o VALUE`` and
+    ``--o=VALUE``).
+    """
     redacted = []
     option = ""  # the option whose value comes next
     for word in argv:
@@ -115,7 +117,7 @@ def redact_config(value: Any) -> Any:
 
 
 def holds_secret(value: Any) -> bool:
-    """Whether a text, or a text in a list or table, contains a recognisable secret."""
+    """Return whether a text, or any text in a list or dictionary, contains something that looks like a secret."""
     if isinstance(value, Mapping):
         return any(map(holds_secret, value.values()))
     if isinstance(value, (list, tuple)):

@@ -110,7 +110,7 @@ def _ignore() -> None:
 
 
 def at_end(clean: Callable[[], None]) -> None:
-    """Call `clean` when a signal ends the process, unless `not_at_end` comes before."""
+    """Call `clean` if a signal ends the process, unless `not_at_end` is called for it before."""
     _cleaners[clean] = None
 
 
@@ -134,7 +134,7 @@ def clean_up() -> None:
 
 
 class _Handling:
-    """The signal handlers and the watching thread. The main thread makes and closes it."""
+    """The signal handlers and the watching thread. The main thread creates and closes this object."""
 
     def __init__(self) -> None:
         self.number: int | None = None  # the first signal
@@ -181,7 +181,7 @@ class _Handling:
         os.close(self._writer)
 
     def after_fork(self) -> None:
-        """Give a forked child the default handlers."""
+        """In a forked child, restore the default handlers."""
         signal.set_wakeup_fd(-1)
         for number in self._before:
             signal.signal(number, signal.SIG_DFL)
@@ -194,7 +194,7 @@ class _Handling:
         self.raise_if_due()
 
     def _swallowed(self, unraisable: Any) -> None:
-        """If a destructor raised `Signalled`, which Python discards there, raise it again shortly afterwards."""
+        """Raise `Signalled` again shortly after Python discarded it, as it discards every exception in a destructor."""
         if unraisable.exc_type is Signalled and self.number is not None:
             self._raised = False
             again = threading.Timer(SOON, self._again, [self.number])
@@ -239,7 +239,10 @@ _cleaners: dict[Callable[[], None], None] = {}
 
 
 def _before_fork() -> None:
-    """Block signals until the child resets its handlers: the child would write its signals into the parent's pipe."""
+    """Block signals before a fork, until the child has reset its handlers.
+
+    Otherwise the child would report a signal to the parent's watching thread.
+    """
     numbers = _handling.handles() if _handling is not None else ()
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 

@@ -16,7 +16,7 @@ from kvbench.errors import SetupError
 
 
 class Unprintable(SetupError):
-    """Standard output cannot be written."""
+    """The error for standard output that cannot be written."""
 
 
 def repair() -> None:
@@ -34,7 +34,7 @@ def repair() -> None:
 
 
 def discard_output() -> None:
-    """Redirect buffered output to the null device, so that the interpreter can end."""
+    """Discard the output that is still buffered, so that the interpreter can end without an error."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)

@@ -26,7 +26,9 @@ WIDE = 100  # columns where stdout is no terminal and COLUMNS is not set: fits a
 
 
 def prepare() -> None:
-    """Make printing safe: to any stream (`kvbench.console.streams`), and under any locale by escaping characters."""
+    """Make printing safe with any stream (`kvbench.console.streams`) and any locale: unprintable characters are
+    escaped.
+    """
     streams.repair()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -65,14 +67,14 @@ def clean(text: str) -> str:
 
 
 def ascii_only() -> bool:
-    """Whether only ASCII may be drawn on stdout: its encoding is not UTF-8, or the locale is C."""
+    """Return whether tables must use ASCII only, because stdout's encoding is not UTF-8 or the locale is C."""
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
     locale = os.environ.get("LC_ALL") or os.environ.get("LANG") or ""
     return encoding != "utf8" or locale in ("C", "POSIX")
 
 
 def console() -> Console:
-    """A rich console on stdout. A closed pipe raises an exception for the caller to handle."""
+    """Return a rich console that prints on stdout. A closed pipe raises an exception for the caller to handle."""
     from rich.console import Console
 
     class Quiet(Console):

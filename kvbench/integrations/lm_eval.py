@@ -255,7 +255,7 @@ class KVBenchLM(TemplateLM):
                 yield done
 
     def _engine(self, requests: list[Request], sequences: int) -> Engine:
-        """Return an engine for these requests, planned as `kvbench run` plans a cell."""
+        """Return an engine for these requests, with slots planned as `kvbench run` plans those of a cell."""
         run, method = self.args.run, self.args.method()
         max_tokens = max(len(r.prompt_ids) + r.max_new_tokens for r in requests)
         max_output = max(r.max_new_tokens for r in requests)
@@ -330,7 +330,9 @@ class KVBenchLM(TemplateLM):
         }
 
     def _identity(self) -> dict[str, Any]:
-        """Return all settings that can change an answer to a given prompt."""
+        """Return all settings on which the answer to a prompt depends, to tell whether stored answers may be used
+        again.
+        """
         args, run = self.args, self.args.run
         return {
             "model": run.model,

@@ -30,7 +30,7 @@ class PromptGroup:
     writer: BlockWriter
 
     def of(self, call: AttentionCall) -> AttentionCall:
-        """Return the part of an attention call that belongs to the group's rows, without pads."""
+        """Return the part of an attention call that belongs to this group's prompts, without pads."""
         rows, first = self.rows, self.pads
         hidden = None if call.hidden is None else call.hidden[rows, first:]
         query, key, value = (x[rows, :, first:] for x in (call.query, call.key, call.value))
@@ -38,7 +38,7 @@ class PromptGroup:
 
 
 def attend(groups: Sequence[PromptGroup], call: AttentionCall) -> torch.Tensor:
-    """Return the attention [b, t, Hq, Dv] of all prompts; zeros at pads, whose outputs nothing reads."""
+    """Compute the attention outputs [b, t, Hq, Dv] of all prompts, one group after the other; they are 0 at pads."""
     [first, *others] = groups
     if not others and not first.pads:
         return first.writer(call)
@@ -72,7 +72,7 @@ def check_mask(mask: Any) -> None:
 
 
 def check_positions(given: torch.Tensor | None, own: torch.Tensor, mask: torch.Tensor | None) -> None:
-    """Raise UserError if the caller's positions of a prompt differ from the cache's, `own` [b, t]; pads are ignored."""
+    """Raise UserError if the caller's positions differ from the cache's own positions [b, t]; pads are ignored."""
     if given is None or given.shape[-1] != own.shape[-1]:
         return
     differ = given != own

@@ -351,7 +351,7 @@ def _of(cache: weakref.ref[EvictionCache], model: Any, args: tuple[Any, ...], kw
 
 
 def _check_tokens(name: str, value: Any) -> int:
-    """Return a number of tokens, 1 or more. Raises UserError for anything else."""
+    """Return `value` if it is a whole number of tokens, 1 or more; else raise UserError. name: the argument's name."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"{name} must be a whole number of tokens, 1 or more; got {value!r}.")
     return value

@@ -141,5 +141,5 @@ def artefacts(method: Method, model_config: Any, names: Sequence[str], info: mod
 
 
 def _plug_ins(names: Iterable[str]) -> dict[str, str]:
-    """Hashes of the plug-ins that define methods or tasks of these names."""
+    """Return the hashes of the plug-ins that define methods or tasks of these names."""
     return {f"plug-in {name}": sha256[:16] for name in names if (sha256 := plugins.hash_of(name)) is not None}

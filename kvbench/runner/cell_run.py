@@ -48,7 +48,7 @@ class CellRun:
     not_numbers: int = 0  # the last rows with NaN or infinite logits, without a good row between them
 
     def run(self) -> None:
-        """Run until every row is written, `_numbers_fail` ends the cell, or the rows cannot be scored."""
+        """Generate until all rows are written, or logits stay NaN (`_numbers_fail`), or rows cannot be scored."""
         while True:
             try:
                 self._generate()

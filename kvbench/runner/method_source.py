@@ -106,7 +106,7 @@ def _label(name: str, path: Path) -> str | None:
 
 
 def _imports(tree: ast.AST, name: str, package: bool) -> Iterator[str]:
-    """Names that a module imports; relative imports by their full names."""
+    """Yield the full names of the modules, and of names in modules, that a module imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

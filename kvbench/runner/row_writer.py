@@ -59,7 +59,9 @@ class RowWriter:
         self.saved += len(self.journal.poll())
 
     def collect(self, *, most: int = 0, seconds: float | None = None) -> None:
-        """Write rows as their scores come, until at most `most` answers wait or `seconds` have passed."""
+        """Write rows as their scores become known, until at most `most` answers wait for a score or `seconds` have
+        passed.
+        """
         deadline = None if seconds is None else time.monotonic() + seconds
         self._write_scored()
         while len(self._waiting) > most and (deadline is None or time.monotonic() < deadline):

@@ -89,7 +89,7 @@ class RunPlan:
         return sum(len(cell.rows) for cell in self.cells)
 
     def load(self) -> LoadedModel:
-        """The model with its weights. Raises KVBenchError."""
+        """Load the model's weights and return the model. Raises KVBenchError."""
         return self.early or _loader(self.config, self.inputs, self.device)()
 
     def record(self, sources: Mapping[str, Any]) -> dict[str, Any]:

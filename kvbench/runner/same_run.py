@@ -108,9 +108,10 @@ def check_model(
 
 
 def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Check as `check_model`, but only the files that make prompts. Raises UserError.
+    """Raise UserError if one of the model's files changed that make prompts, such as the tokenizer's.
 
-    Scoring calls this, as it reads no weights. For a model of the hub, scoring compares the prompts themselves instead.
+    Scoring calls this instead of `check_model`, because it reads no weights. For a model of the hub it compares the
+    prompts themselves.
     """
     if now["model_files"] and before.get("model_files"):
         check_model(run, before, now, makes_prompts)

@@ -130,7 +130,7 @@ class TaskWork:
         )
 
     def prompts_hash(self) -> str:
-        """16 hex digits over texts, tokens and sampling settings of all prompts."""
+        """Return a hash (16 hex digits) of the texts, tokens and sampling settings of all prompts."""
         digest = hashlib.sha256()
         for p in self.prompts:
             asked = (p.doc.doc_id, p.sha256, p.compress_at, p.max_new_tokens, p.stop_ids, dataclasses.astuple(p.spec))

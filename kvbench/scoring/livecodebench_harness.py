@@ -192,9 +192,10 @@ def _unparse(body: list[ast.stmt]) -> str:
 
 
 def _plain_module(program: str) -> Any:
-    """Run the prelude, then the program, in one new module; return its Solution, or the module if it has none.
+    """Run the prelude, then the program, in one new module.
 
-    The two are compiled apart, so that the program may begin with `from __future__`.
+    Returns an object of the program's class Solution, or the module if it has no such class. Prelude and program are
+    compiled separately, so that the program may begin with `from __future__`.
     """
     module = types.ModuleType("solution")
     sys.modules[module.__name__] = module
@@ -240,7 +241,10 @@ def _plain(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return a number of numpy, fractions or decimal as JSON holds it. Raises ValueError for an array of several."""
+    """Return a number of numpy, fractions or decimal as JSON holds it.
+
+    Raises ValueError for an array of several numbers.
+    """
     if getattr(value, "ndim", 0):
         if value.size != 1:
             raise ValueError("the truth value of an array is ambiguous")

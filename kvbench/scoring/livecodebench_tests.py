@@ -20,7 +20,7 @@ LARGEST = 512 << 20  # bytes of a problem's unpacked tests
 
 
 class TestDataError(ValueError):
-    """Malformed test data."""
+    """The error for malformed tests in a problem's data."""
 
     __test__ = False
 

@@ -25,7 +25,7 @@ def hits_in(prediction: str, references: Sequence[str]) -> list[bool]:
 
 
 def whole_words(prediction: str, references: Sequence[str]) -> list[bool]:
-    """Return for each reference whether it occurs with no letter, digit or underscore beside it."""
+    """Return for each reference whether it occurs in an output with no letter, digit or underscore beside it."""
     patterns = (rf"(?<!\w){re.escape(reference.lower())}(?!\w)" for reference in references)
     return [re.search(pattern, prediction.lower()) is not None for pattern in patterns]
 
@@ -48,7 +48,7 @@ def score_output(
 
 
 def share(hits: Sequence[bool]) -> float:
-    """Return the share of hits, from 0 to 1; `string_match_all` averages it over outputs."""
+    """Return the share of references that were found, from 0 to 1; `string_match_all` averages it over outputs."""
     return sum(hits) / len(hits)
 
 

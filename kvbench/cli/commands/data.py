@@ -64,7 +64,7 @@ def fetch(
 ) -> None:
     """Download the data of tasks into a folder, for --data or KVBENCH_DATA on any machine.
 
-    Complete files stay as they are, so that the same command goes on where it was cut off.
+    Complete files stay as they are, so that the same command, typed again after an interruption, continues.
     """
     load_plugins(plugin or [])
     folder = Path(out or os.environ.get("KVBENCH_DATA") or "data").expanduser()
@@ -197,7 +197,7 @@ def _source(data: str | None, revision: str | None = None) -> Data:
 
 
 def _manifests(names: list[str], problems: Problems) -> dict[str, Manifest | None]:
-    """The manifest of each named task's data; None for a task without data files."""
+    """Return the manifest (source, size, hashes) of each named task's data; None for a task without data files."""
     manifests: dict[str, Manifest | None] = {}
     for name in names:
         with problems.collect():
@@ -245,7 +245,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 
 class _Bytes(Progress):
-    """Progress of a download in bytes instead of rows."""
+    """The progress display of a download, which counts bytes instead of rows."""
 
     def show(self, name: str, done: int, total: int | None) -> None:
         if bare(name) != self._cell:

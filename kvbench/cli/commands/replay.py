@@ -210,7 +210,7 @@ def _check(config: RunConfig, problems: Problems) -> None:
 
 
 def _unscored(config: RunConfig) -> RunConfig:
-    """The configuration without judge and sandbox, because replay scores nothing."""
+    """Return the configuration without judge and sandbox, which replay does not need because it scores nothing."""
     return dataclasses.replace(config, judge="none", unsafe_run_code=True)
 
 

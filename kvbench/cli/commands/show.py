@@ -116,7 +116,7 @@ def _print_summary(document: dict[str, Any]) -> None:
 
 
 def _questions(folder: Path) -> list[dict[str, Any]]:
-    """Every question of a run with its number of rows, and the mean, lowest and highest score over all methods."""
+    """Return every question of a run, with the number of its rows and their mean, lowest and highest score."""
     rows = read_run(folder, ("task", "doc_id", "category", "status", "score")).rows
     found = []
     for (task, doc), part in rows.groupby(["task", "doc_id"], sort=False, observed=True):
@@ -177,9 +177,9 @@ def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, An
 
 
 def _later_questions(info: dict[str, Any], entry: dict[str, Any]) -> list[str]:
-    """The questions of a conversation after its first turn; none where the task or its data are missing or changed.
+    """Return the questions of a conversation after its first turn, read from the task's data.
 
-    Nothing is downloaded. Data in a folder must have the recorded hash.
+    The list is empty if the task or its data are not on this machine, or if the data do not have the recorded hash.
     """
     environment = info["environment"]
     path = environment.get("data")

@@ -213,7 +213,7 @@ class _Training:
 
 
 def _command(kind: str, model: str, data: str | None, settings: Settings) -> str:
-    """The command that repeats this training, without the paths of this machine."""
+    """Return the command line that repeats this training, without the paths of this machine, for the weights' card."""
     numbers = f"--steps {settings.steps} --lr {settings.lr:g} --batch {settings.batch} --seed {settings.seed}"
     own = "".join(" --opt " + shlex.quote(f"{name}={settings.more[name]}") for name in RECIPES[kind].options)
     file = f" --data {shlex.quote(Path(data).name)}" if data else ""
@@ -222,7 +222,7 @@ def _command(kind: str, model: str, data: str | None, settings: Settings) -> str
 
 
 def _print_trained(done: Trained) -> None:
-    """Print held-out figures before and after training."""
+    """Print the recipe's held-out figures before and after training, and the files."""
     rows = [(name, f"{done.before[name]:.4g}", f"{done.after[name]:.4g}") for name in done.after]
     terminal.table(("held out", "before", "after"), rows, right=("before", "after"))
     _print_files(done.path)

@@ -120,7 +120,7 @@ class System(ABC):
 
 
 class EngineSystem(System):
-    """The engine with a method at a budget, a slot for each sequence."""
+    """The engine with a method at a budget, with one slot for each sequence."""
 
     def __init__(self, setting: Setting, loaded: LoadedModel, choice: MethodChoice, budget: Budget | None) -> None:
         self.name, self.setting, self.budget = named(choice, budget), setting, budget

@@ -68,7 +68,10 @@ class _Asked:
 
 
 def _ask(judge: Judge, prompt: tuple[str, str], read: Callable[[str], float | None]) -> _Asked:
-    """Ask until a reply holds a verdict, at most `TRIES` times; `read` gets a reply without its thinking block."""
+    """Ask the judge until a reply holds a verdict, at most `TRIES` times.
+
+    read: returns the verdict in a reply, or None; it receives the reply without its thinking block.
+    """
     invalid, value, model = 0, None, ""
     while value is None and invalid < TRIES:
         reply = judge.ask(*prompt)

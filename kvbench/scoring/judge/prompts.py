@@ -35,7 +35,9 @@ def pair(doc: Doc, answers_a: Answers, answers_b: Answers, turn: int) -> tuple[s
 
 
 def disarm(answer: str) -> str:
-    """Return the answer with blanks in every ``[[10]]`` and ``[[A]]``, so that a judge's quotation is no verdict."""
+    """Put blanks into every ``[[10]]`` and ``[[A]]`` of an answer, so that a judge who quotes them gives no verdict by
+    that.
+    """
     return _MARK.sub(r"[[ \1 ]]", answer)
 
 

@@ -62,9 +62,9 @@ def machine() -> str:
 
 
 def limits(of: Limits, threads: int | None) -> list[Step]:
-    """Return the steps that set resource limits. `threads`: limit on all threads of the user; None sets none.
+    """Return the steps that set resource limits, except the time limit, which each run sets itself.
 
-    Each run sets its own time limit.
+    threads: limit for all threads of the user together; None for no such limit.
     """
     sizes = {"AS": of.memory, "STACK": of.stack, "CPU": 0, "FSIZE": of.file_bytes, "NOFILE": of.files, "CORE": 0}
     if threads is not None:
@@ -75,7 +75,8 @@ def limits(of: Limits, threads: int | None) -> list[Step]:
 def drop_root(shown: list[str]) -> list[Step]:
     """Drop root to an unused uid: RLIMIT_NPROC does not bind root.
 
-    shown: paths that the program must read; if other users cannot read them, the capability to read all files stays.
+    shown: paths that the program must read. If other users cannot read them, the process keeps the capability to read
+    all files.
     """
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return []

@@ -74,7 +74,7 @@ def choose(unsafe: bool = False) -> Sandbox:
 
 
 def require(unsafe: bool = False) -> str:
-    """Return the name of the tier that will run programs; warn if it is "none". Raises as `choose`."""
+    """Return the name of the tier that will run programs; warn if it is "none". Raises SetupError like `choose`."""
     sandbox = choose(unsafe)
     if isinstance(sandbox.tier, Unsafe):
         terminal.warning(

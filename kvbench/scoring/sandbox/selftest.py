@@ -165,7 +165,7 @@ def _rights(state: dict[str, Any], tier: Tier) -> list[str]:
 
 
 def _left_segment(key: int) -> bool:
-    """Return whether a System V segment with this key exists outside the box, and remove it."""
+    """Return whether a program left a System V memory segment with this key outside the box; remove the segment."""
     libc = ctypes.CDLL(None)
     segment = libc.shmget(key, 0, 0)
     if segment >= 0:

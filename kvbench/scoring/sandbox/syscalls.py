@@ -113,7 +113,7 @@ process_mrelease 448 448; futex_waitv 449 449
 
 
 def _calls(text: str) -> dict[str, tuple[str, ...]]:
-    """Parse ``name: call call; name: call``."""
+    """Parse a text ``name: call call; name: call`` into the calls of each name."""
     entries = (entry.split(":") for entry in text.split(";"))
     return {name.strip(): tuple(calls.split()) for name, calls in entries}
 

@@ -24,7 +24,7 @@ class Child:
     """A forked process with its pipes.
 
     box: the `Driver`, with steps, harness and program. stdin: content of the program's standard input. cpu: limit
-    in seconds. talks: the process answers questions on two more pipes; otherwise it runs once, to its end.
+    in seconds. talks: whether the process answers requests on two more pipes; otherwise it runs once, to its end.
     """
 
     def __init__(self, box: Any, stdin: bytes, cpu: int, talks: bool) -> None:
@@ -163,7 +163,7 @@ def _send(fd: int, data: memoryview) -> memoryview:
 
 
 def _become(box: Any, sources: list[int], cpu: int, talks: bool) -> None:
-    """Turn the forked process into the program: descriptors, lockdown, harness. Does not return."""
+    """Inside the forked process: set up its descriptors, lock it down, and run the harness. Does not return."""
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, 32) for fd in sources]
     for place, fd in enumerate(moved):
         os.dup2(fd, place)
@@ -206,7 +206,7 @@ def tell(answer: bytes) -> None:
 
 
 def read(fd: int, size: int) -> bytes | None:
-    """Return `size` bytes, or None if the input ends before."""
+    """Read exactly `size` bytes; return None if the input ends before."""
     parts = []
     while size:
         chunk = os.read(fd, min(size, 1 << 20))

@@ -157,7 +157,7 @@ def make_ruleset(value: dict[str, list[str]]) -> None:
 
 
 class Packages:
-    """An import finder for the packages that a task allows by name."""
+    """An import finder that finds only the packages that a task allows by name."""
 
     def __init__(self) -> None:
         self.specs: dict[str, Any] = {}
@@ -173,7 +173,10 @@ class Packages:
 
 
 def sealed(data: bytes, seals: bool) -> int:
-    """Return a descriptor of a sealed memory file with the input; outside Linux, of an unlinked file."""
+    """Put the program's input into a file in memory that cannot be changed, and return its descriptor.
+
+    Outside Linux it is an unlinked file on the disk.
+    """
     if not LINUX:
         import tempfile
 
