@@ -114,9 +114,7 @@ class CAKE(Method):
     def _in_slot_order(
         self, view: LayerView, votes: torch.Tensor, among: torch.Tensor, stats: dict[str, torch.Tensor]
     ) -> ScoreOut:
-        """Return scores, ranks and states as in the released code, which sorts a layer's entries by score at each
-        eviction.
-        """
+        """Return scores, ranks and states as in the released code, whose evictions sort a layer's entries by score."""
         states, first, held = view.states, stats["first"], view.held()
         after_prompt = (states["evicted_at"] == states["prompt"])[:, None]
         shrank = held < states["entries"] + (view.seen - states["evicted_at"])[:, None]
@@ -136,9 +134,7 @@ class CAKE(Method):
         return ScoreOut(out.score, out.columns | {"old_rank": rank} | new, stats)
 
     def _window(self, view: LayerView, among: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the window's votes for the entries [b, Hk, N], not pooled, and the layer's dispersion H and shift V,
-        [b] each.
-        """
+        """Return the window's votes [b, Hk, N], not pooled, and the layer's dispersion H and shift V, [b] each."""
         heads = view.keys.shape[1]
         group = view.queries.shape[1] // heads
         scores = []

@@ -49,9 +49,7 @@ class Golden(Method):
         return Protect(recent=self.recent)
 
     def score(self, view: LayerView) -> torch.Tensor:
-        """Return the scores, looked up in tables of future attention [b, Hk, blocks + 1, T] from a replay
-        (`view.weights`).
-        """
+        """Return the scores, read from the tables [b, Hk, blocks + 1, T] of future attention in `view.weights`."""
         future = view.weights.get(f"{self.within}.{view.layer}")
         if future is None:
             raise UserError("method 'golden' is an oracle: it needs future attention, which only 'kvbench replay' has.")

@@ -84,9 +84,7 @@ class RPC(Method):
         return torch.where(prompt, self._votes(voters, older & prompt).clamp_min(PROMPT), generated * GENERATED)
 
     def _votes(self, view: LayerView, among: torch.Tensor) -> torch.Tensor:
-        """Return the newest queries' votes, pooled [b, Hk, N], for the entries in the mask `among`, over which the
-        softmax runs.
-        """
+        """Return the newest queries' pooled votes [b, Hk, N]; the softmax runs over the entries in the mask `among`."""
         votes = view.attend(reduce_g="mean", reduce_q="sum", among=among)
         if self.aggregate == "all":
             votes = _mean_over_heads(votes, view.positions, among)

@@ -111,9 +111,7 @@ def _check_again(
     gathered: Gathered,
     needed: Collection[str],
 ) -> None:
-    """Raise UserError if the command lacks settings that the user must give again; the message shows the complete
-    command.
-    """
+    """Raise UserError, with the complete command, if the command lacks settings that the user must give again."""
     missing = {key: value for key, value in again.used(record).items() if key in needed and key not in given}
     if gathered.typed("task"):
         missing.pop("task", None)

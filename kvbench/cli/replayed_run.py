@@ -24,8 +24,7 @@ FILES = tuple(key for key in TO_ASK if key != "task")
 
 
 def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | None:
-    """Return a run's configuration, changed by the typed options; None if these are invalid, with the errors in
-    `problems`.
+    """Return a run's configuration, changed by the typed options; None after errors, which go to `problems`.
 
     Raises UserError for options that cannot be changed, because the run's answers were made with them (--seed, --stop).
     """
@@ -72,8 +71,6 @@ def check_same(config: RunConfig, folder: Path, ready: Inputs) -> None:
 
 
 def named(config: RunConfig, tasks: list[str] | None) -> set[str]:
-    """Return the names for which kvbench may ask the hub: draft models and tasks that the user typed, not the run's
-    model.
-    """
+    """Return the draft models and tasks that the user typed; the hub is asked for these, not for the run's model."""
     methods = [choose.make(m.name, dict(m.options)) for m in config.methods if "draft" in dict(m.options)]
     return {draft for method in methods for draft in method.drafts()} | (set(config.tasks) if tasks else set())

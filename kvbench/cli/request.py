@@ -153,8 +153,7 @@ class Builder:
         return [(choose.canonical(str(typed)), ())]
 
     def _given(self, block: Layer, key: str) -> Given | None:
-        """Return the value of an axis for one ``[[grid]]`` block: from the flag, else the block, else the run's
-        settings.
+        """Return the value of an axis for a ``[[grid]]`` block: from the flag, else the block, else the run's settings.
 
         Only for tasks the block comes first: --task then selects among the blocks, see `_selected`.
         """
@@ -211,8 +210,9 @@ class Builder:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield a method's options in a TOML file as (name, text), with ``gkv.alpha = 0.9``, a nested table, as
-    "gkv.alpha".
+    """Yield a method's options in a TOML file as (name, text).
+
+    TOML reads ``gkv.alpha = 0.9`` as a nested table; its name becomes "gkv.alpha".
     """
     for name, value in table.items():
         if isinstance(value, Mapping):

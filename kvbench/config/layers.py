@@ -61,8 +61,9 @@ class Gathered:
         return self.flags.get(key) or self.variables.get(key)
 
     def record(self) -> dict[str, list[dict[str, Any]]]:
-        """Return all values of each setting with their sources, overridden ones first: {setting: [{"source", "value"},
-        ...]}.
+        """Return all values of each setting with their sources, the overridden values first.
+
+        The form is {setting: [{"source", "value"}, ...]}.
         """
         seen: dict[str, list[dict[str, Any]]] = {}
         for layer in (*self.files, self.variables, self.flags):

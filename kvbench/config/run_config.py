@@ -42,9 +42,7 @@ class MethodChoice:
 
     @property
     def takes_budget(self) -> bool:
-        """Whether the method needs a budget; false for the full cache and for methods whose options set the cache's
-        size.
-        """
+        """Whether the method needs a budget; false for the full cache and where options set the cache's size."""
         if "+" in self.name:  # methods without a budget cannot be combined
             return True
         return bool(registry.methods.get(self.name)(**dict(self.options)).takes_budget)
@@ -141,8 +139,7 @@ class RunConfig(Settings):
         return tuple(sorted({label(size): size for grid in self.grids for size in grid.budgets}.values(), key=order))
 
     def hash(self) -> str:
-        """Return a hash (16 hex digits) of all settings that can change a row; the order of the cells does not change
-        it.
+        """Return a hash (16 hex digits) of all settings that can change a row, whatever the order of the cells.
 
         Settings with their default value do not enter the hash, so that a setting added later does not change earlier
         hashes.

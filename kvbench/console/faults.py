@@ -25,9 +25,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def device_failed(error: BaseException) -> bool:
-    """Return whether an exception means that the device failed (by an ECC error, say) and this process cannot use it
-    again.
-    """
+    """Return whether an exception means that the device failed, so that this process cannot use it again."""
     return not out_of_memory(error) and any(
         type(each).__name__ == "AcceleratorError" or (isinstance(each, RuntimeError) and _says(each, _DEVICE))
         for each in _causes(error)

@@ -85,9 +85,7 @@ def _secret_values(environ: Mapping[str, str]) -> list[str]:
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
-    """Return a command line in which the values of options such as --api-key are hidden (``--o VALUE`` and
-    ``--o=VALUE``).
-    """
+    """Return a command line in which the values of options such as --api-key are hidden, after a blank or after "="."""
     redacted = []
     option = ""  # the option whose value comes next
     for word in argv:
@@ -129,10 +127,9 @@ def holds_secret(value: Any) -> bool:
 
 
 def hide_secrets(value: Any) -> Any:
-    """Return settings in which every text that looks like a secret is hidden. A name alone hides nothing:
-    ``key_norm=l1``.
+    """Return settings in which every text that looks like a secret is hidden, whatever the setting's name.
 
-    The exception is the setting `judge_key_env`, where a user may have given a key instead of a variable's name.
+    One name counts: `judge_key_env`, where a user may have given a key instead of a variable's name.
     """
     if isinstance(value, Mapping):
         return {str(name): _kept(str(name), v) for name, v in value.items()}

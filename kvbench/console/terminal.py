@@ -26,9 +26,7 @@ WIDE = 100  # columns where stdout is no terminal and COLUMNS is not set: fits a
 
 
 def prepare() -> None:
-    """Make printing safe with any stream (`kvbench.console.streams`) and any locale: unprintable characters are
-    escaped.
-    """
+    """Make printing safe with any stream (`kvbench.console.streams`), and escape what the locale cannot print."""
     streams.repair()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -155,9 +155,7 @@ class KVBenchLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Return for each continuation the sum of its tokens' log-probabilities, and whether every token is the greedy
-        choice.
-        """
+        """Return for each continuation the sum of its log-probabilities, and whether every token is the greedy one."""
         continuations = [self._continuation(context, continuation) for _, context, continuation in requests]
         place = {id(request): index for index, request in enumerate(continuations)}
         answers: dict[int, tuple[float, bool]] = {}
@@ -174,9 +172,9 @@ class KVBenchLM(TemplateLM):
         )
 
     def _question(self, instance: Instance, samples: int) -> Request:
-        """Return the engine's request for a prompt. Its task and document are named as in `kvbench run`, so that
-        sampling
-        draws the same random numbers.
+        """Return the engine's request for a prompt.
+
+        Its task and document are named as in `kvbench run`, so that sampling draws the same random numbers.
         """
         context, kwargs = instance.args[:2]
         spec = generation(kwargs)
@@ -216,8 +214,7 @@ class KVBenchLM(TemplateLM):
         )
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
-        """Return a prompt's tokens. With ``truncate=left``, first tokens are dropped until `output` tokens have room
-        after it.
+        """Return a prompt's tokens; ``truncate=left`` drops the first ones until `output` tokens have room after it.
 
         Raises UserError when the model's context has no room for `least` tokens after the prompt.
         """
@@ -330,9 +327,7 @@ class KVBenchLM(TemplateLM):
         }
 
     def _identity(self) -> dict[str, Any]:
-        """Return all settings on which the answer to a prompt depends, to tell whether stored answers may be used
-        again.
-        """
+        """Return all settings on which an answer depends; they decide whether a stored answer may be used again."""
         args, run = self.args, self.args.run
         return {
             "model": run.model,

@@ -88,9 +88,7 @@ def _read(values: dict[str, Any]) -> ModelArgs:
 
 @contextlib.contextmanager
 def in_its_words() -> Iterator[None]:
-    """Reword errors raised in the block: they name arguments of model_args (``prefill``) instead of flags
-    (``--prefill``).
-    """
+    """Reword errors raised in the block: they name arguments (``prefill``) instead of flags (``--prefill``)."""
     try:
         yield
     except (UserError, SetupError) as error:

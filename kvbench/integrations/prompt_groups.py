@@ -20,9 +20,7 @@ from kvbench.errors import UserError
 
 @dataclass(slots=True)
 class PromptGroup:
-    """Equally long prompts of a batch: their places in the batch, the number of pads before each, and their common
-    cache.
-    """
+    """Equally long prompts of a batch: their rows in the batch, the number of pads before each, their common cache."""
 
     rows: list[int]
     pads: int

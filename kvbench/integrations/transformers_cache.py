@@ -194,8 +194,7 @@ class EvictionCache(Cache):
         self.close()
 
     def _enter(self, inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Before a forward pass, route the model's attention to the cache; return the inputs with which the pass is to
-        run.
+        """Route the model's attention to the cache before a forward pass; return the inputs for that pass.
 
         The first pass reads the prompts, each later one a token per sequence. The first eviction comes before the
         second pass.
@@ -223,8 +222,7 @@ class EvictionCache(Cache):
         return (), {**inputs, **own}
 
     def _turn(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Read the tokens [b, t] of a pass after the first, except the last of each sequence, one by one, as the engine
-        does.
+        """Read all tokens [b, t] of a later pass but the last of each sequence, one by one, as the engine does.
 
         Returns the last token [b, 1] of every sequence, which the pass itself reads.
         """

@@ -123,8 +123,7 @@ def check_weights(plans: Iterable[CellPlan], loaded: LoadedModel) -> None:
 
 
 def artefacts(method: Method, model_config: Any, names: Sequence[str], info: models.ModelInfo) -> dict[str, str] | None:
-    """Return hashes of a method's weights file and plug-ins, and revisions of its draft models; None without any of
-    these.
+    """Return hashes of a method's weights and plug-ins, and revisions of its draft models; None without any.
 
     names: the method's name, or the names of its two parts. Raises KVBenchError when weights or a draft model are
     missing, damaged or made for another model.

@@ -94,11 +94,9 @@ class CellRun:
             raise OutOfMemory(error) from error
 
     def _make_smaller(self, under_way: Iterable[Key], cause: str) -> None:
-        """After memory ran out, prepare a smaller engine: halve the slots, or with one slot give up rows, which become
-        `oom`.
+        """After memory ran out, prepare a smaller engine: halve the slots, or with one slot give up rows.
 
-        Given up are the sequences `under_way` when memory ran out; if there were none, the missing rows of the largest
-        length.
+        Rows that are given up get status `oom`: those that were `under_way`, or if there were none the longest rows.
         """
         plan, label = self.cell_plan.plan, self.cell_plan.cell.label
         if plan.slots > 1:

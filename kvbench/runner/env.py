@@ -52,9 +52,7 @@ def git_commit() -> str | None:
 
 
 def memory_bytes() -> int | None:
-    """Return how many bytes of memory this process may use: the machine's memory, or a lower limit of its control
-    group.
-    """
+    """Return how many bytes of memory this process may use: all of the machine's, or its control group's limit."""
     limits = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -111,9 +111,7 @@ class _Scoring:
             self._write_oldest()
 
     def write_ready(self) -> None:
-        """Write all scores that are known now, without regard to the order, so that no score is lost that a judge was
-        paid for.
-        """
+        """Write all scores that are known now, in any order, so that no score is lost that a judge was paid for."""
         for future, job in self._waiting:
             if future.done():
                 self._write(future, job)

@@ -59,9 +59,7 @@ class RowWriter:
         self.saved += len(self.journal.poll())
 
     def collect(self, *, most: int = 0, seconds: float | None = None) -> None:
-        """Write rows as their scores become known, until at most `most` answers wait for a score or `seconds` have
-        passed.
-        """
+        """Write rows as scores become known, until at most `most` answers wait for one or `seconds` have passed."""
         deadline = None if seconds is None else time.monotonic() + seconds
         self._write_scored()
         while len(self._waiting) > most and (deadline is None or time.monotonic() < deadline):
@@ -75,9 +73,7 @@ class RowWriter:
         self.saved += len(self.journal.flush())
 
     def leave(self, seconds: float) -> None:
-        """Wait at most `seconds` for scores, then write the remaining answers without a score; a resumed run scores
-        them.
-        """
+        """Wait at most `seconds` for scores, then write the other answers without one; a resumed run scores them."""
         self.collect(seconds=seconds)
         for answer in self._waiting.values():
             self._write(answer, LATER)

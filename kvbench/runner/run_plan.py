@@ -132,9 +132,7 @@ def _loader(config: RunConfig, inputs: Inputs, device: torch.device) -> partial[
 
 
 def _plan_shape(inputs: Inputs, say: Notice) -> ModelShape:
-    """Return the model's shape, read from its configuration; if that does not describe the layers, an estimate and a
-    notice.
-    """
+    """Return the model's shape by its configuration. If that lacks the layers, estimate them and say so."""
     try:
         return read_shape(inputs.config)
     except ProbeFailed:

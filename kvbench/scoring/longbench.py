@@ -62,14 +62,15 @@ def require(dataset: str) -> None:
 
 
 def qa_f1(prediction: str, answer: str) -> float:
-    """F1 of the output's words against the answer's, counted with repetition, without case, ASCII punctuation and
-    articles.
+    """F1 of the output's words against the answer's, each word counted as often as it occurs.
+
+    Case, ASCII punctuation and articles do not count.
     """
     return _f1(_words(prediction), _words(answer))
 
 
 def qa_f1_zh(prediction: str, answer: str) -> float:
-    """F1 of the output's words against the answer's, as jieba separates them and counted with repetition.
+    """F1 of the output's words against the answer's, as jieba separates them, each counted as often as it occurs.
 
     Case, blanks and punctuation do not count, except "《", which the official code does not remove.
     """

@@ -110,7 +110,5 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def label_value(value: Any) -> str:
-    """Return a method option's value as tables show it: ``true`` or ``false`` in small letters, any other value as
-    text.
-    """
+    """Return a method option's value as tables show it: true and false in small letters, all others as text."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -18,8 +18,7 @@ SHOWN = 3  # printed differences per file
 
 
 def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
-    """Score the answers in every recorded file of a folder again, and print whether the results equal the recorded
-    ones.
+    """Score the answers in a folder's recorded files again, and print whether the scores equal the recorded ones.
 
     Returns exit code 0 if all are equal, else 1.
     """

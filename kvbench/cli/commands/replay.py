@@ -189,9 +189,7 @@ def _names(given: list[str] | None, problems: Problems) -> list[str]:
 
 
 def _config(flags: Mapping[str, Any], methods: list[str], run: str | None, problems: Problems) -> RunConfig | None:
-    """Return the typed options as the configuration of a run; with --run, that run's configuration with the typed
-    methods.
-    """
+    """Return the typed options as a configuration; with --run, the run's configuration with the typed methods."""
     typed = {**flags, "method": methods, "plugin": None}  # plug-ins are loaded already
     if run is None:
         return build(gather(typed, os.environ), problems)

@@ -26,8 +26,7 @@ WARM_UP = 40  # tokens before the clock starts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """The speed of a system in the "fresh" or the "warm" process, in tokens per second of CPU time (on CUDA of wall
-    time).
+    """The speed of a system when "fresh" or "warm", in tokens per second of CPU time (on CUDA of wall time).
 
     Attributes:
         rate: median over the rounds of generated tokens per second, the time to read the prompts included.

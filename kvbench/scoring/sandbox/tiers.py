@@ -64,9 +64,7 @@ class Tier(ABC):
         return [(name, folders[0]) for name in names if (folders := interpreter.package(name))]
 
     def folder(self) -> str:
-        """Make a working directory, which is deleted after use, and return its path; "" in tiers where programs cannot
-        write.
-        """
+        """Make a working directory, deleted after use, and return its path; "" in tiers where programs cannot write."""
         return ""
 
     def stop(self, process: subprocess.Popen[bytes]) -> None:
@@ -116,8 +114,7 @@ class Bwrap(Tier):
         return [(name, f"/packages/{name}") for name in names if interpreter.package(name)]
 
     def _tree(self, packages: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-        """Return bubblewrap's arguments that put files into the box, read-only: libraries, Python at /py, three
-        devices.
+        """Return bubblewrap's arguments that put read-only files into the box: libraries, Python at /py, three devices.
 
         Parent folders are listed first, because only root can read folders that bubblewrap makes implicitly.
         """

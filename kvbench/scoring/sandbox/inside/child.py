@@ -52,8 +52,7 @@ class Child:
             self.life = None
 
     def wait(self, question: bytes, wall: int, limit: int) -> bytes:
-        """Send a request to the process, wait at most `wall` ms until it answers or ends, and return a reply for the
-        driver.
+        """Send the process a request, wait at most `wall` ms until it answers or ends, and return the driver's reply.
 
         Each stream of the process may hold at most `limit` bytes. A process that does not answer has ended or is
         killed.

@@ -27,9 +27,7 @@ THREAD_STACK = 8 << 20  # the stack limit, from which a C library would take its
 
 
 class Driver:
-    """The driver's state: steps, harness and program, which came from outside the box, and the open child if there is
-    one.
-    """
+    """The driver's state: steps, harness and program, which came from outside the box, and perhaps an open child."""
 
     def __init__(self, config: dict[str, Any], read: Callable[[str, str], CodeType]) -> None:
         self.read = read
