@@ -1,4 +1,4 @@
-"""Rounds in which all systems take turns, and the medians over the rounds."""
+"""Measures all systems in rounds, one after the other in each round, and takes the medians over the rounds."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from kvbench.engine.model.shape import shape_of_model
 from kvbench.engine.plan import Machine, measure, roofline
 from kvbench.errors import KVBenchError, SetupError
 from kvbench.runner.bench.setting import Setting, build
-from kvbench.runner.bench.systems import Sample, System, held, systems
+from kvbench.runner.bench.systems import System, Timing, held, systems
 
 WARM_UP = 40  # tokens before the clock starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Median over the rounds of a process that is "fresh" or "warm", in tokens per second of CPU time (CUDA: wall).
+    """The speed of a system when "fresh" or "warm", in tokens per second of CPU time (on CUDA of wall time).
 
     Attributes:
-        rate: generated tokens per second, prompts included; low, high: smallest and largest round.
-        decode: generated tokens per second after the first token of every sequence; None where it is not known.
+        rate: median over the rounds of generated tokens per second, the time to read the prompts included.
+        low, high: this speed in the slowest and the fastest round.
+        decode: median speed after the first token of every sequence; None where that moment is not known.
     """
 
     rate: float
@@ -41,16 +42,17 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One system at one number of sequences.
+    """The figures of one system that decodes one number of sequences.
 
     Attributes:
         sequences: as asked for; decoded: as many as fitted into memory.
         first_seconds: until every sequence had its first token; None where the system does not tell.
-        evict_share: of decode and evict time; evict_ms: time of one eviction of one sequence, over all layers.
-        entries: mean entries per layer and head; kv_bytes: largest KV bytes of a sequence.
-        peak_bytes: most bytes allocated on the GPU, weights included.
-        roofline_share: decoded tokens per second of wall time over the most that this machine allows with the cache
-            as it was. The fields from evict_share on are None for a baseline; peak_bytes is None on a CPU.
+        peak_bytes: most bytes allocated on the GPU, weights included; None on a CPU.
+        evict_share: share of evictions in the time to decode and evict. This and all below are None for a baseline.
+        evict_ms: milliseconds of one eviction of one sequence in all layers.
+        entries: entries per layer and head, a mean over steps; kv_bytes: most KV bytes of a sequence.
+        roofline_share: decoded tokens per second of wall time, divided by the most that this machine's memory and
+            processor allow with a cache of this size.
     """
 
     system: str
@@ -85,17 +87,17 @@ def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> 
 
 
 class Contest:
-    """All systems on one model."""
+    """The systems to be compared, all with one model, and the rounds in which they are measured."""
 
     def __init__(self, setting: Setting, loaded: LoadedModel, note: Callable[[str], None]) -> None:
         self.setting, self.loaded, self.note = setting, loaded, note
         self.systems = systems(setting, loaded)
 
     def rows(self, machine: Machine, sequences: int) -> list[Measured]:
-        """Return one row per system, measured in turns."""
+        """Return the figures of each system; the systems are measured alternately, round by round."""
         setting = self.setting
         ids = setting.prompts(sequences)
-        pairs: dict[str, list[tuple[Sample, Sample]]] = {system.name: [] for system in self.systems}
+        pairs: dict[str, list[tuple[Timing, Timing]]] = {system.name: [] for system in self.systems}
         for repeat in range(setting.repeats):
             for system in self.systems:
                 done = pairs[system.name]
@@ -104,8 +106,8 @@ class Contest:
                 done.append(self._apart(partial(self._fitting, system, ids[:rows])))
         return [self._measured(machine, name, sequences, done) for name, done in pairs.items()]
 
-    def _fitting(self, system: System, ids: torch.Tensor) -> tuple[Sample, Sample]:
-        """Warm up and measure twice, with half as many sequences as long as memory does not suffice."""
+    def _fitting(self, system: System, ids: torch.Tensor) -> tuple[Timing, Timing]:
+        """Warm a system up and time it twice. The number of sequences is halved until they fit into memory."""
         tokens = self.setting.new_tokens
         while True:
             try:
@@ -120,28 +122,28 @@ class Contest:
             ids = ids[: len(ids) // 2]
             self.note(f"{system.name}: out of memory, trying {len(ids)} sequences")
 
-    def _timed(self, system: System, ids: torch.Tensor, tokens: int) -> Sample:
+    def _timed(self, system: System, ids: torch.Tensor, tokens: int) -> Timing:
         release(self.loaded.device)
         if self.loaded.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.loaded.device)
         return system.run(ids, tokens)
 
-    def _apart(self, work: Callable[[], tuple[Sample, Sample]]) -> tuple[Sample, Sample]:
-        """Run in a forked process, or in this process on CUDA, which cannot fork."""
+    def _apart(self, work: Callable[[], tuple[Timing, Timing]]) -> tuple[Timing, Timing]:
+        """Run a measurement in a forked process, or in this process on CUDA, which cannot be used after a fork."""
 
-        def threaded() -> tuple[Sample, Sample]:
+        def threaded() -> tuple[Timing, Timing]:
             torch.set_num_threads(self.setting.threads)
             return work()
 
         return threaded() if self.loaded.device.type == "cuda" else _forked(threaded)
 
     def _measured(
-        self, machine: Machine, name: str, sequences: int, pairs: Sequence[tuple[Sample, Sample]]
+        self, machine: Machine, name: str, sequences: int, pairs: Sequence[tuple[Timing, Timing]]
     ) -> Measured:
-        samples = [sample for pair in pairs for sample in pair]
-        firsts = [sample.first for sample in samples if sample.first is not None]
-        peaks = [sample.peak_bytes for sample in samples if sample.peak_bytes is not None]
-        decoded = samples[-1].sequences
+        timings = [timing for pair in pairs for timing in pair]
+        firsts = [timing.first for timing in timings if timing.first is not None]
+        peaks = [timing.peak_bytes for timing in timings if timing.peak_bytes is not None]
+        decoded = timings[-1].sequences
         return Measured(
             system=name,
             sequences=sequences,
@@ -150,17 +152,17 @@ class Contest:
             warm=_speed([second for _, second in pairs]),
             first_seconds=statistics.median(firsts) if firsts else None,
             peak_bytes=max(peaks, default=None),
-            **(self._cache(machine, decoded, samples) if samples[-1].usages else {}),
+            **(self._cache(machine, decoded, timings) if timings[-1].usages else {}),
         )
 
-    def _cache(self, machine: Machine, decoded: int, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Return the fields of `Measured` that only the engine knows."""
-        usages = [usage for sample in samples for usage in sample.usages]
+    def _cache(self, machine: Machine, decoded: int, timings: Sequence[Timing]) -> dict[str, Any]:
+        """Return the fields of `Measured` about evictions and the cache, which only the engine reports."""
+        usages = [usage for timing in timings for usage in timing.usages]
         evicting, decoding = sum(u.evict_seconds for u in usages), sum(u.decode_seconds for u in usages)
-        entries = held(samples[-1].usages)
+        entries = held(timings[-1].usages)
         limit = roofline(shape_of_model(self.loaded.model), machine, decoded, entries, self.loaded.dtype)
-        seconds = [sum(usage.decode_seconds + usage.evict_seconds for usage in sample.usages) for sample in samples]
-        rate = decoded * max(1, samples[-1].tokens - 1) / max(statistics.median(seconds), 1e-9)
+        seconds = [sum(usage.decode_seconds + usage.evict_seconds for usage in timing.usages) for timing in timings]
+        rate = decoded * max(1, timings[-1].tokens - 1) / max(statistics.median(seconds), 1e-9)
         return {
             "evict_share": evicting / max(evicting + decoding, 1e-9),
             "evict_ms": 1000 * evicting / max(1, sum(u.evictions for u in usages)),
@@ -170,9 +172,9 @@ class Contest:
         }
 
 
-def _speed(samples: Sequence[Sample]) -> Speed:
-    rates = [sample.rate for sample in samples]
-    decoded = [sample.decode_rate for sample in samples if sample.decode_rate is not None]
+def _speed(timings: Sequence[Timing]) -> Speed:
+    rates = [timing.rate for timing in timings]
+    decoded = [timing.decode_rate for timing in timings if timing.decode_rate is not None]
     return Speed(
         rate=statistics.median(rates),
         low=min(rates),
@@ -182,7 +184,7 @@ def _speed(samples: Sequence[Sample]) -> Speed:
 
 
 def _forked(work: Callable[[], Any]) -> Any:
-    """Return the result of a function that runs in a fork of this process."""
+    """Run a function in a fork of this process and return its result."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=lambda: sender.send(work()))

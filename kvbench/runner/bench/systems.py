@@ -1,8 +1,8 @@
 """The systems that `kvbench bench` measures beside each other: the engine with a method, and full-cache baselines.
 
-A system decodes all rows of a batch of prompts and returns one `Sample`. The baselines are transformers' `generate`
-with its growing cache, transformers' continuous batching (`generate_batch`), and vLLM where it is installed. The engine
-with its own full cache is the method `full`: it differs from a method by nothing but the eviction.
+A system continues all prompts of a batch and returns the times as a `Timing`. The baselines are transformers'
+`generate` with its growing cache, transformers' continuous batching (`generate_batch`), and vLLM where it is installed.
+The method `full` is the engine with its own full cache: all other methods differ from it by their evictions only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BLOCK = 256  # tokens of a block of transformers' continuous batching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Timing:
     """One timed generation of `tokens` tokens in each of `sequences` sequences.
 
     Attributes:
@@ -67,10 +67,10 @@ class Sample:
 
 
 class Stopwatch:
-    """Times one generation, and within it the first steps, of which the time of the prompts follows.
+    """Times one generation, and works out when every sequence had its first token.
 
-    Every system reports the first steps that it has finished (`lap`). With `k` tokens per sequence at that moment the
-    time until the first token is `lap - (k - 1) * step`, with the mean step of the rest.
+    A system calls `lap` once, early, when it has generated `k` tokens per sequence. The first tokens then came at
+    `lap - (k - 1) * step`, where `step` is the mean time of a step after the lap.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -79,18 +79,18 @@ class Stopwatch:
         self._lap: tuple[float, int] | None = None
 
     def lap(self, tokens: int) -> None:
-        """Note once that every sequence has `tokens` tokens."""
+        """Record, at the first call only, the moment at which every sequence has `tokens` tokens."""
         if self._lap is None:
             self._lap = clock(self.device) - self.began, tokens
 
-    def stop(self, sequences: int, tokens: int, usages: tuple[Usage, ...] = ()) -> Sample:
+    def stop(self, sequences: int, tokens: int, usages: tuple[Usage, ...] = ()) -> Timing:
         seconds, wall = clock(self.device) - self.began, time.perf_counter() - self.wall
         first = None
         if self._lap is not None and self._lap[1] < tokens:
             at, done = self._lap
             first = max(0.0, at - (done - 1) * (seconds - at) / (tokens - done))
         on_gpu = self.device.type == "cuda"
-        return Sample(
+        return Timing(
             sequences=sequences,
             tokens=tokens,
             seconds=seconds,
@@ -110,17 +110,17 @@ def clock(device: torch.device) -> float:
 
 
 class System(ABC):
-    """One column of the comparison. `name`: as in tables."""
+    """A system to be measured: the engine with a method, or a baseline. name: its name in tables."""
 
     name: str
 
     @abstractmethod
-    def run(self, ids: torch.Tensor, tokens: int) -> Sample:
+    def run(self, ids: torch.Tensor, tokens: int) -> Timing:
         """Generate `tokens` tokens after each prompt of ids [sequences, prompt]."""
 
 
 class EngineSystem(System):
-    """The engine with a method at a budget, a slot for each sequence."""
+    """The engine with a method at a budget, with one slot for each sequence."""
 
     def __init__(self, setting: Setting, loaded: LoadedModel, choice: MethodChoice, budget: Budget | None) -> None:
         self.name, self.setting, self.budget = named(choice, budget), setting, budget
@@ -128,7 +128,7 @@ class EngineSystem(System):
         method = choose.make(choice.name, dict(choice.options))
         self.method, self.loaded = supply(method, loaded, Path(self._folder.name))
 
-    def run(self, ids: torch.Tensor, tokens: int) -> Sample:
+    def run(self, ids: torch.Tensor, tokens: int) -> Timing:
         sequences, watch = len(ids), Stopwatch(self.loaded.device)
         steps = 0
 
@@ -175,7 +175,7 @@ class Generate(System):
         self.loaded = loaded
 
     @torch.inference_mode()
-    def run(self, ids: torch.Tensor, tokens: int) -> Sample:
+    def run(self, ids: torch.Tensor, tokens: int) -> Timing:
         watch, prompt = Stopwatch(self.loaded.device), ids.shape[1]
 
         def step(rows: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
@@ -195,7 +195,10 @@ class Generate(System):
 
 
 class Continuous(System):
-    """Transformers' continuous batching with its paged full cache, greedy. It does not tell when prompts are read."""
+    """Transformers' continuous batching with its paged full cache, greedy.
+
+    It does not report when the prompts were read.
+    """
 
     name = "continuous"
 
@@ -208,7 +211,7 @@ class Continuous(System):
         self.loaded = loaded
 
     @torch.no_grad()  # it writes to its tensors outside of inference mode
-    def run(self, ids: torch.Tensor, tokens: int) -> Sample:
+    def run(self, ids: torch.Tensor, tokens: int) -> Timing:
         watch = Stopwatch(self.loaded.device)
         blocks = len(ids) * (-(-(ids.shape[1] + tokens) // BLOCK) + 1)
         answers = self.loaded.model.generate_batch(
@@ -230,7 +233,7 @@ class Continuous(System):
 
     @staticmethod
     def _shared(ids: torch.Tensor) -> bool:
-        """Whether several sequences have one prompt, so that it may share the prompt's blocks."""
+        """Return whether several sequences have the same prompt, whose blocks may then be stored once."""
         return len(ids.unique(dim=0)) < len(ids)
 
 
@@ -244,11 +247,11 @@ class Vllm(System):
             raise UserError("--baseline vllm: vLLM is not installed here. Leave it out of --baseline.")
         self.loaded = loaded
 
-    def run(self, ids: torch.Tensor, tokens: int) -> Sample:
+    def run(self, ids: torch.Tensor, tokens: int) -> Timing:
         with tempfile.TemporaryDirectory(prefix="kvbench-vllm-") as folder:
             self.loaded.model.save_pretrained(folder)
             seconds = vllm_seconds(Path(folder), ids, tokens, str(self.loaded.dtype).removeprefix("torch."))
-        return Sample(sequences=len(ids), tokens=tokens, seconds=seconds, wall=seconds, first=None)
+        return Timing(sequences=len(ids), tokens=tokens, seconds=seconds, wall=seconds, first=None)
 
 
 _BASELINES: dict[str, Callable[[Setting, LoadedModel], System]] = {s.name: s for s in (Generate, Continuous, Vllm)}
@@ -261,5 +264,5 @@ def systems(setting: Setting, loaded: LoadedModel) -> list[System]:
 
 
 def held(usages: tuple[Usage, ...]) -> float:
-    """Return the mean entries per head over sequences and steps."""
+    """Return the number of entries that a head holds, a mean over sequences and steps."""
     return statistics.fmean(usage.entries_mean for usage in usages)
