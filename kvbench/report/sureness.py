@@ -70,7 +70,7 @@ def _out_of_reach(family: Sequence[Against]) -> list[str]:
 
 
 def _ceiling(family: Sequence[Against]) -> list[str]:
-    """A note where every score is at the ceiling: then verdicts within reach of a drop are not ties either."""
+    """Return a note if every score is at the ceiling, where no tie means equal methods."""
     if not any(a.judged.verdict == "cannot tell" and _within_reach(a) for a in family):
         return []
     lowest = min(min(a.paired.mean_a, a.paired.mean_b) for a in family)
@@ -96,7 +96,7 @@ def _comparisons(count: int) -> str:
 
 
 def _tests(pairs: Sequence[Paired]) -> list[str]:
-    """The corrections for unequal clusters, that of the most unequal comparison first."""
+    """Return notes on the corrections for unequal clusters, first that of the most unequal comparison."""
     lines = [_correction(one) for one in sorted(pairs, key=lambda one: one.df) if not one.equal]
     return list(dict.fromkeys(filter(None, lines)))[:2]
 

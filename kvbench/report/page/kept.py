@@ -27,8 +27,8 @@ MOST_EVICTIONS = 0xD800 - FIRST - 1  # so that every character is below the surr
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """`answers`: decisions by row key. `questions`: (task, question) of these answers. `note`: what the page leaves
-    out, or how to record decisions."""
+    """The decisions that the page shows. `answers`: decisions by row key. `questions`: (task, question) of these
+    answers. `note`: what the page leaves out, or how to record decisions."""
 
     answers: dict[str, dict[str, Any]]
     questions: set[tuple[str, str]]
@@ -63,7 +63,7 @@ def _with_prompt(path: Path, keys: set[str]) -> Iterator[str]:
 
 
 def _by_answer(runs: list[Path]) -> Iterator[tuple[Decisions, Iterator[Decisions]]]:
-    """Yield the first row of each recorded answer, and all its rows."""
+    """Yield for each recorded answer the decisions of its first KV head, and those of all its KV heads."""
     for path in runs:
         for _, group in itertools.groupby(decisions.read(path), key=lambda row: row.row_key):
             rows = iter(group)
@@ -72,8 +72,8 @@ def _by_answer(runs: list[Path]) -> Iterator[tuple[Decisions, Iterator[Decisions
 
 
 def _answer(first: Decisions, rows: Iterator[Decisions], most: int) -> dict[str, Any] | None:
-    """Return an answer in the form of the page's data; None if this is longer than `most` characters or the answer has
-    too many evictions."""
+    """Return the decisions on an answer in the form of the page's data; None if they take more than `most` characters
+    or the answer has too many evictions."""
     if len(first.seen) > MOST_EVICTIONS or len(first.tokens) > most:
         return None
     heads: dict[str, str] = {}

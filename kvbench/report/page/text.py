@@ -25,7 +25,7 @@ def shown(text: str) -> str:
 
 
 def cut(text: str, where: str) -> tuple[str, str]:
-    """At most MOST bytes of a text, and a note on where the rest is; no note for a text that is whole."""
+    """Return at most MOST bytes of a text, and a note on where to find the rest; the note is empty for a whole text."""
     data = shown(text).encode()
     note = f"[cut: {len(data)} bytes in all, {where}]" if len(data) > MOST else ""
     return data[:MOST].decode(errors="ignore"), note
