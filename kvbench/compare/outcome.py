@@ -36,7 +36,7 @@ PASS, MISSING, REGRESSION = 0, 4, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The judgement of one cell. reasons: why it fails, one sentence each; empty: it passes."""
+    """The judgement of one cell. reasons: why the cell fails, one sentence each; empty if it passes."""
 
     key: Key
     critical: bool
@@ -70,7 +70,7 @@ class Outcome:
 
     @property
     def wanting(self) -> Mapping[str, str]:
-        """The unfinished runs that fail, with their progress."""
+        """The unfinished runs that fail the comparison, with their progress."""
         return self.new.unfinished if self.policy.strict else {}
 
     @property
@@ -86,7 +86,8 @@ class Outcome:
 def compare(
     base: Side, new: Side, policy: Policy, mapping: Mapping[str, str] | None = None, *, stages: int = 1
 ) -> Outcome:
-    """Match and judge. stages: 2 waits for a second seed where the first one rejects. Raises UserError."""
+    """Match the cells of two sides and judge them. stages: with 2, a cell is worse only if two seeds reject; a cell
+    whose second seed was not run stays undecided. Raises UserError."""
     matched = match(base, new, mapping)
     pairs = grouped(matched.both, stages)
     tested = {key: test(found) for key, found in pairs.items()}
@@ -125,7 +126,7 @@ def _absent(key: Key, policy: Policy, extra: Sequence[Key]) -> Judged:
 
 
 def _judged(key: Key, pairs: Group, tested: Tested, verdict: Verdict, policy: Policy) -> Judged:
-    """The judgement of scores alone."""
+    """Return the judgement of a cell by its scores alone."""
     worse = verdict.name == "worse"
     fell = f"the mean score fell by {-tested.together.diff:.3f} (p={verdict.p:.2g})"
     return Judged(
@@ -146,7 +147,8 @@ def _judged(key: Key, pairs: Group, tested: Tested, verdict: Verdict, policy: Po
 
 
 def _with_answers(one: Judged, stored: tuple[Stored, Stored], new: Side) -> Judged:
-    """Adds what the answers themselves say: the same, differing where they may not, or without a score."""
+    """Add to a judgement what the answers show: all equal, different although they must be equal, or without a score in
+    new."""
     if count := lost.of_pairs(one.pairs, new):
         samples = "1 sample has" if count == 1 else f"{count} samples have"
         one = _missing(one, f"{samples} no score, but one in the base")
@@ -165,7 +167,8 @@ def _missing(one: Judged, reason: str) -> Judged:
 
 
 def _with_measures(one: Judged, policy: Policy, new: Side) -> Judged:
-    """Adds entries that rose, and figures beyond a limit of the policy or lost under one."""
+    """Add to a judgement entries that rose, and figures that the policy limits and that are beyond the limit or unknown
+    in new."""
     limited = [m for m in one.measures if m.name in policy.limits]
     unknown = [m.words for m in limited if m.lost]
     if unknown and not any(lost.is_begun(pair, new) for pair in one.pairs):
@@ -179,5 +182,5 @@ def _with_measures(one: Judged, policy: Policy, new: Side) -> Judged:
 
 
 def describe(one: Judged) -> str:
-    """The cell with its failures in one line."""
+    """Return the cell with its failures in one line."""
     return f"{bare(one.key.cell)}: {'; '.join(one.reasons)}"

@@ -46,16 +46,16 @@ _LEFTOVER = re.compile(r"\.[\w.]+\.\d+-[0-9a-f]{8}\.tmp")
 
 
 def crash_point(name: str) -> None:
-    """Mark a moment between two steps of a write, where tests kill the process."""
+    """Mark a moment between two parts of a write, where tests kill the process."""
 
 
 def reason(error: OSError) -> str:
-    """The system's message in lower case: "no space left on device" for ENOSPC."""
+    """Return the system's message in lower case: "no space left on device" for ENOSPC."""
     return (os.strerror(error.errno) if error.errno else str(error)).lower()
 
 
 def remedy(error: OSError) -> str:
-    """Advice to the user before trying again, as a clause."""
+    """Return what the user should do before trying again, as a clause: "free space"."""
     return next((text for text, numbers in _REMEDIES.items() if error.errno in numbers), "check the disk")
 
 
@@ -71,7 +71,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file.
+    """Open a regular file and return its descriptor.
 
     Raises SetupError for a link, a folder, a pipe or a device, OSError if the file cannot be opened.
     """
@@ -86,7 +86,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_plain(path: Path, limit: int) -> bytes:
-    """All bytes of a regular file. Raises as `open_plain`, and SetupError above `limit` bytes."""
+    """Return all bytes of a regular file. Raises as `open_plain`, and SetupError for more than `limit` bytes."""
     with open(open_plain(path), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -95,14 +95,14 @@ def read_plain(path: Path, limit: int) -> bytes:
 
 
 def plain_size(path: Path) -> int:
-    """Bytes of a regular file. Raises as `open_plain`."""
+    """Return the size of a regular file in bytes. Raises as `open_plain`."""
     status = os.lstat(path)
     _must_be(path, status, stat.S_IFREG)
     return status.st_size
 
 
 def own_folder(path: Path) -> bool:
-    """Whether there is a folder of this name. Raises SetupError for a link or a file in its place."""
+    """Return whether there is a folder of this name. Raises SetupError for a link or a file in its place."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -121,7 +121,7 @@ def _must_be(path: Path, status: os.stat_result, wanted: int) -> None:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
-    """A new file, open for writing and reading, that replaces `target` unless the block raises."""
+    """Yield a new file, open for writing and reading; it replaces `target` at the end, unless the block raises."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "x+b") as file:

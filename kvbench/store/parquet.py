@@ -23,11 +23,11 @@ _BYTES = 16 << 20  # unpacked, allowed for any table
 
 
 class Damaged(ValueError):
-    """The file is a damaged table; the text says why."""
+    """The file is a damaged table; the message says why."""
 
 
 def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str], row_bytes: int) -> pa.Table:
-    """The columns of `schema`, cast to its types, with the file's metadata.
+    """Read the columns of `schema`, cast to its types, with the file's metadata.
 
     required: columns that have a value in every row. row_bytes: largest average size of an unpacked row. Raises
     UserError if the file is not kvbench's or has another format, Damaged if it cannot be decoded.
@@ -62,7 +62,7 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
 
 
 def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
-    """Raise Damaged where a column of `schema` is missing, duplicated or nested."""
+    """Raise Damaged if a column of `schema` is missing, duplicated or nested."""
     import pyarrow as pa
 
     for name in schema.names:
@@ -77,14 +77,16 @@ def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
 
 
 def _repeated(stored: pa.Schema, schema: pa.Schema) -> list[str]:
-    """The stored columns to read as dictionaries, which hold a repeated value once: small files stay small."""
+    """Return the stored columns to read as dictionaries, which hold a repeated value once: tables of small files stay
+    small in memory."""
     import pyarrow as pa
 
     return [field.name for field in schema if field.name in stored.names and pa.types.is_dictionary(field.type)]
 
 
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
-    """Raise Damaged if the footer claims more rows than the file's size allows: every row has its own key."""
+    """Raise Damaged if the footer claims more rows or bytes than a file of this size can hold. Each row takes at least
+    a byte, because no two rows have the same key."""
     if footer.num_rows > size:
         raise Damaged(f"it claims {footer.num_rows} rows in {size} bytes")
     claimed = 0
