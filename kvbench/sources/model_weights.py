@@ -1,4 +1,4 @@
-"""Check a model folder's weights: safetensors only, every file that the index names, every file of full length."""
+"""Checks a model folder's weights: safetensors only, every file that the index names, every file of full length."""
 
 from __future__ import annotations
 

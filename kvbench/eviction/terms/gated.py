@@ -1,4 +1,5 @@
-"""Base of methods with retention gates: log beta of every entry, fixed when its token is read, and its score."""
+"""Base of methods with retention gates: they compute log beta of every entry when its token is read, and score by
+it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True)
 class Gated(Method):
-    """A method that scores entries by log G (`retention.log_gain`). Subclasses choose the scope of the competition."""
+    """A method that scores entries by log G (`retention.log_gain`). Subclasses choose which entries compete with each
+    other."""
 
     kind = "weights"
     trained = True
@@ -46,7 +48,7 @@ class Gated(Method):
         return Protect(recent=self.recent)
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
-        """Return log beta of new tokens; later tokens do not change it."""
+        """Return log beta of new tokens, which stays the same from then on."""
         return {"log_beta": log_retention(new)}
 
     def score(self, view: LayerView) -> torch.Tensor:

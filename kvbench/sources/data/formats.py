@@ -31,7 +31,7 @@ Row = dict[str, Any]
 class Reading:
     """The rows of data files, one file after the other. `sha256` (of all bytes read) is complete after the last row.
 
-    member: the name of the file with the rows, if each of `files` is an archive.
+    member: if the files are archives, the name of the file with the rows inside each.
     """
 
     def __init__(self, files: Sequence[Path], member: str = "") -> None:
@@ -97,10 +97,10 @@ class _Hashing(io.RawIOBase):
 
 
 def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> Iterator[tuple[int, Row]]:
-    """Yield the line numbers and objects of a JSON-lines file of at most `FILE_LIMIT` bytes.
+    """Yield (line number, object) for each line of a JSON-lines file of at most `FILE_LIMIT` bytes.
 
     `label` is the file's name in messages. Raises UserError if it is not a regular file, not UTF-8 or not JSON objects.
-    With a list `problems`, lines that are not JSON objects are skipped and described there instead.
+    If `problems` is a list, lines that are not JSON objects are skipped and described there instead.
     """
     name = bare(label)
     check_plain(file, name, FILE_LIMIT)
@@ -170,7 +170,8 @@ def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
     held, place, number, ended = "", 0, 0, False
 
     def more() -> None:
-        """Append a block to the unparsed text, at least as long as this text, so that a long row takes linear time."""
+        """Append a block to the text in memory, at least as long as the unparsed text, so that a long row takes linear
+        time."""
         nonlocal held, place, ended
         try:
             block = text.read(max(CHUNK, len(held) - place))
@@ -179,7 +180,8 @@ def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
         held, place, ended = held[place:] + block, 0, not block
 
     def mark(allowed: str) -> str:
-        """Return the next character that is not blank. Raises UserError unless it is one of `allowed`."""
+        """Return the next character that is not blank, without consuming it. Raises UserError unless it is one of
+        `allowed`."""
         nonlocal place
         while True:
             while place < len(held) and held[place] in " \t\r\n":

@@ -1,4 +1,4 @@
-"""The data source of a run: find a task's data, and compare the rows with the manifest."""
+"""The data source of a run: it finds a task's data, and compares the rows with the manifest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUNDLED = Path(__file__).parents[2] / "bundled"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataUsed:
-    """The origin of a task's data. `mismatch`: how the data differ from the manifest, if the user allows that."""
+    """Where a task's data came from. `mismatch`: how the data differ from the manifest, if the user allows that."""
 
     task: str
     source: Source
@@ -122,7 +122,8 @@ class Data:
         return errors
 
     def check(self, task: str, manifest: Manifest) -> DataUsed | None:
-        """Read a task's local data and compare them with the manifest; None if there are none. Raises SetupError."""
+        """Read a task's data on this machine and compare them with the manifest; None if they are not here. Raises
+        SetupError."""
         if (place := self.find(task, manifest)) is None:
             return None
         return _examine(task, manifest, place, None) if holds_rows(manifest) else _examine_file(task, manifest, place)
@@ -153,7 +154,7 @@ def _member(file: Path, manifest: Manifest) -> str:
 
 
 def _examine(task: str, manifest: Manifest, place: Place, kept: list[dict[str, Any]] | None) -> DataUsed:
-    """Read all rows, into `kept` unless it is None, and compare them with the manifest."""
+    """Read all rows, append them to `kept` unless that is None, and compare them with the manifest."""
     reading = place.reading()
     ids: list[str] = []
     count = 0
