@@ -62,9 +62,9 @@ def read(path: Path) -> Side:
     try:
         return _side(path, document(content(path, LARGEST)))
     except _Wrong as wrong:
-        raise UserError(f"{quote(path)} is no baseline of 'kvbench compare --save': {wrong}.") from None
+        raise UserError(f"{quote(path)} is not a baseline from 'kvbench compare --save': {wrong}.") from None
     except ValueError as error:
-        raise UserError(f"{quote(path)} is no baseline of 'kvbench compare --save': {bare(error)}.") from None
+        raise UserError(f"{quote(path)} is not a baseline from 'kvbench compare --save': {bare(error)}.") from None
 
 
 def _text(content: Mapping[str, Any]) -> str:
@@ -87,7 +87,7 @@ def _text(content: Mapping[str, Any]) -> str:
 
 def _side(path: Path, content: Any) -> Side:
     if not isinstance(content, dict) or type(content.get("format")) is not int:
-        raise _Wrong("it has no format")
+        raise _Wrong("it states no format")
     if content["format"] != FORMAT:
         raise _Wrong(f"it has format {content['format']}, and this kvbench reads format {FORMAT}")
     _keys(content, ("format", "kvbench", "sources", "unfinished", "cells", "sha256"), "the file")

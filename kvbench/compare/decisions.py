@@ -54,7 +54,7 @@ def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
     they cannot be compared."""
     shared = sorted(base.decisions.keys() & new.decisions.keys(), key=natural)
     if not shared:
-        return "no decisions of both sides"
+        return "no question has decisions on both sides"
     for question in shared:
         (text, old), (other, now) = base.decisions[question], new.decisions[question]
         if text != other:

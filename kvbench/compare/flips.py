@@ -25,7 +25,7 @@ from kvbench.taskkit.names import is_gated
 MOST = 20  # questions of a cell
 TAIL = 160  # last characters of an answer
 WITHHELD = "(withheld: the task's questions are gated)"
-NOT_HERE = "(not in a baseline file)"
+NOT_HERE = "(a baseline file holds no answers)"
 ANSWERS = f"[the extracted answer, which the task scores] and the end of the output, at most {TAIL} characters"
 NONE = "No question changed its score."
 

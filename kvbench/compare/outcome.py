@@ -151,7 +151,7 @@ def _with_answers(one: Judged, stored: tuple[Stored, Stored], new: Side) -> Judg
     new."""
     if count := lost.of_pairs(one.pairs, new):
         samples = "1 sample has" if count == 1 else f"{count} samples have"
-        one = _missing(one, f"{samples} no score, but one in the base")
+        one = _missing(one, f"{samples} a score in base but none in new")
     elif one.verdict != "worse" and all(map(identical, one.pairs)):
         return replace(one, verdict="same")
     found = [(pair, first_difference(pair, stored[0].output, stored[1].output)) for pair in one.pairs]
@@ -172,7 +172,7 @@ def _with_measures(one: Judged, policy: Policy, new: Side) -> Judged:
     limited = [m for m in one.measures if m.name in policy.limits]
     unknown = [m.words for m in limited if m.lost]
     if unknown and not any(lost.is_begun(pair, new) for pair in one.pairs):
-        one = _missing(one, f"{', '.join(unknown)}: unknown now, and the policy limits it")
+        one = _missing(one, f"{', '.join(unknown)}: unknown in new, although the policy limits it")
     reasons = [f"{m.words}: {m.base:g} before, {m.new:g} now" for m in one.measures if m.more]
     for m in limited:
         if m.beyond(policy.limits[m.name]):

@@ -119,12 +119,12 @@ def notes(found: list[Plan]) -> list[str]:
     if flat:
         lines.append(
             f"No spread: {few(flat)}. All samples of a question have the same score there, so their variance says "
-            "nothing. The number is that of unchanged questions which exclude a fall on more than the margin's share "
+            "nothing. The number says how many unchanged questions exclude a fall on more than the margin's share "
             "of questions; more samples do not help."
         )
     if single:
         lines.append(
-            f"One sample per question: {few(single)}. Its spread is unknown; the numbers take the largest that the "
+            f"One sample per question: {few(single)}. Their spread is unknown; the numbers assume the largest that the "
             "mean score p allows, p (1 - p), and are upper limits."
         )
     return lines
@@ -147,8 +147,8 @@ def text(found: list[Plan]) -> str:
         own = "no number suffices" if plan.samples is None else f"{plan.samples:,} for {plan.questions}"
         table.add_row(plan.cell, f"{plan.margin:g}", *(_count(plan.needed[k]) for k in SAMPLES), own)
     with console.capture() as captured:
-        console.print("Questions that it takes, by the number of samples of each, for 80% power to show no worse than")
-        console.print("the margin if nothing changed; from the variances of this run.\n")
+        console.print("Number of questions needed, by samples per question, to show no worse than the margin")
+        console.print("with 80% power if nothing changed; from the variances of this run.\n")
         console.print(table)
         for note in notes(found):
             console.print(f"\n{terminal.clean(note)}")

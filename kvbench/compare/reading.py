@@ -65,7 +65,7 @@ def read_runs(paths: Sequence[Path], name: str) -> Side:
     for path in paths:
         run = path.name if path.is_dir() else path.parent.name
         if run in records:
-            raise UserError(f"{quote(name)} names two runs {quote(run)}; a side takes each name once.")
+            raise UserError(f"{quote(name)} holds two runs named {quote(run)}; a side takes each name once.")
         if path.is_dir():
             snapshot = read_run(path, COLUMNS)
             tables.append((run, snapshot.table))

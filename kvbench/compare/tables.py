@@ -75,7 +75,10 @@ class Comparison(Report):
         if self.outcome.extra:
             notes.append(f"In NEW only: {words.extra(self.outcome)}.")
         notes += words.decisions(self.outcome)
-        return [*notes, f"Speeds are of {words.machines(self.outcome)}; they fail no comparison without a limit."]
+        return [
+            *notes,
+            f"Speeds were measured on {words.machines(self.outcome)}; only with a limit can they fail a comparison.",
+        ]
 
     def data(self) -> dict[str, Any]:
         outcome = self.outcome

@@ -67,7 +67,7 @@ def failures(outcome: Outcome) -> Iterator[tuple[bool, str]]:
         if one.reasons:
             yield one.critical, f"{name(one, outcome)}: {fails(one)}"
     for run, progress in outcome.wanting.items():
-        yield True, f"{unfinished(run, progress)} --strict wants all of it."
+        yield True, f"{unfinished(run, progress)} --strict requires all rows."
 
 
 def unfinished(run: str, progress: str) -> str:
@@ -159,8 +159,10 @@ def decisions(outcome: Outcome) -> Iterator[str]:
     replayed = [one for one in outcome.judged if any(pair.decided for pair in one.pairs)]
     for one in replayed:
         if one.decision is not None:
-            said = one.decision if isinstance(one.decision, str) else one.decision.words
-            yield f"Decisions of {name(one, outcome)} on the same answers differ first at {said}."
+            if isinstance(one.decision, str):
+                yield f"Decisions of {name(one, outcome)} cannot be compared: {one.decision}."
+            else:
+                yield f"Decisions of {name(one, outcome)} on the same answers differ first at {one.decision.words}."
     if replayed and all(one.decision is None for one in replayed):
         yield "Decisions on the same answers are equal in every layer."
 

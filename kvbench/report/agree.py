@@ -47,7 +47,7 @@ SAME = {
 BY_QUESTION = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
 ARTEFACTS = "tables, drafts or plug-in"
 ALL = "all"  # of --group-by: everything that differs
-APART = f"--group-by {ALL} makes one table each."
+APART = f"--group-by {ALL} makes separate tables."
 # Notes below a table: the column, its name in the sentence, and the columns within which it should be equal.
 NOTED = (
     ("kvbench_version", "versions of kvbench", ()),
@@ -127,7 +127,7 @@ def check(rows: Rows) -> None:
     for column, word in SAME.items():
         if len(values_of(rows, column)) > 1:
             conflicts = [(_run(rows, place), f"{word} {value}") for place, value in rows.firsts(column)[:2]]
-            raise _refusal(conflicts, f"--group-by {column} makes one table each.")
+            raise _refusal(conflicts, f"--group-by {column} makes separate tables.")
     for difference in differences(rows):
         raise _error(rows, difference)
     if (question := _two_prompts(rows)) is not None:
@@ -157,7 +157,7 @@ def differences(rows: Rows) -> Iterator[Difference]:
             yield from _difference(word, artefacts, mine & (options.codes == kind), APART)
     judges = rows.text("judge").renamed(judge_of)
     yield from _difference(
-        "judge", judges, judges.codes >= 0, "'kvbench score RUN --all' with one judge makes them alike."
+        "judge", judges, judges.codes >= 0, "'kvbench score RUN --all' rates all answers again with one judge."
     )
 
 
@@ -226,7 +226,7 @@ def _error(rows: Rows, difference: Difference) -> UserError:
 
 def _refusal(conflicts: Sequence[tuple[str, str]], remedy: str) -> UserError:
     (a, first), (b, second) = conflicts
-    return UserError(f"{a} is of {first} and {b} of {second}; scores are not comparable. {remedy}")
+    return UserError(f"{a} has {first} and {b} has {second}; scores are not comparable. {remedy}")
 
 
 def _named(difference: Difference, value: str) -> str:

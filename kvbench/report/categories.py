@@ -95,7 +95,8 @@ class CategoryReport(Report):
 
     name: ClassVar[str] = "categories"
     about: ClassVar[str] = (
-        "Scores with standard errors over the questions of a category; questions counts those of the first column."
+        "Scores with standard errors over the questions of a category; the column questions belongs to the "
+        "first column of scores."
     )
     cells: list[CategoryCell]
     tables: list[CategoryTable]

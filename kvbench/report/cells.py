@@ -103,7 +103,7 @@ def options_of(text: str) -> dict[str, Any]:
         options = None
     if not isinstance(options, dict):
         raise SetupError(
-            f"column options of rows.parquet holds {quote(text)}, which are no options: the table is damaged."
+            f"rows.parquet is damaged: its column options holds {quote(text)}, which is not a JSON object."
         )
     return options
 

@@ -76,7 +76,7 @@ def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Pat
     runs_and_tables: list[Path] = []
     for name in names or [str(results)]:
         if not name.strip():
-            raise UserError("the name of a run is empty; 'kvbench report' without one takes all.")
+            raise UserError("the name of a run is empty; 'kvbench report' without a name reports on all runs.")
         path = Path(name)
         if not os.path.exists(path) and os.path.exists(
             results / name
@@ -116,7 +116,9 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
     for name in group_by:
         if name not in (*SAME, agree.ALL):
             known = [*SAME, agree.ALL]
-            raise UserError(f"--group-by {quote(name)}.{did_you_mean(name, known)} Columns: {', '.join(known)}.")
+            raise UserError(
+                f"--group-by {quote(name)}: no such column.{did_you_mean(name, known)} Columns: {', '.join(known)}."
+            )
     tables: list[tuple[str, pa.Table]] = []
     runs: list[dict[str, Any]] = []
     unfinished: dict[str, str] = {}

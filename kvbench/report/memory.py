@@ -41,9 +41,11 @@ UNBOUNDED = (
 )
 LATER = (
     "The full cache was not run on these conversations, so the length of their later questions is unknown: nominal "
-    "excludes them, and none of their cells is marked."
+    "excludes them, and none of their cells can be marked with !."
 )
-OVER = f"! above {SLACK} times nominal and a page of {PAGE} entries for each head, or {SLACK} times its entries."
+OVER = (
+    f"! measured more than {SLACK} times nominal plus a page of {PAGE} entries per head, or {SLACK} times its entries:"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,5 +317,5 @@ def _notes(cells: Sequence[MemoryCell]) -> list[str]:
     if over := sum(cell.over for cell in cells):
         notes.append(f"{OVER} {over} of {len(cells)} cells.")
     if any(math.isnan(cell.nominal_bytes) for cell in cells):
-        notes.append("The run does not say what an entry takes (older version): bytes are measured only.")
+        notes.append("An older kvbench wrote the run without the size of an entry: only measured bytes are shown.")
     return notes

@@ -155,7 +155,9 @@ def frontier_block(group: str, tables: Sequence[TaskTable]) -> Block:
         lines=[Place(table, cell) for table in tables for cell in frontier(table)],
         columns=columns,
         grids=[chosen(columns, ("task", "method", "budget", "KV peak", "of full", "score", "verdict"))],
-        notes=["The frontier: no other cell of the task scores as high a mean with as few bytes. Steps may be noise."],
+        notes=[
+            "The frontier: no other cell of the task scores as high a mean with as few bytes. Small gains may be noise."
+        ],
     )
 
 

@@ -55,7 +55,7 @@ def _lines(left: Rows, kept: Rows) -> list[str]:
         count, differing = len(part), int(other[np.isin(left.places, part.places)].sum())
         scores = f"{differing} of {count} scores differ" if differing else "all scores are equal"
         lines.append(
-            f"{_counted(count)} of {runs.names[loser]} left out: {runs.names[winner]} has the same row keys and counts "
+            f"{_counted(count)} of {runs.names[loser]} left out: {runs.names[winner]} has the same rows, which count "
             f"({scores}). 'kvbench compare {bare(runs.names[loser])} {bare(runs.names[winner])}' tests one against the "
             "other."
         )

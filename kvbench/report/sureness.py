@@ -86,8 +86,8 @@ def _too_few(pairs: Sequence[Paired]) -> list[str]:
         return []
     count = "1 question" if max(few) == 1 else f"{max(few)} questions"
     return [
-        f"{_comparisons(len(few))} no verdict: {count} (questions of one source count once) are fewer than "
-        f"{fewest_clusters(ALPHA)}, from which on an exact test can reach {ALPHA:.0%}."
+        f"{_comparisons(len(few))} no verdict: {count} (questions of one source count once) are fewer than the "
+        f"{fewest_clusters(ALPHA)} with which an exact test can reach {ALPHA:.0%}."
     ]
 
 

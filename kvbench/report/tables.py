@@ -235,7 +235,8 @@ def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]])
     notes += _load(cells)
     if any(cell.marked for cell in cells):
         notes.append(
-            "* generated entries are not bounded by the budget (most evict the prompt only). Compare by bytes."
+            "* generated entries are not bounded by the budget (most such methods evict the prompt only). "
+            "Compare by bytes."
         )
     return notes
 

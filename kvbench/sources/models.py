@@ -111,9 +111,7 @@ def _local(name: str, folder: Path) -> ModelInfo:
 def check_tokenizer(name: str, folder: Path) -> None:
     """Raise SetupError if the folder has no tokenizer files: for some models transformers makes an empty tokenizer."""
     if not any((folder / file).is_file() for file in TOKENIZERS):
-        raise SetupError(
-            f"model {quote(name)}: it has no tokenizer files ({TOKENIZERS[0]}). Copy them beside its weights."
-        )
+        raise SetupError(f"model {quote(name)} has no tokenizer files ({TOKENIZERS[0]}). Copy them beside its weights.")
 
 
 def located(name: str, revision: str | None = None) -> ModelInfo:

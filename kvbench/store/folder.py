@@ -156,7 +156,7 @@ def _there(out: str | Path) -> Path:
             kind = part.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
             if part.is_symlink():
-                raise UserError(f"--out {quote(out)} leads through a link to nothing; give a folder.") from None
+                raise UserError(f"--out {quote(out)} leads through a broken link; give a folder.") from None
         except (OSError, ValueError) as error:
             raise UserError(f"--out {quote(out)} cannot be a folder ({_why(error)}).") from None
         else:
@@ -196,7 +196,7 @@ def _check_ours(path: Path) -> None:
     """Raise UserError for a folder with foreign files. A lone lock is not foreign: it stays if a run is killed before
     it writes run.json."""
     if path.is_symlink() and not path.exists():
-        raise UserError(f"{quote(path)} is a link to nothing. Give another --run-name.")
+        raise UserError(f"{quote(path)} is a broken link. Give another --run-name.")
     if path.exists() and not path.is_dir():
         raise UserError(f"{quote(path)} is a file. Give another --run-name.")
     if not path.is_dir() or os.path.lexists(path / manifest.NAME):

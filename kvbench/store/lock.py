@@ -110,7 +110,7 @@ class RunLock:
                 if fd >= 0:
                     os.close(fd)
         _held.add(self._fd)
-        no_flock = "the file system of the results has no flock; an exclusively made lock file is used instead."
+        no_flock = "the file system of the results has no flock; the lock is the existence of its file instead."
         return taken_over if has_flock else [*taken_over, no_flock]
 
     def _open(self) -> tuple[int, bool]:

@@ -71,7 +71,7 @@ def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
                 continue
             raise Damaged(f"it has no column {name}")
         if len(stored.get_all_field_indices(name)) > 1:
-            raise Damaged(f"it has several columns {name}")
+            raise Damaged(f"it has several columns named {name}")
         if pa.types.is_nested(stored.field(name).type):
             raise Damaged(f"column {name} holds {bare(stored.field(name).type)}")
 

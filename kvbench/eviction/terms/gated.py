@@ -30,7 +30,7 @@ class Gated(Method):
     gates: str = option("auto", "file with the trained gates; auto: the method's own beside the model's weights")
     gate: Literal["auto", "rg", "rg2", "rg3", "rg10"] = option("auto", "form of the gate; auto: as in the file")
     tie: Literal["auto", "none", "layers", "layers_and_heads"] = option(
-        "auto", "who shares the gate's last projection; auto: as in the file"
+        "auto", "which layers and heads share the gate's last projection; auto: as in the file"
     )
     horizon: int = option(1, "coming queries over which retention is summed", low=1)
     age_offset: int = option(0, "added to the age of every entry", low=0)

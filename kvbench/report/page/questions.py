@@ -176,7 +176,7 @@ def _shared(texts: Sequence[str]) -> int:
 
 
 _WITHHELD = "The task's data are gated: the page shows ids and scores, no texts."
-_NOT_STORED = "The run did not store this prompt, as it does for gated data: the page shows ids and scores, no texts."
+_NOT_STORED = "The run stored no prompt here, as for gated data: the page shows ids and scores, no texts."
 
 
 def _answer(row: dict[str, Any], shared: dict[str, dict[str, Any]], withheld: bool) -> dict[str, Any]:

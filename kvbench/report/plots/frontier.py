@@ -14,7 +14,7 @@ from kvbench.report.plots.points import only
 TITLE = "Score against measured bytes"
 ABOUT = (
     "Mean score over questions against the largest KV bytes of a sequence, a mean over samples, {panels}; bars: 95% "
-    "intervals over questions, as in the table. Grey steps and rings: the frontier, cells that no other cell of "
+    "intervals over questions, as in the table. Grey stairs and rings: the frontier, cells that no other cell of "
     "the panel beats with at most as many bytes; it ignores the intervals. Lines join the budgets of a method."
 )
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

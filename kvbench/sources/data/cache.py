@@ -84,7 +84,9 @@ def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None 
                         f"{sha256[:12]}); it was not kept."
                     )
     except httpx.HTTPStatusError as error:
-        raise SetupError(f"{quote(url)} cannot be downloaded: it answers {error.response.status_code}.") from None
+        raise SetupError(
+            f"{quote(url)} cannot be downloaded: the server answers {error.response.status_code}."
+        ) from None
     except httpx.TransportError as error:
         raise Unreachable(f"{quote(url)} cannot be reached: {quote(words(error))}.") from None
     except httpx.HTTPError as error:

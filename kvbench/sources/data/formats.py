@@ -23,7 +23,7 @@ from kvbench.store.strict_json import constant, finite, parse
 
 FILE_LIMIT = 512 * 1024 * 1024  # bytes of a user's own file
 CHUNK = 1 << 20
-LONGEST_FIELD = 1 << 27  # characters in a CSV cell
+LONGEST_FIELD = 1 << 27  # characters in a CSV field
 
 Row = dict[str, Any]
 
@@ -59,7 +59,7 @@ class Reading:
             except KeyError:
                 raise SetupError(f"the archive {quote(name)} has no {quote(self.member)}.") from None
             except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-                raise SetupError(f"{quote(name)} is no whole zip archive ({error}). Download it again.") from None
+                raise SetupError(f"{quote(name)} is not a complete zip archive ({error}). Download it again.") from None
             except OSError as error:
                 raise SetupError(f"cannot read {quote(name)}: {error.strerror or error}.") from None
 
@@ -222,7 +222,7 @@ def _csv_rows(text: TextIO, name: str) -> Iterator[Row]:
         head = next(rows, [])
         for cells in rows:
             if len(cells) != len(head):
-                raise UserError(f"{name}:{rows.line_num}: {len(cells)} cells; the head has {len(head)}.")
+                raise UserError(f"{name}:{rows.line_num}: {len(cells)} fields; the head has {len(head)}.")
             yield dict(zip(head, cells))
     except csv.Error as error:
         raise UserError(f"{name}:{rows.line_num}: not CSV ({error}).") from None

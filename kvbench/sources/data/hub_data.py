@@ -53,7 +53,7 @@ def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | 
         except cache.Unreachable:
             raise elsewhere(task, manifest, f"{quote(manifest.url)} is unreachable") from None
     if not manifest.hub:
-        raise SetupError(f"data of task {quote(task)} come with kvbench and are missing: {quote(manifest.path)}.")
+        raise SetupError(f"data of task {quote(task)} come with kvbench, but {quote(manifest.path)} is missing.")
     commit = _commit(task, manifest, revision)
     with _as_hub_error(task, manifest, revision):
         if manifest.files:
@@ -157,7 +157,7 @@ def _moved(task: str, manifest: Manifest) -> SetupError:
 def _differs(manifest: Manifest, now: str) -> SetupError:
     pinned = (manifest.revision or "main")[:7]
     return SetupError(
-        f"{quote(manifest.hub)} is at revision {now[:7]}, pinned is {pinned}. Use --data-revision to choose."
+        f"{quote(manifest.hub)} is at revision {now[:7]}, but the task pins {pinned}. Use --data-revision to choose."
     )
 
 

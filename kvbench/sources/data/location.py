@@ -79,7 +79,9 @@ def _offline(index: int, row: Row, manifest: Manifest) -> Row:
         try:
             named["id"] = manifest.hub_id(index, row)
         except KeyError as error:
-            raise SetupError(f"the data for {manifest.path} have no column {error} to name their rows by.") from None
+            raise SetupError(
+                f"the data for {manifest.path} have no column {error}, from which the ids of the rows are made."
+            ) from None
     return named
 
 

@@ -64,7 +64,8 @@ class Data:
             where = f"{quote(place.location)} ({used.source}{f', revision {used.revision}' if used.revision else ''})"
             raise SetupError(
                 f"data of task {quote(task)} in {where} are not the expected ones: {used.mismatch}. "
-                "Point --data or KVBENCH_DATA to the right ones; --allow-data-mismatch takes these and records it."
+                "Point --data or KVBENCH_DATA to the right ones; --allow-data-mismatch uses these and records the "
+                "mismatch."
             )
         self._record(used)
         return rows
@@ -78,7 +79,7 @@ class Data:
         if used.mismatch and not self.allow_mismatch:
             raise SetupError(
                 f"{quote(place.location)} ({used.source}) is not the expected file of task {quote(task)}: "
-                f"{used.mismatch}. --allow-data-mismatch takes it and records it."
+                f"{used.mismatch}. --allow-data-mismatch uses it and records the mismatch."
             )
         self._record(used)
         return place.files[0]
