@@ -129,9 +129,9 @@ def _spec(
 
 def _axis(unit: _Unit, budgets: Sequence[float]) -> Spec:
     """Return the x axis, with a mark at each budget."""
-    ticks = sorted(budgets)
-    scale = {"type": "log", "base": 2, "domain": [ticks[0] / BESIDE, ticks[-1] * BESIDE], "nice": False}
-    lines = {"values": ticks, "format": ",~r", "labelOverlap": "greedy", "grid": False}
+    marks = sorted(budgets)
+    scale = {"type": "log", "base": 2, "domain": [marks[0] / BESIDE, marks[-1] * BESIDE], "nice": False}
+    lines = {"values": marks, "format": ",~r", "labelOverlap": "greedy", "grid": False}
     return axis("x", unit.axis, scale=scale, axis=lines)
 
 
