@@ -70,7 +70,7 @@ def bare(value: object) -> str:
 
 
 def few(words: Sequence[str], most: int) -> str:
-    """List the first `most` words, with commas, and say how many more there are."""
+    """Return the first `most` words, joined by commas, and how many more there are."""
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 

@@ -26,7 +26,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUp:
-    """The input after an answer: tokens that continue the cached sequence or, if `fresh`, a whole new prompt."""
+    """The model's next input after an answer: tokens that continue the cached sequence or, if `fresh`, a whole new
+    prompt."""
 
     ids: tuple[int, ...]
     fresh: bool

@@ -29,7 +29,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doc:
-    """One question. `reference` is the right answer for `score`; `cluster_id` names the source that questions share."""
+    """One question. `score` compares the answer with `reference`; `cluster_id` names the source that questions
+    share."""
 
     doc_id: str
     turns: tuple[Turn, ...]
@@ -105,7 +106,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The sources of a task's data, and the number of rows and the ids that the data must have.
+    """Where a task's data come from, and which number of rows and which ids they must have.
 
     The data are a file in a data folder (``--data``, ``KVBENCH_DATA``), a table or raw files of a hub repository, or a
     file at an address. Raw files are JSON lines or one JSON list, or zip archives that hold such a file.
@@ -179,7 +180,7 @@ class Services:
 
 
 class Task(ABC):
-    """One benchmark task."""
+    """Base class of the tasks, one class per benchmark."""
 
     name: str = ""  # filled in by `get_task`
     version: ClassVar[str] = "1"  # raised on any change of prompt, extraction or metric
@@ -215,7 +216,8 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, doc: Doc, output: Output) -> Score:
-        """Score one sample. Pure and picklable: it may run in a worker process under a time limit."""
+        """Score one sample. It must be pure and picklable, because it may run in a worker process under a time
+        limit."""
 
     def patience(self, doc: Doc) -> float:
         """Return the time limit for scoring one sample, in seconds."""

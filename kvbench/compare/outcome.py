@@ -5,12 +5,12 @@
 
 Verdicts of a cell:
     same            all answers and their scores are equal
-    differs         all that decides tokens is equal, but answers are not: the code does not repeat itself
+    differs         answers differ although all that decides tokens is equal: the code does not repeat itself
     no worse than M the lower bound of the difference is above -M
     worse           the one-sided paired test rejects "no drop", after Holm over the cells of a tier
-    undecided       neither; `drop` says what could have been seen
-    better          undecided about M = 0, with a higher mean whose lower bound is above 0
-    missing         the cell, or a question or sample that base has a score for, has none in new
+    undecided       neither "no worse" nor "worse"; `drop` says how large a drop could have been found
+    better          with a margin of 0: the lower bound of the difference is above 0
+    missing         new lacks the cell, or the score of a question or sample that has one in base
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Outcome:
 def compare(
     base: Side, new: Side, policy: Policy, mapping: Mapping[str, str] | None = None, *, stages: int = 1
 ) -> Outcome:
-    """Match the cells of two sides and judge them. stages: with 2, a cell is worse only if two seeds reject; a cell
-    whose second seed was not run stays undecided. Raises UserError."""
+    """Match the cells of two sides and judge them. stages: with 2, a cell is worse only if two seeds reject, never
+    before the second seed was run. Raises UserError."""
     matched = match(base, new, mapping)
     pairs = grouped(matched.both, stages)
     tested = {key: test(found) for key, found in pairs.items()}

@@ -1,4 +1,4 @@
-"""What fails a comparison: margins, tiers and limits, from the command line or a file.
+"""The rules by which a comparison fails: margins, tiers and limits, from the command line or a file.
 
     margin = 0.02                      # a drop up to this is accepted
     [[cells]]                          # the first table whose patterns fit a cell decides
@@ -11,7 +11,7 @@
     kv_bytes_peak = 1.1                # NEW / BASE at most; tokens_per_second: at least
     truncated = 0.05                   # share may rise by at most this
 
-A file comes from the repository under test: it is read with limits, and unknown keys are refused.
+The file comes from the repository under test: kvbench limits its size and refuses unknown keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An outcome as tables: text, Markdown and JSON, drawn by the report's renderer."""
+"""An outcome as tables in text, Markdown and JSON, which the report's renderer prints."""
 
 from __future__ import annotations
 

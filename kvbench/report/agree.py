@@ -83,10 +83,10 @@ class Difference:
 
 
 def values_of(rows: Rows, column: str) -> list[Any]:
-    """Return the distinct values of a column, sorted; [None] if the column separates no rows.
+    """Return the distinct values of a column, sorted; [None] for a column without values.
 
     Rows without a value (the full cache has no interval) agree with every value. A sampling setting that differs only
-    from question to question, because the task itself sets it per question, separates no rows.
+    from question to question, because the task itself sets it per question, counts as one without values.
     """
     values = rows.values(column)
     if column in BY_QUESTION and len(values) > 1 and _with_several(rows, rows.number(column)) is None:

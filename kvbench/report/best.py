@@ -1,4 +1,4 @@
-"""The best method at each budget of a task, and the methods that its data do not tell apart from it.
+"""The best method at each budget of a task, and the methods that the data cannot tell apart from it.
 
     for best in best_per_budget(cells, scores, clusters):
         best.leader.method, [cell.method for cell in best.rivals], best.told

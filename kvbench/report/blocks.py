@@ -69,7 +69,7 @@ def chosen(columns: Sequence[Column], headers: Sequence[str]) -> list[Column]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A title with tables below it, and notes below these.
+    """A part of a report: a title, one or more tables of the same lines below it, and notes.
 
     `grids`: the columns of each table; `columns`: the columns of CSV and JSON. `facts`: further fields of the block in
     JSON. `drops_empty`: leave out columns, beyond the first two of a table, that are empty in every line.

@@ -1,6 +1,6 @@
-r"""A report as LaTeX: one table environment per table, with rules of booktabs, for ``\input`` into an article.
+r"""A report as LaTeX, for ``\input`` into an article: each table is a table environment with the rules of booktabs.
 
-Every table has a label, as in ``\ref{tab:walk-orbit-100-1}``. A table wider than the column is scaled to fit.
+Every table has a label, as in ``\ref{tab:walk-orbit-100-1}``. A table wider than the page's column is scaled to fit.
 
     kvbench report results/demo --format latex > tables.tex
 

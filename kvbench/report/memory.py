@@ -248,7 +248,7 @@ def _nominal(
 
 
 def _least(a: Any, b: Any) -> Any:
-    """The smaller of a and b, elementwise; `a` where `b` is missing, missing where `a` is missing."""
+    """Return the smaller of a and b, elementwise; where only b is missing it is a, where a is missing it is missing."""
     import numpy as np
 
     return np.where(b < a, b, a)

@@ -1,9 +1,9 @@
-"""Notes below a table: the smallest drops that its comparisons could have found, and the test.
+"""Notes below a table on the smallest drops that its comparisons could have found, and on the test.
 
     notes([cell.against for cell in cells if cell.against])
 
-Every table gets such a note: it distinguishes equal methods from too few data, or from scores at the floor or the
-ceiling, where no difference could be seen.
+Every table gets such a note. It tells whether methods are tied because they are equal, because there are too few data,
+or because their scores are at the floor or the ceiling, where no difference could be seen.
 """
 
 from __future__ import annotations

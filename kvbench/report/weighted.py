@@ -1,10 +1,10 @@
-"""A weighted mean over independent tasks, with its error, its interval and its difference to a baseline.
+"""A weighted mean over independent tasks, with its error, its confidence interval and its difference to a baseline.
 
     weighted_mean([(0.5, of_cell(walk)), (0.5, of_cell(chain))])
 
-The error takes the tasks as independent: sqrt(sum (w se)^2) with weights that sum to 1. The interval joins the tasks'
-intervals in the same way, each side for itself (Zou and Donner 2008). Tables print it in place of the error if a task
-shows no spread: that task's error is 0 and says nothing.
+The error assumes that the tasks are independent: sqrt(sum (w se)^2) with weights that sum to 1. The interval joins the
+tasks' intervals in the same way, each side for itself (Zou and Donner 2008). Tables print the interval in place of the
+error if a task shows no spread: that task's error is 0 and says nothing.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def names(folder: Path) -> list[str]:
 
 
 def is_of_a_method(path: Path) -> bool:
-    """Return whether a safetensors file holds a method's weights: then a card (NAME.json) lies beside it."""
+    """Return whether a safetensors file holds a method's weights, which a card (NAME.json) beside the file shows."""
     return path.suffix == ".safetensors" and path.with_suffix(".json").is_file()
 
 

@@ -42,7 +42,7 @@ def none_there(name: str, files: Sequence[Path]) -> SetupError:
 
 
 def lacking(folder: Path) -> list[str]:
-    """Return the names of the weight files that the folder lacks."""
+    """Return the names of the weight files that the folder should have but lacks."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return [] if _weights(folder) else ["model.safetensors"]

@@ -151,7 +151,7 @@ def reading(name: str, where: str) -> Iterator[None]:
 
 
 def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
-    """Download a hub model's configuration after a check of the hub's list of files, and describe the model again."""
+    """Check a hub model's list of files, download its configuration, and describe the model again."""
     name = info.name
     import huggingface_hub
 

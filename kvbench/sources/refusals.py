@@ -41,7 +41,7 @@ def refused(what: str, reason: hub.Why, revision: str | None = None) -> str:
 
 
 def refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupError | None:
-    """Return the error for the hub's refusal of a model; None for reasons without a message."""
+    """Return the error for the hub's refusal of a model; None if there is no message for the reason."""
     model = quote(name)
     if sentence := refused(f"model {model}", reason, revision):
         return SetupError(sentence)

@@ -80,7 +80,7 @@ def words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def line(command: Iterable[str]) -> str:
-    """A command as one line for a shell; control characters are written as escapes, as in ``$'a\\x1bb'``."""
+    r"""Return a command as one line for a shell; control characters are written as escapes, as in ``$'a\x1bb'``."""
     return " ".join(_quote(word) for word in command)
 
 

@@ -1,4 +1,4 @@
-"""One commit of the journal: a sync of its segment in a thread beside the generation.
+"""A commit of the journal: it syncs the journal's segment to disk in a thread, while generation goes on.
 
 A sync takes milliseconds on most disks and seconds on some. The writer waits only a moment; rows written meanwhile
 belong to the next commit.

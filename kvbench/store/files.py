@@ -1,10 +1,11 @@
-"""Reads and writes a run's folder: files are whole or absent after a kill or a power cut; links never lead outside.
+"""Reads and writes files of a run's folder. After a kill or a power cut a file is complete or absent; no link leads
+kvbench outside the folder.
 
 `replacing` writes a temporary file in the target's folder and renames it to the target once it is on disk; a link in
 the target's place is replaced, and the file behind the link stays as it was. `open_plain` and `read_plain` open regular
 files only, so that a folder from elsewhere leads kvbench neither to another file nor into an endless pipe; `own_folder`
 does the same for folders. `probe` writes a file to find out whether a folder is writable: mode bits mean nothing to
-root or on a read-only mount. A disk that loses data after fsync is beyond these functions.
+root or on a read-only mount. These functions cannot help against a disk that loses data after fsync.
 """
 
 from __future__ import annotations

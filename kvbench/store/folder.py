@@ -131,7 +131,7 @@ def check_out(out: str | Path) -> Path:
 
 
 def check_writable(out: str | Path) -> None:
-    """Test by writing whether the results folder can be made or used. Raises UserError, SetupError."""
+    """Test whether the results folder can be made or used, by writing a file. Raises UserError, SetupError."""
     path = _there(out)
     try:
         probe(path)

@@ -1,7 +1,7 @@
-"""Keys of rows and hashes of the parts of run.json: SHA-256 of canonical JSON.
+"""Keys of rows and hashes of the parts of run.json: both are SHA-256 of canonical JSON.
 
-`row_key` names a planned sample before it is generated, so that a resumed run knows which samples are missing.
-`digest` detects an edited run.json, but does not protect against an attacker who recomputes the hash.
+`row_key` names a planned sample before it is generated, so that a resumed run knows which samples are missing. `digest`
+detects an edited run.json, but does not protect against an attacker who recomputes the hash.
 """
 
 from __future__ import annotations

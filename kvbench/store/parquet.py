@@ -1,8 +1,8 @@
 """Reads kvbench's tables from parquet files of any origin.
 
-A file is refused with one line when it is foreign or damaged, claims more rows or bytes than its size allows, lacks a
-column or holds other types. A column that older tables of the same format lack (`ADDED`) reads as null. The footer is
-checked first, before any page is read.
+A file is refused, with a message of one line, if it is foreign or damaged, claims more rows or bytes than its size
+allows, lacks a column or holds other types. A column that older tables of the same format lack (`ADDED`) reads as null.
+The footer is checked first, before any page is read.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _repeated(stored: pa.Schema, schema: pa.Schema) -> list[str]:
 
 
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
-    """Raise Damaged if the footer claims more rows or bytes than a file of this size can hold. Each row takes at least
-    a byte, because no two rows have the same key."""
+    """Raise Damaged if the footer claims more rows than the file has bytes (every row has its own key), or more bytes
+    than so many rows can take."""
     if footer.num_rows > size:
         raise Damaged(f"it claims {footer.num_rows} rows in {size} bytes")
     claimed = 0

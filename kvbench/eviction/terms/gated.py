@@ -1,5 +1,4 @@
-"""Base of methods with retention gates: they compute log beta of every entry when its token is read, and score by
-it."""
+"""Base of methods with retention gates, which compute log beta of an entry when its token is read, and score by it."""
 
 from __future__ import annotations
 

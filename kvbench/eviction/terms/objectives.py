@@ -42,7 +42,7 @@ def ranking_loss(scores: torch.Tensor, wanted: torch.Tensor, margin: float = MAR
 
 
 def advantages(rewards: torch.Tensor) -> torch.Tensor:
-    """Return the rewards [G] of a group minus their mean, in standard deviations of the group."""
+    """Return the rewards [G] of a group, less their mean and divided by their standard deviation."""
     return (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-8)
 
 

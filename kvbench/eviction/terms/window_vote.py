@@ -93,7 +93,8 @@ class WindowVote(Method):
         return score, {MEMORY.name: torch.where(among, score, float("nan"))}
 
     def order(self, view: LayerView) -> torch.Tensor:
-        """Return indices in whose order neighbouring entries are pooled, like those of `LayerView.text_order`."""
+        """Return the order in which entries are neighbours for pooling, as indices like those of
+        `LayerView.text_order`."""
         return slot_order(view) if self.by_rank else view.text_order()
 
     def ranked(

@@ -1,4 +1,4 @@
-"""The lines of a report's block, each with the task, method, budget and verdict that the page filters by.
+"""The lines of a report's block with the task, method, budget and verdict of each, by which the page filters lines.
 
 for line in lines(block): line.method, line.budget, line.line
 """

@@ -3,7 +3,7 @@
     kept = read(report)
     kept.answers["5f0c..."]["heads"]["2.1"]      # one character per token: "0" held to the end, "1" dropped first
 
-`kvbench record` made them by reading the stored answers again (`kvbench.store.decisions`).
+`kvbench record` records the decisions by letting the model read stored answers again (`kvbench.store.decisions`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def read(report: ScoreReport) -> Kept:
 
 
 def _with_prompt(path: Path, keys: set[str]) -> Iterator[str]:
-    """Yield the keys whose prompts the run stores; it stores no prompts of gated data."""
+    """Yield those row keys whose prompts the run stores; of gated data it stores none."""
     if keys:
         texts = read_texts(path, keys=keys)
         yield from texts["row_key"][texts["prompt"].notna()]

@@ -53,7 +53,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The methods at one budget, the full cache among them. `left_out`: methods beyond MOST_METHODS."""
+    """The differences between all methods at one budget, the full cache among them. `left_out`: number of methods
+    beyond MOST_METHODS."""
 
     budget: str  # as `named` writes it
     methods: list[str]

@@ -41,7 +41,7 @@ SCORES = ("score", "score_partial", "score_strict")
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What the page shows of a run's questions. `note`: how they were chosen, or why there are none."""
+    """The questions of the runs that the page shows. `note`: how they were chosen, or why there are none."""
 
     questions: list[dict[str, Any]]
     note: str

@@ -1,4 +1,4 @@
-"""The scores of every cell question by question, and the table of the report that the cell belongs to.
+"""The scores of every cell question by question, for each table of the report.
 
     for scored in read(report):
         scored.cells["gkv", "48"]["q17"]      # the samples' scores of the task's headline column

@@ -1,4 +1,4 @@
-"""Figures against the budget: a line with a band for each method, and a horizontal line for a cell without a budget."""
+"""Figures against the budget: a curve with a band for each method, a horizontal line for each cell without a budget."""
 
 from __future__ import annotations
 

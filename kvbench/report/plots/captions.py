@@ -1,6 +1,6 @@
-"""The words of captions that several figures of a report share, and the file of all captions.
+"""Phrases that the captions of several figures share, and the text of the file of all captions.
 
-panels(points)      # "a panel for each of chain and walk (n = 128 questions), model tiny"
+panels(points) # "a panel for each of chain and walk (n = 128 questions), model tiny"
 """
 
 from __future__ import annotations

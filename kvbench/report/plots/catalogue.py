@@ -1,4 +1,4 @@
-"""The figures of a report, in the order in which they are read."""
+"""Lists all figures of a report, in reading order."""
 
 from __future__ import annotations
 

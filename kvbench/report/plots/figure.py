@@ -1,4 +1,4 @@
-"""A figure: a Vega-Lite specification with its data inline, and the words that stand beside it."""
+"""A figure: a Vega-Lite specification with its data inline, and its title and caption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Panels of squares whose shade stands for a share from 0 to 1, with the share written in."""
+"""Heat maps: panels of squares whose shade stands for a share from 0 to 1, with the number written in each square."""
 
 from __future__ import annotations
 

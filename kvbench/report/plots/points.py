@@ -1,4 +1,4 @@
-"""The cells of a report as points of figures: plain values, under the names that CSV and JSON have for them."""
+"""The cells of a report as the data points of its figures: plain values, named as in CSV and JSON."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2])
 
 
 def config(theme: Theme) -> dict[str, Any]:
-    """The Vega-Lite configuration of a theme."""
+    """Return the Vega-Lite configuration of a theme."""
     ground = GROUND[theme]
     ink = ground["ink"]
     first, *others = COLOURS[theme]

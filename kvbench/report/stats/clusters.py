@@ -73,7 +73,7 @@ class Clusters:
 
     @property
     def df(self) -> float:
-        """Satterthwaite's degrees of freedom of CR2, for questions that do not depend on each other."""
+        """Satterthwaite's degrees of freedom of CR2, computed as if questions were independent."""
         if self.equal or self.count < 2:
             return float(max(self.count - 1, 0))
         share = self.sizes**2 / (self.questions * (1 - self.sizes / self.questions))
@@ -91,7 +91,7 @@ class Clusters:
         return bool(self.df < LEAST_FREEDOM * (self.count - 1) or seen < LEAST_SEEN)
 
     def standard_error(self, values: Floats) -> float:
-        """The standard error of the mean of `values`, one value per question. NaN with one cluster."""
+        """Return the standard error of the mean of `values`, one value per question. NaN with one cluster."""
         import numpy as np
 
         if self.count < 2:

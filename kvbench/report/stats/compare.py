@@ -62,7 +62,7 @@ class Paired:
 
 @dataclass(frozen=True, slots=True)
 class _Test:
-    """The result of one test."""
+    """The outcome of one test: its name, p, and the confidence interval of the difference."""
 
     name: str
     p: float = 1.0

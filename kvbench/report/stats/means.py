@@ -39,7 +39,8 @@ class Estimate:
 
 
 def estimate(scores: Scores, *, clusters: Sequence[object] | None = None, level: float = 0.95) -> Estimate:
-    """Mean of question means (pass@1) with error bars. `clusters` groups questions that share a source."""
+    """Return the mean of question means (pass@1) with error bars. `clusters`: for each question the source that it
+    shares with others."""
     means = question_means(scores)
     groups = Clusters.make(clusters, len(means))
     mean = float(means.mean()) if len(means) else math.nan

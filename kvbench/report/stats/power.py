@@ -75,12 +75,13 @@ def tail_of(residuals: Floats, df: float) -> float:
 def flips_drop(
     clusters: Sequence[tuple[float, float]], *, power: float = POWER, alpha: float = 0.05, tail: float = 0.0
 ) -> float:
-    """The smallest true drop that two-sided sign flips of clusters find with the given power. NaN if they find none.
+    """Return the smallest true drop that two-sided sign flips of clusters find with the given power. NaN if they find
+    none.
 
-    `clusters`: (sum of differences, size) of each. Half the width of the test's own interval needs no estimate of how
-    far a cluster's questions agree, which few clusters hardly show. The width is taken for that of a t interval over as
-    many equal clusters: where one shrinks against the noise, so does the other, and the drop is a nearly constant
-    multiple of it (1.43 at 5%) whatever the sizes (simulated).
+    `clusters`: (sum of differences, size) of each. The drop comes from half the width of the test's own interval,
+    because a few clusters hardly show how far the questions of a cluster agree. The width is treated as that of a t
+    interval over as many equal clusters: where one shrinks against the noise, so does the other, and the drop is a
+    nearly constant multiple of it (1.43 at 5%) whatever the sizes (simulated).
     """
     import numpy as np
     from scipy.special import stdtrit

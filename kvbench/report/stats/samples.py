@@ -1,4 +1,4 @@
-"""Figures of one method's samples without error bars: question means, pass@k, majority votes."""
+"""Statistics of one method's samples, without error bars: question means, pass@k, majority votes."""
 
 from __future__ import annotations
 

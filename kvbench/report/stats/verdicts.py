@@ -1,4 +1,4 @@
-"""Verdicts on the comparisons of a table: one family, with p-values adjusted by Holm."""
+"""Verdicts on the comparisons of one table. Together they are one family, over which Holm adjusts the p-values."""
 
 from __future__ import annotations
 

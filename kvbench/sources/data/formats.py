@@ -1,4 +1,4 @@
-"""Read the rows of files: JSON lines, a JSON list, or CSV, plain or in a zip archive; one row in memory at a time.
+"""Reads the rows of files: JSON lines, a JSON list, or CSV, plain or in a zip archive; one row in memory at a time.
 
 A file whose first character is ``[`` is a list, a file whose name ends in ``.csv`` is a table with a head, any other
 file is JSON lines. Every row is an object. Infinite numbers, NaN and text that is not UTF-8 are errors; a byte-order

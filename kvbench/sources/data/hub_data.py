@@ -146,7 +146,7 @@ def _in_datasets_cache(name: str) -> bool:
 
 
 def _moved(task: str, manifest: Manifest) -> SetupError:
-    """Return the error for a pinned commit that the hub no longer has."""
+    """Return the error for a pinned commit that the hub no longer has; it names the present commit."""
     try:
         now = hub.ask("dataset", manifest.hub, None).commit
     except hub.HubError as error:

@@ -1,4 +1,5 @@
-"""Errors for data that are not on this machine, with the command that fetches the data of all tasks of a run."""
+"""Errors for data that are not on this machine. The error names the command that fetches the data of all tasks of a
+run."""
 
 from __future__ import annotations
 

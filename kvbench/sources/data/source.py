@@ -39,7 +39,8 @@ class Data:
     """The data source of a run.
 
     path: ``--data``, a folder with files at the manifests' paths, or the data file if the run has one task. revision:
-    overrides the pinned hub revisions. allow_mismatch: record other rows or ids instead of raising SetupError.
+    overrides the pinned hub revisions. allow_mismatch: accept and record data whose rows or ids differ from the
+    manifest, instead of raising SetupError.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Data:
         self.used: dict[str, DataUsed] = {}
 
     def rows(self, task: str, manifest: Manifest) -> list[dict[str, Any]]:
-        """Return the rows of a task in the source's order, with the offline file's column names. Raises SetupError."""
+        """Return the rows of a task in the source's order, with kvbench's column names. Raises SetupError."""
         place = self._place(task, manifest)
         rows: list[dict[str, Any]] = []
         used = _examine(task, manifest, place, rows)
