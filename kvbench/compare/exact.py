@@ -30,7 +30,7 @@ class First:
 
     question: str
     sample: int
-    answers: int  # that differ
+    answers: int  # number of answers that differ
     character: int | None = None
     base: str = ""
     new: str = ""

@@ -45,7 +45,7 @@ USED = (
 COLUMNS = tuple(dict.fromkeys(name for name in USED if name in NAMES))
 OPTIONS = {"options": "{}"}
 FEWEST = 2  # samples that show a spread
-SAMPLES = 1 << 20  # a sample's number is below
+SAMPLES = 1 << 20  # upper limit of the number of a sample
 
 
 def read_side(text: str, results: Path = Path("results")) -> Side:

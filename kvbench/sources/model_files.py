@@ -19,7 +19,7 @@ PATTERNS = (
 )
 TEMPLATES = "additional_chat_templates"  # the only subfolder that transformers reads
 _NOT_READ_FOR_PROMPTS = ("*.safetensors", "*.index.json", "adapter_*", "generation_config*")
-WHOLE = 64 << 20  # bytes; larger weight files are hashed by samples
+WHOLE = 64 << 20  # bytes; larger weight files are hashed in parts
 BLOCK = 4096
 BLOCKS = 1024  # per sampled file, divided among its tensors
 LEAST = 3  # blocks per tensor: its start, middle and end
