@@ -71,7 +71,7 @@ class Difference:
 
 
 def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
-    """Return a fact from a run's record, which is its environment with the setting `chunk`; None if it is unknown."""
+    """Return a fact about a run from its record (the environment and the setting `chunk`); None if it is unknown."""
     match name:
         case "git" | "threads" | "chunk":
             value = record.get(name)

@@ -55,7 +55,7 @@ class Measure:
         return self.new / self.base if self.base else math.nan
 
     def beyond(self, limit: float) -> bool:
-        """Return whether the new figure is beyond a policy's limit. If base is 0, every increase is."""
+        """Return whether the new figure is beyond a policy's limit. If base is 0, every increase is beyond it."""
         if self.name in SHARES:
             return self.new - self.base > limit + ROUNDING
         if self.name in HIGHER_IS_BETTER:
@@ -69,7 +69,7 @@ class Measure:
 
 
 def measures(pairs: Sequence[Pair]) -> list[Measure]:
-    """Return the figures of a cell over all its stages."""
+    """Return the measures of a cell over all its stages."""
     return [
         *(_entries(pairs, place) for place in (AFTER, PEAK)),
         *(_ratio(pairs, name) for name in RATIOS if name != "output_tokens"),
@@ -117,14 +117,14 @@ def _most(values: Sequence[float]) -> float:
 
 
 def _ratio(pairs: Sequence[Pair], name: str) -> Measure:
-    """Return a figure over all answers of the cells, even if the sides answered different questions."""
+    """Return a measure over all answers of the cells, even if the sides answered different questions."""
     base = [pair.base.figures.get(name, math.nan) for pair in pairs]
     new = [pair.new.figures.get(name, math.nan) for pair in pairs]
     return Measure(name=name, base=_mean([base]), new=_mean([new]))
 
 
 def _counted(pairs: Sequence[Pair], name: str) -> Measure:
-    """Return a mean over the shared questions that have answers on both sides."""
+    """Return a measure as a mean over the shared questions that have answers on both sides."""
     base: dict[str, list[float]] = {}
     new: dict[str, list[float]] = {}
     clusters: dict[str, str] = {}

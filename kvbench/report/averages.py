@@ -92,8 +92,8 @@ class AverageTable:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Comparable tables of the tasks of one group, by task variant. `settings`: the values of each column in any
-    table."""
+    """Comparable tables of the tasks of one group, by task variant. `settings`: the values that each column has in
+    these tables."""
 
     name: str
     label: str

@@ -142,8 +142,8 @@ def with_error(value: float, se: float, *, sign: str = "", digits: int = 3) -> s
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """Format a share with its confidence interval, as in "0.000 (0, 0.125)". For scores without spread, whose standard
-    error of 0 would mislead.
+    """Format a share with its confidence interval, as in "0.000 (0, 0.125)": scores without spread have a standard
+    error of 0, which would mislead.
 
     An end of the interval within 0.0005 of the share gets enough digits to differ from it.
     """

@@ -302,8 +302,8 @@ def _cell(method: str, budget: Budget | None, held: Held) -> MemoryCell:
 
 
 def _largest(held: Held) -> int:
-    """Return the position of the sample that represents its cell: the largest of those over their bound or, if there
-    are none, of all; the first of equals."""
+    """Return the position of the sample that represents its cell: of the samples over their bound, or of all if none
+    is, the one with the most measured bytes."""
     import numpy as np
 
     keys = (-np.nan_to_num(held.ratio, nan=-1.0), -np.nan_to_num(held.measured, nan=-1.0), ~held.over)

@@ -1,9 +1,9 @@
 """Short descriptions of the runs in a results folder, for ``kvbench list runs``. No torch.
 
-    for entry in described(Path("results")):
-        entry["name"], entry["rows"], entry["status"]
+    for run in described(Path("results")):
+        run["name"], run["rows"], run["status"]
 
-A folder may come from anywhere: a run that cannot be read is an entry too, with the reason as its note.
+A folder may come from anywhere: a run that cannot be read is described too, with the reason as its note.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHOWN = ("model",)  # settings that have a column of their own
 
 
 def described(results: Path) -> Iterator[dict[str, Any]]:
-    """Yield one entry per run, in order of names."""
+    """Yield a description of each run, in order of names."""
     for name in list_runs(results):
         try:
             yield _entry(results / name)

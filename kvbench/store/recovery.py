@@ -78,14 +78,14 @@ class JournalContent:
 
 
 class TextReader:
-    """Fetches the prompts and outputs of entries. A context manager, because it keeps the segments open."""
+    """Fetches the prompts and outputs of rows. A context manager, because it keeps the journal's segments open."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / FOLDER
         self._fds: dict[str, int] = {}
 
     def read(self, entry: Entry) -> tuple[str | None, str | None, str | None]:
-        """Return prompt, output and turns (a JSON list) of an entry, each None if the row has none."""
+        """Return prompt, output and turns (a JSON list) of a row, each None if the row has none."""
         if entry.segment not in self._fds:
             self._fds[entry.segment] = open_plain(self._folder / entry.segment)
         record = decode(os.pread(self._fds[entry.segment], entry.length, entry.offset))

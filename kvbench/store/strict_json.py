@@ -14,7 +14,7 @@ LARGEST = 2**64  # seeds are unsigned
 
 
 def parse(data: bytes | str) -> Any:
-    """Return one JSON value. Raises ValueError, also for NaN, infinities and nesting beyond the interpreter's limit."""
+    """Parse one JSON value. Raises ValueError, also for NaN, infinities and nesting beyond the interpreter's limit."""
     try:
         return json.loads(data, parse_constant=constant, parse_float=finite)
     except RecursionError:
@@ -22,7 +22,7 @@ def parse(data: bytes | str) -> Any:
 
 
 def lenient(data: bytes | str) -> Any:
-    """Return one JSON value, with NaN and infinities as Python and transformers write them. Raises ValueError."""
+    """Parse one JSON value, with NaN and infinities as Python and transformers write them. Raises ValueError."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -30,7 +30,7 @@ def lenient(data: bytes | str) -> Any:
 
 
 def document(data: bytes | str) -> Any:
-    """Return one JSON value that is shallow, with numbers of at most 64 bits, so that code can walk it and write it
+    """Parse one JSON value that is shallow, with numbers of at most 64 bits, so that code can walk it and write it
     again. Raises ValueError."""
     value = parse(data)
     level = [value]

@@ -12,8 +12,8 @@ ROW = 18  # height of a bar
 
 
 def bars(title: str, values: Sequence[Point], *, x: str) -> Spec:
-    """Return the specification. Each value has the fields panel, bar, part and length, and low and high for error
-    bars."""
+    """Return the figure's Vega-Lite specification. Each value has the fields panel, bar, part and length, and low and
+    high for error bars."""
     parts = distinct(values, "part")
     names = min(NAMES, LETTER * max(map(len, distinct(values, "bar"))) + 10)
     return {

@@ -38,8 +38,8 @@ def curves(
     hints: Sequence[str] = (),
     together: bool = True,
 ) -> Spec:
-    """Return the specification. low, high: fields with the ends of the bands; hints: further fields of the tooltip;
-    together: all panels share one y axis."""
+    """Return the figure's Vega-Lite specification. low, high: fields with the ends of the bands; hints: further fields
+    of the tooltip; together: all panels share one y axis."""
     line = {"y": y, "color": looks["color"]}
     tips = tooltip(*hints, y["field"], low, high)
     layers = [

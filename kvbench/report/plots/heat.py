@@ -25,8 +25,8 @@ def heat(
     x: str | None,
     value: str = "score",
 ) -> Spec:
-    """Return the specification. Squares have the fields panel, row, column and share; `rows` are listed from the top.
-    value: the name of what the shade shows, for the legend."""
+    """Return the figure's Vega-Lite specification. Squares have the fields panel, row, column and share; `rows` are
+    listed from the top. value: the name of what the shade shows, for the legend."""
     panels = distinct(squares, "panel")
     across, side = _sizes(len(panels), rows, len(columns))
     inner = {

@@ -79,7 +79,7 @@ def _budget(cell: ScoreCell) -> str:
 
 
 def _spread(name: str, values: Any) -> Mapping[str, float]:
-    """Return the lower and the upper quartile of the answers' values, by field name."""
+    """Return the lower and the upper quartile of the answers' values, as the fields NAME_q1 and NAME_q3."""
     import numpy as np
 
     kept = present(values)
