@@ -170,7 +170,7 @@ def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
 
 
 def _check_files(name: str, files: tuple[str, ...]) -> None:
-    """Check a hub model's list of files as `_local` checks a folder. Raises SetupError."""
+    """Raise SetupError unless a hub model's list of files has a config.json and safetensors weights."""
     if "config.json" not in files:
         raise SetupError(f"{quote(name)} has no config.json on the hub; it is not a model of transformers.")
     top = [Path(file) for file in files if "/" not in file]

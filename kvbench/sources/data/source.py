@@ -36,7 +36,7 @@ class DataUsed:
 
 
 class Data:
-    """The data source of a run.
+    """Finds, reads and checks the data of a run's tasks.
 
     path: ``--data``, a folder with files at the manifests' paths, or the data file if the run has one task. revision:
     overrides the pinned hub revisions. allow_mismatch: accept and record data whose rows or ids differ from the
