@@ -65,7 +65,9 @@ class Registry(Generic[T]):
             origin = getattr(member, "__module__", "?")
             for n in (name, *aliases):
                 if not _NAME.fullmatch(n):
-                    raise UserError(f"{self.kind} {quote(n)}: a name has lower-case letters, digits, '-', '_' and '.'.")
+                    raise UserError(
+                        f"{self.kind} {quote(n)}: a name may have only lower-case letters, digits, '-', '_' and '.'."
+                    )
                 taken = self._origin.get(n)
                 if taken is not None:
                     raise NameTaken(f"{self.kind} {quote(n)} is defined twice: in {taken} and in {origin}.")
