@@ -13,19 +13,19 @@ NEW_RUN = "start a new run (kvbench run --run-name)"  # the whole command: most 
 
 
 class KVBenchError(Exception):
-    """Base of all expected failures. `str(error)` is the one line to print."""
+    """Base of all expected failures. `str(error)` is the line to print."""
 
     exit_code = 1
 
 
 class UserError(KVBenchError):
-    """Wrong usage or input, found before any work."""
+    """Wrong usage or input, which kvbench detects before any work."""
 
     exit_code = 2
 
 
 class SetupError(KVBenchError):
-    """The model, hub, disk, device or sandbox fails."""
+    """The model, hub, disk, device or sandbox failed."""
 
     exit_code = 3
 
@@ -70,7 +70,7 @@ def bare(value: object) -> str:
 
 
 def few(words: Sequence[str], most: int) -> str:
-    """List the first `most` words, with commas, and say how many more there are."""
+    """Return the first `most` words, joined by commas, and how many more there are."""
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 

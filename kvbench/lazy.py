@@ -1,4 +1,4 @@
-"""Torch, imported when it is first used.
+"""Imports torch when it is first used.
 
 ``from kvbench.lazy import torch`` lets a method file be read for its name, options and documentation (``kvbench list``,
 usage errors) without the two seconds that importing torch takes.

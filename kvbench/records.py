@@ -1,4 +1,4 @@
-"""Frozen records that the runner and the engine exchange: requests, and finished samples. No torch."""
+"""Frozen records that the runner and the engine exchange: requests, and the results of finished samples. No torch."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUp:
-    """The input after an answer: tokens that continue the cached sequence or, if `fresh`, a whole new prompt."""
+    """The model's next input after an answer: tokens that continue the cached sequence or, if `fresh`, a whole new
+    prompt."""
 
     ids: tuple[int, ...]
     fresh: bool
 
 
 class Conversation(Protocol):
-    """Gives the inputs of a request's turns after the first, one by one."""
+    """Gives the inputs of a request's turns after the first, each once the model has answered the turn before."""
 
     def follow(self, answers: tuple[str, ...]) -> FollowUp | None:
-        """The next input after these answers, or None at the end of the conversation."""
+        """Return the next input after these answers, or None at the end of the conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt and the samples to generate from it. The engine prefills the prompt once for all samples.
+    """One prompt, and which samples to generate from it. The engine prefills the prompt once for all samples.
 
     `max_new_tokens` bounds each turn, `max_tokens` all that a sample reads and writes (None: the prompt and one turn).
     `forced`: a continuation that the engine reads instead of drawing tokens, and whose log-probabilities it returns.
@@ -63,14 +64,15 @@ class Request:
     compress_at: int | None = None  # leading prompt tokens after which the prompt is evicted; None: all of them
 
     def noise_key(self, sample: int) -> int:
-        """64-bit key of this sample's random numbers: a hash of run seed, task, doc and sample only."""
+        """Return the 64-bit key of a sample's random numbers: a hash of run seed, task, question and sample only."""
         text = f"{self.seed}\x1f{self.task}\x1f{self.doc_id}\x1f{sample}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Measured use of one sample. Numbers of entries are means over the evicting layers and their KV heads."""
+    """The entries, bytes and seconds that one sample took, as measured. Numbers of entries are means over the evicting
+    layers and their KV heads."""
 
     prompt_tokens: int
     output_tokens: int
@@ -94,7 +96,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One finished sample. `status`: "ok", or why it gets no score (nan_logits, oom, prompt_too_long)."""
+    """The finished result of one sample. `status`: "ok", or why it gets no score (nan_logits, oom, prompt_too_long)."""
 
     request: Request
     sample: int
@@ -110,7 +112,7 @@ class Generation:
 
     @classmethod
     def failed(cls, request: Request, sample: int, status: str, note: str) -> Generation:
-        """A sample that could not be generated."""
+        """Return the result of a sample that could not be generated."""
         return cls(
             request=request, sample=sample, token_ids=(), text="", stop_reason="", usage=None, status=status, note=note
         )

@@ -19,7 +19,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*", re.ASCII)
 
 
 def near(name: str, known: Sequence[str], limit: int = 3) -> list[str]:
-    """Up to `limit` known names that the user probably meant by a mistyped `name`, nearest first."""
+    """Return up to `limit` known names that the user probably meant by a mistyped `name`, nearest first."""
     plain = unicodedata.normalize("NFKC", name).strip().lower()
     if plain in known:
         return [plain]
@@ -31,7 +31,7 @@ def near(name: str, known: Sequence[str], limit: int = 3) -> list[str]:
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """`` Did you mean 'a' or 'b'?`` with a leading blank, or nothing."""
+    """Return `` Did you mean 'a' or 'b'?`` with a leading blank, or "" if no known name is near."""
     names = [quote(n) for n in near(name, known)]
     if not names:
         return ""
@@ -40,11 +40,11 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 
 class NameTaken(UserError):
-    """The name is registered already; the message names both modules."""
+    """Two modules register the same name; the message names both."""
 
 
 class Registry(Generic[T]):
-    """Maps names to classes. `kind`: singular noun for messages, "method" or "task".
+    """Maps names to classes. `kind`: what they are, in messages: "method" or "task".
 
     Members come from all modules of `package`, imported on first use, and from the entry points of `group`, through
     which other distributions add members.
@@ -58,13 +58,16 @@ class Registry(Generic[T]):
         self._discovered = False
 
     def register(self, name: str, *, aliases: Sequence[str] = ()) -> Callable[[T], T]:
-        """A decorator that registers a class. Raises UserError for an invalid name, NameTaken for a taken name."""
+        """Return a decorator that registers a class. Raises UserError for an invalid name, NameTaken for a taken
+        name."""
 
         def add(member: T) -> T:
             origin = getattr(member, "__module__", "?")
             for n in (name, *aliases):
                 if not _NAME.fullmatch(n):
-                    raise UserError(f"{self.kind} {quote(n)}: a name has lower-case letters, digits, '-', '_' and '.'.")
+                    raise UserError(
+                        f"{self.kind} {quote(n)}: a name may have only lower-case letters, digits, '-', '_' and '.'."
+                    )
                 taken = self._origin.get(n)
                 if taken is not None:
                     raise NameTaken(f"{self.kind} {quote(n)} is defined twice: in {taken} and in {origin}.")
@@ -77,7 +80,7 @@ class Registry(Generic[T]):
         return add
 
     def save(self) -> tuple[dict[str, T], dict[str, str], dict[str, str]]:
-        """A copy of the registry, for `restore`."""
+        """Return a copy of the registry's content, for `restore`."""
         self._discover()
         return dict(self._members), dict(self._aliases), dict(self._origin)
 
@@ -86,12 +89,13 @@ class Registry(Generic[T]):
         self._members, self._aliases, self._origin = dict(members), dict(aliases), dict(origin)
 
     def names(self) -> list[str]:
-        """Registered names without aliases, sorted."""
+        """Return the registered names without aliases, sorted."""
         self._discover()
         return sorted(self._members)
 
     def canonical(self, name: str) -> str:
-        """The registered name for a name or alias, whatever its case and surrounding blanks. Raises UserError."""
+        """Return the registered name that a name or alias stands for; case and surrounding blanks do not matter. Raises
+        UserError for an unknown name."""
         self._discover()
         plain = name.strip().lower()
         plain = self._aliases.get(plain, plain)
@@ -107,7 +111,7 @@ class Registry(Generic[T]):
         raise UserError(f"unknown {self.kind} {quote(name)}{foreign}. Known: {', '.join(self.names())} ({command}).")
 
     def get(self, name: str) -> T:
-        """The class registered under a name or alias. Raises UserError when unknown."""
+        """Return the class registered under a name or alias. Raises UserError for an unknown name."""
         return self._members[self.canonical(name)]
 
     def items(self) -> Iterator[tuple[str, T]]:

@@ -1,7 +1,7 @@
 """The task interface: a task gives documents and scores answers. It knows text only, neither engine nor methods.
 
-A task is one class in one file under ``tasks/`` with the decorator ``@tasks.register("name")``. Only `docs`, `gen`
-and `score` are required; class attributes declare the rest. `kvbench.taskkit.names.get_task("name")` makes a task.
+A task is one class in one file under ``tasks/`` with the decorator ``@tasks.register("name")``. Only `docs`, `gen` and
+`score` are required; class attributes declare the rest. `kvbench.taskkit.names.get_task("name")` makes a task.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One user turn in three parts: a run may evict after the context (query-agnostic) or after the question."""
+    """One user message, in parts, because a run may evict after the context (query-agnostic) or after the question."""
 
     context: str = ""
     question: str
@@ -29,7 +29,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doc:
-    """One question. `reference` is what `score` compares with; `cluster_id` groups questions that share a source."""
+    """One question. `score` compares the answer with `reference`; `cluster_id` names the source that questions
+    share."""
 
     doc_id: str
     turns: tuple[Turn, ...]
@@ -70,7 +71,7 @@ class GenSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One sample as `score` receives it.
+    """What the model generated for one sample, as `score` receives it.
 
     `text` is the last turn's answer, `turns` holds the answers of all turns; `baseline` holds the full cache's answers
     to the same question, for judges that compare.
@@ -87,9 +88,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Result of scoring one sample. A sample that cannot be scored has `value` None, never 0, and `note` says why.
+    """The result of scoring one sample. A sample that cannot be scored has `value` None, never 0, and `note` says why.
 
-    Its row then gets `status`: grader_error, judge_error, sandbox_error, or unscored when no judge was given.
+    The row of such a sample gets `status`: grader_error, judge_error, sandbox_error, or unscored when no judge was
+    given.
     """
 
     value: float | None
@@ -104,7 +106,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The sources of a task's data, and the number of rows and the ids that the data must have.
+    """Where a task's data come from, and which number of rows and which ids they must have.
 
     The data are a file in a data folder (``--data``, ``KVBENCH_DATA``), a table or raw files of a hub repository, or a
     file at an address. Raw files are JSON lines or one JSON list, or zip archives that hold such a file.
@@ -136,7 +138,7 @@ class Reader(Protocol):
 
     @property
     def context(self) -> int:
-        """Length of the model's context, in tokens."""
+        """The length of the model's context, in tokens."""
 
     @property
     def model_type(self) -> str:
@@ -147,14 +149,15 @@ class Reader(Protocol):
         """The model's tokenizer, from transformers."""
 
     def count(self, text: str) -> int:
-        """Number of tokens of a text, without special tokens."""
+        """Return the number of tokens of a text, without special tokens."""
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
-        """Number of tokens that the chat template puts around a user's text; 0 without a template."""
+        """Return the number of tokens that the chat template puts around a user's text; 0 without a template."""
 
 
 class DataSource(Protocol):
-    """Finds a manifest's data in ``--data``, else ``KVBENCH_DATA``, else kvbench's bundled files, else on the hub.
+    """Finds the data of a manifest: in ``--data``, ``KVBENCH_DATA``, kvbench's bundled files or on the hub, in this
+    order.
 
     A folder that the user gave must hold the data: without them, kvbench reports an error and tries no other source.
     """
@@ -162,12 +165,12 @@ class DataSource(Protocol):
     def rows(self, task: str, manifest: Manifest) -> Sequence[Mapping[str, Any]]: ...
 
     def file(self, task: str, manifest: Manifest) -> Path:
-        """The local path of a file that the task parses itself (an archive, a text), from the same sources."""
+        """Return the local path of a file that the task parses itself (an archive, a text), from the same sources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Judge and sandbox settings of a run, for `score`."""
+    """A run's settings of judge and sandbox, for `score`."""
 
     judge: str | None = None  # URL of an OpenAI-compatible endpoint, ``local:FOLDER``, or "none"; None: not given
     judge_model: str | None = None
@@ -177,7 +180,7 @@ class Services:
 
 
 class Task(ABC):
-    """One benchmark task."""
+    """Base class of the tasks, one class per benchmark."""
 
     name: str = ""  # filled in by `get_task`
     version: ClassVar[str] = "1"  # raised on any change of prompt, extraction or metric
@@ -204,22 +207,24 @@ class Task(ABC):
 
     @abstractmethod
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
-        """All documents in a fixed order (the first `limit` of them). May use `self.reader`, which is set before."""
+        """Return all documents in a fixed order, or the first `limit` of them. It may use `self.reader`, which is set
+        before."""
 
     @abstractmethod
     def gen(self, model_type: str) -> GenSpec:
-        """Default sampling for a model class (`config.model_type`)."""
+        """Return the default sampling for a type of model (`config.model_type` of transformers)."""
 
     @abstractmethod
     def score(self, doc: Doc, output: Output) -> Score:
-        """Score one sample. Pure and picklable: it may run in a worker process under a time limit."""
+        """Score one sample. It must be pure and picklable, because it may run in a worker process under a time
+        limit."""
 
     def patience(self, doc: Doc) -> float:
-        """Time limit for scoring one sample, in seconds."""
+        """Return the time limit for scoring one sample, in seconds."""
         return 40.0
 
     def size(self) -> int | None:
-        """Number of documents when it is known without loading data."""
+        """Return the number of documents if it is known without loading data, else None."""
         return self.manifest.rows if self.manifest else None
 
     @property
@@ -228,13 +233,14 @@ class Task(ABC):
         return bool(self.manifest and self.manifest.gated)
 
     def floor(self, budget: int, interval: int) -> float | None:
-        """Headline score that eviction at this budget cannot lower on the built-in model; None if unknown."""
+        """Return a headline score below which no eviction at this budget can bring the built-in model; None if
+        unknown."""
         return None
 
     def notes(self) -> list[str]:
-        """Notes to the user on the documents that `docs` returned last, one line each."""
+        """Return notes to the user on the documents that `docs` returned last, one line each."""
         return []
 
     def sources(self) -> dict[str, str]:
-        """Further facts that identify this task's documents, for the run's record (a file and its hash)."""
+        """Return further facts that identify this task's documents, for the run's record (a file and its hash)."""
         return {}

@@ -5,8 +5,8 @@ Paper: Feng et al., Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allo
 Another method, `base`, gives the scores, the window and the time of eviction. `base` is a name, or a name with options
 as tables print it: ``snapkv(window=32, kernel=7)``. With budget C, and free = C minus the protected entries of a head:
 
-    count_h     entries of head h among the Hk free best scores of the layer
-    capacity_h  (1 - floor_alpha) count_h + floor_alpha free, in addition to the protected entries
+    count_h     entries of head h among the layer's best Hk * free scores
+    capacity_h  (1 - floor_alpha) * count_h + floor_alpha * free, in addition to the protected entries
 
 Each head keeps its capacity_h best entries. `normalize` first multiplies a head's scores by the share of their sum that
 the head's best `free` entries hold; where scores can be negative (gkv, rkv), the layer's lowest score is subtracted
@@ -14,7 +14,7 @@ first. If `base` has budgets per layer (pyramidkv), heads share their layer's bu
 script.
 
 rounding=exact makes every layer's total exact (largest remainder). rounding=official follows the released code: it
-rounds floor_alpha free down, then each head's capacity, and takes an excess over the budget back evenly.
+rounds floor_alpha * free down, then each head's capacity, and takes an excess over the budget back evenly.
 floor=guarantee is kvpress's rule (which has no normalisation: normalize=false): every head keeps its best
 floor_alpha C entries, protected entries included, and all other entries compete.
 """
@@ -109,7 +109,7 @@ class AdaKV(Method):
         return split_exactly(ideal, total, fixed.clamp(min=1), held)
 
     def _total(self, view: LayerView, out: ScoreOut) -> torch.Tensor:
-        """Return how many entries the heads of the layer may keep together, [b]."""
+        """Return how many entries all heads of the layer together may keep, [b]."""
         even = view.seen.new_full(view.seen.shape, view.budget * view.positions.shape[1])
         if self.inner.uniform:
             return even
@@ -121,7 +121,8 @@ class AdaKV(Method):
     ) -> torch.Tensor:
         """Return how many of the layer's `left` [b] best entries belong to each head, [b, Hk].
 
-        among: the entries that compete; sure: [b, Hk] entries that every head has at least.
+        left: how many best entries of the layer are counted. among: mask of the entries that compete. sure: [b, Hk] how
+        many of its own entries each head keeps in any case.
         """
         key = order_key(score, view.positions)
         if sure is not None:
@@ -133,7 +134,7 @@ class AdaKV(Method):
 
 
 def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """Return each head's scores times their concentration: the share of their sum in the head's `best` [b] largest."""
+    """Return each head's scores times the share of their sum that belongs to the head's `best` [b] largest scores."""
     finite = among & score.isfinite()
     lowest = torch.where(finite, score, float("inf")).amin(dim=(1, 2), keepdim=True).clamp(max=0.0)
     score = score - lowest

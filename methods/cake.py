@@ -114,7 +114,7 @@ class CAKE(Method):
     def _in_slot_order(
         self, view: LayerView, votes: torch.Tensor, among: torch.Tensor, stats: dict[str, torch.Tensor]
     ) -> ScoreOut:
-        """Return scores, ranks and states as in the released code, which sorts a layer's entries at each eviction."""
+        """Return scores, ranks and states as in the released code, whose evictions sort a layer's entries by score."""
         states, first, held = view.states, stats["first"], view.held()
         after_prompt = (states["evicted_at"] == states["prompt"])[:, None]
         shrank = held < states["entries"] + (view.seen - states["evicted_at"])[:, None]
@@ -134,7 +134,7 @@ class CAKE(Method):
         return ScoreOut(out.score, out.columns | {"old_rank": rank} | new, stats)
 
     def _window(self, view: LayerView, among: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return unpooled token scores [b, Hk, N], and the layer's dispersion H and shift V, [b] each."""
+        """Return the window's votes [b, Hk, N], not pooled, and the layer's dispersion H and shift V, [b] each."""
         heads = view.keys.shape[1]
         group = view.queries.shape[1] // heads
         scores = []
@@ -158,10 +158,10 @@ class CAKE(Method):
         return torch.cat(scores, dim=1), entropy, variance
 
     def _share(self, view: LayerView, first: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the states of the layer after an eviction.
+        """Return the states that the layer stores after an eviction: entries per head, and tokens read so far.
 
-        `entries` is how many entries the first eviction left in each head, and every later eviction leaves. first: [b]
-        whether this is the first eviction.
+        The state `entries` is the number of entries that the first eviction left in each head; every later eviction
+        leaves the same number. first: [b] whether this is the first eviction.
         """
         known = view.states["entries"]
         left = view.held() - (view.seen - view.states["evicted_at"])[:, None]
@@ -186,9 +186,9 @@ class CAKE(Method):
         return torch.where(first, each, stats["entries"].long())
 
     def _split(self, preference: torch.Tensor, spare: int, room: torch.Tensor) -> torch.Tensor:
-        """Split `spare` entries among layers in proportion to their preference [b, L], at most `room` [b, L] per layer.
+        """Share out `spare` entries among layers in proportion to `preference` [b, L], at most `room` [b, L] per layer.
 
-        The layers share evenly if all preferences are 0.
+        If all preferences are 0, the layers get equal shares.
         """
         total = preference.sum(dim=1, keepdim=True)
         share = torch.where(total > 0, preference / total, 1 / preference.shape[1])
@@ -213,7 +213,7 @@ class CAKE(Method):
 def _official(ideal: torch.Tensor, total: int, room: torch.Tensor) -> torch.Tensor:
     """Round `ideal` numbers of entries per layer [b, L] down, but at most to `room`, so that their sum is `total`.
 
-    Missing entries are spread evenly; a remainder goes to the first layers.
+    The entries lost by rounding are given back evenly; the remainder of this division goes to the first layers.
     """
     each = torch.minimum(ideal.long(), room)
     cut = (ideal.long() - each).sum(dim=1)

@@ -96,6 +96,6 @@ class Duo(Method):
         return self.sinks + self.recent
 
     def _streaming(self, budget: torch.Tensor) -> torch.Tensor:
-        """Return how many entries a streaming head keeps at a budget [b]: [b]."""
+        """Return [b], how many entries a streaming head keeps in each sequence, whose budgets are `budget` [b]."""
         size = torch.full_like(budget, self._size)
         return size if self.sparsity is not None else torch.minimum(size, budget)

@@ -78,7 +78,7 @@ class ForesightKV(Method):
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
         """Add the attention of a block of queries to the statistics of its chunk (the tokens between two evictions).
 
-        A finished chunk is added to the decayed sum.
+        When a new chunk begins, the sum of the former one is added to the decayed sum.
         """
         group = view.queries.shape[1] // view.keys.shape[1]
         old = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}
@@ -114,11 +114,11 @@ class ForesightKV(Method):
         return torch.where(candidate, (-noise.log()).log() - phi, float("inf"))
 
     def competing(self, view: LayerView) -> torch.Tensor:
-        """Return the mask [b, Hk, N] of the entries that compete: all except the protected newest entries."""
+        """Return a mask [b, Hk, N] of the entries that may be evicted: all except the protected newest ones."""
         return view.older(kept_always(self, view).recent)
 
     def inputs(self, view: LayerView) -> torch.Tensor:
-        """Return the scorer's inputs for every entry at an eviction, [b, Hk, N, D]."""
+        """Return the inputs of the trained network for every entry at an eviction, [b, Hk, N, D]."""
         group = view.queries.shape[1] // view.keys.shape[1]
         chunk = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}
         cumulative, decayed = chunk["cumulative"], DECAY * chunk["decayed"] + chunk["sum"]

@@ -9,9 +9,10 @@ group. A^h_ij is the attention of query i in head h to entry j, with the full ca
     within=max     score_j = max over later i of mean over h of A^h_ij
     within=mean    score_j = max over blocks t' >= t of mean over i in block t', h of A^h_ij
 
-A block is the tokens between two evictions, t the block that follows now; `within=mean` is the paper's score. The mean
-over a long block hides an entry that a single query needs, so a method without an oracle can do better than golden
-(docs/replay.md has the figures). A yardstick must not depend on the interval, so the default is `max`.
+A block is the tokens between two evictions, and t the block that follows this eviction; `within=mean` is the paper's
+score. The mean over a long block hides an entry that a single query needs, so with it a method that does not know the
+future can do better than golden (docs/replay.md has the figures). A yardstick must not depend on the interval, so the
+default is `max`.
 
 In the paper the oldest C of C + L entries compete, and the newest L, the tokens since the last eviction, stay. With L
 at or above the budget no choice would be left, and the oracle knows the future of the newest entries too. So here all
@@ -48,7 +49,7 @@ class Golden(Method):
         return Protect(recent=self.recent)
 
     def score(self, view: LayerView) -> torch.Tensor:
-        """Return the scores from the tables [b, Hk, blocks + 1, T] that a replay has put into `view.weights`."""
+        """Return the scores, read from the tables [b, Hk, blocks + 1, T] of future attention in `view.weights`."""
         future = view.weights.get(f"{self.within}.{view.layer}")
         if future is None:
             raise UserError("method 'golden' is an oracle: it needs future attention, which only 'kvbench replay' has.")

@@ -2,14 +2,15 @@
 
 Paper: LookaheadKV, arXiv 2603.10899, Algorithm 2.
 
-After the prompt the model reads n learned embeddings (rows) from the weights file, at the next positions. A low-rank
-adapter acts on these rows only, so the prompt's keys and values are the plain model's. Once, after the prompt,
-the rows' attention ranks the prompt's entries:
+After the prompt the model reads n learned embeddings from the weights file as if they were further tokens. A low-rank
+adapter acts on these tokens only, so the prompt's keys and values are the plain model's. Once, after the prompt,
+the attention of the learned tokens ranks the prompt's entries:
 
-    s_j = mean over the n rows of softmax( q . k / sqrt(D) )_j,  over prompt and learned rows
+    s_j = mean over the n learned tokens of softmax( q . k / sqrt(D) )_j,  over prompt and learned tokens
 
-The rows are then dropped, and the plain model decodes. The mean over the group, no pooling and no protected window are
-our reading of the paper; all three are options. `kvbench train lookaheadkv` makes the weights; no code was released.
+The learned tokens are then dropped, and the plain model decodes. The paper does not say how the query heads of a group
+are reduced (here by the mean), nor whether to pool (no) or to protect a window (no); all three are options.
+`kvbench train lookaheadkv` makes the weights; no code was released.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class LookaheadKV(Method):
 
 
 def _shapes(model: Sizes) -> Shapes:
-    """Return the shapes of random weights for tests: embeddings, and an adapter of the attention projections.
+    """Return the shapes of the random weights that tests use: embeddings, and an adapter of the attention projections.
 
     Other projections get no adapter, because not every model's configuration states their sizes.
     """

@@ -3,7 +3,8 @@
 Paper: Ghadia et al., Dialogue Without Limits: Constant-Sized KV Caches for Extended Responses in LLMs,
 arXiv 2503.00979.
 
-The current token and the `window` tokens before it always stay. These `window` tokens vote for all older ones:
+The current token and the `window` tokens before it always stay. The queries of these `window` tokens vote for all older
+entries:
 
     llama    softmax, over the older keys, of the logits summed over the group, as in the released Llama file
     mistral  softmax over the older keys for each query head, then the group's maximum, as in the Mistral file

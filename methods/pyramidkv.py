@@ -44,9 +44,9 @@ class PyramidKV(PromptVote):
         return sizes[..., None].expand_as(held)
 
     def layer_sizes(self, budget: int, tokens: int, layers: int) -> list[int]:
-        """Return the entries per head in each layer after a prompt of `tokens`, window included.
+        """Return how many entries each layer keeps per head, window included, after a prompt of `tokens` tokens.
 
-        Their mean never exceeds the budget.
+        The mean over the layers never exceeds the budget.
         """
         ideal = self.ideal_sizes(budget, tokens, layers)
         exact = self.rounding == "exact"
@@ -55,7 +55,10 @@ class PyramidKV(PromptVote):
         return split_exactly(torch.tensor([ideal], dtype=torch.float64), total, low, tokens)[0].tolist()
 
     def ideal_sizes(self, budget: int, tokens: int, layers: int) -> list[float]:
-        """Return the formula's values before their sum is corrected; whole numbers unless `rounding` is exact."""
+        """Return each layer's entries per head by the paper's formula, before the sum is corrected to the budget.
+
+        They are whole numbers unless `rounding` is exact.
+        """
         base, older = budget - self.window, tokens - self.window
         uniform = [float(budget)] * layers
         if layers == 1 or tokens <= budget:

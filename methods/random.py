@@ -1,6 +1,6 @@
-"""random: keep the newest tokens and a random choice of the others; the baseline that a method must beat.
+"""random: keep the newest tokens and a random choice of the others; the baseline that every other method must beat.
 
-Scores are a hash of (sample, eviction, layer, head, position), so results do not depend on the batch.
+The score is a hash of sample, eviction, layer, head and position, so results do not depend on the batch.
 Default: the newest 16 stay. Without them a model loses its current sentence, and the baseline would measure that loss.
 """
 

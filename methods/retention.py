@@ -7,10 +7,10 @@ betas are comparable: `tie=layers` in the released code, `tie=layers_and_heads` 
 
     log G = log of the sum over the next n queries of beta^age,     n = `horizon`; n = 1 is trimkv's score
 
-Of the whole model's entries the L Hk C with the highest scores stay; with `level=layer` the heads of each layer compete
-for Hk C. No head is left empty. `floor` guarantees every head a share of C: the entry of rank r in a head competes with
-the score of rank r - floor. This equals the released code, which counts a head's entries among the best
-L Hk (C - floor) and adds the floor.
+Of the whole model's entries the L Hk C with the highest scores stay (L layers, Hk KV heads, budget C); with
+`level=layer` the heads of each layer compete for Hk C. No head is left empty. `floor` guarantees every head its best
+`floor` entries and shifts the others: the entry of rank r in a head competes with the score of rank r - floor. This
+equals the released code, which counts a head's entries among the best L Hk (C - floor) and adds the floor.
 
 Defaults: horizon 1 as in the released code (the paper does not state it), floor 0. Ages in the released code are larger
 than here, by one for n = 1 and by two for n > 1: `age_offset`. `kvbench train retention` trains gates;

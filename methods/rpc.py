@@ -8,7 +8,7 @@ Score of the generated tokens older than the newest R: softmax over these tokens
 With `aggregate=all` every head of a layer keeps the same generated tokens. The newest R always stay.
 The option `form` says when tokens are evicted:
 
-    native  the paper's schedule: the first compression after P + R generated tokens, then one every P tokens. The n-th
+    native  the paper's schedule: the first eviction after P + R generated tokens, then one every P tokens. The n-th
             (n = 0, 1, ...) keeps the prompt, (n + 1) P / c generated tokens and the newest R. The cache grows without
             bound; the method takes no budget and ignores the interval.
     fixed   a budget, at the run's interval. Generated tokens are evicted first. Prompt entries are evicted only if the
@@ -85,7 +85,7 @@ class RPC(Method):
         return torch.where(prompt, self._votes(voters, older & prompt).clamp_min(PROMPT), generated * GENERATED)
 
     def _votes(self, view: LayerView, among: torch.Tensor) -> torch.Tensor:
-        """Return pooled votes [b, Hk, N] for the entries in the mask `among`; the softmax runs over these only."""
+        """Return the newest queries' pooled votes [b, Hk, N]; the softmax runs over the entries in the mask `among`."""
         votes = view.attend(reduce_g="mean", reduce_q="sum", among=among)
         if self.aggregate == "all":
             votes = _mean_over_heads(votes, view.positions, among, view.longest)
@@ -93,9 +93,9 @@ class RPC(Method):
 
 
 def _mean_over_heads(votes: torch.Tensor, positions: torch.Tensor, among: torch.Tensor, end: int) -> torch.Tensor:
-    """Average the votes [b, Hk, N] for each token over the heads, which may store the token in different rows.
+    """Return for each entry the mean, over all heads, of the votes [b, Hk, N] for its token.
 
-    end: above all positions.
+    The heads may store the entries of one token at different places. end: a number above all positions.
     """
     b, heads, _ = votes.shape
     at = torch.where(among, positions, end)  # all others share an unused column

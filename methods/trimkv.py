@@ -8,8 +8,8 @@ a log beta, with the age at the next query. Attention is not used. Every KV head
 protected (`recent` 0). `kvbench train trimkv` trains gates; `kvbench weights import` imports published gates.
 
 The released code adds one to every age (`age_offset=1`), which changes the order because age multiplies log beta. The
-code's `knorm_alpha` is `knorm=true` here, its sliding window `recent`. The code evicts when C + buffer entries are held
-(buffer 128; 32 in its examples); here the interval takes the place of the buffer, and the method evicts at its ticks.
+code's `knorm_alpha` is `knorm=true` here, its sliding window `recent`. The code evicts when a head holds C + buffer
+entries (buffer 128; 32 in its examples); here the method evicts at ticks, so the interval takes the buffer's place.
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@ One object per line. Fields:
     question (or problem)  text, required
     answer                 text or a number, required
     id                     text or a number, default "line-N"; must be unique
-    context                text put before the question; a query-agnostic run compresses after it
+        context                text put before the question; a query-agnostic run evicts right after it
     system, answer_prefix  texts for the chat template: the system message, and the start of the answer
     category, cluster_id   texts: a group for reports, and a source that questions share (default: no shared source)
 Other fields are ignored. The prompt asks for a box (style `default`) or is the question alone (style `plain`).
 
-math-verify compares answers that are numbers or LaTeX (`is_mathematics`). Other answers are compared as text without
-case, blanks and final points: the content of the box, or without a box the whole answer after the thinking block.
+If the reference answer is a number or LaTeX (`is_mathematics`), math-verify compares it with the model's answer. Any
+other reference is compared as text, without regard to case, blanks and final points: with the content of the model's
+box, or without a box with the whole text after the thinking block.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class FileTask(Task):
 
 
 def is_mathematics(answer: Any) -> bool:
-    """Return whether an answer is mathematics: a number, or text with a digit or backslash but no word ("\\pi").
+    """Return whether a reference answer is a number or LaTeX: text with a digit or backslash but no word ("\\pi").
 
     A word is two or more letters in a row, LaTeX commands not counted.
     """

@@ -59,7 +59,7 @@ class GPQADiamond(Task):
         return [doc for order in orders for doc in order][:limit]
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return the sampling: one sample per document, as a question's eight documents give eight samples."""
+        """Return sampling settings with one sample per document: a question's eight documents give eight samples."""
         return reasoning(model_type, max_new_tokens=32768)
 
     def score(self, doc: Doc, output: Output) -> Score:
@@ -83,7 +83,10 @@ class GPQADiamond(Task):
 
 
 def option_order(record: str, index: int) -> list[int]:
-    """Return for each letter, A to D, the index into `OPTIONS` of its option in order number `index` of a question."""
+    """Return which option stands at each letter, A to D, as indices into `OPTIONS`.
+
+    record: id of the question. index: which of the question's eight orders.
+    """
     order = list(range(len(OPTIONS)))
     random.Random(f"gpqa-{SEED}-{record}-{index}").shuffle(order)
     return order

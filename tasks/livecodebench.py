@@ -79,7 +79,7 @@ class LiveCodeBench(Task):
         )
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
-        """Return the documents, sorted by `question_id` as officially."""
+        """Return the documents, sorted by `question_id` as in LiveCodeBench's own code."""
         constants = json.loads(bundled("livecodebench/prompt_constants.json"))
         try:
             rows = sorted(source.rows(self.name, self.manifest), key=lambda row: str(row.get("question_id")))
@@ -140,7 +140,7 @@ class LiveCodeBench(Task):
 
 
 def _grade(program: str, tests: list[Any], doc: Doc, sandbox: Sandbox) -> Grades:
-    """Return the verdicts of LiveCodeBench's checker and of an ordinary process.
+    """Run a program on the tests; return the verdicts of LiveCodeBench's checker and of an ordinary process.
 
     Raises TestDataError for a problem without tests, because any program would pass.
     """
@@ -172,7 +172,7 @@ def _doc(row: Mapping[str, Any], style: str, constants: Mapping[str, str]) -> Do
 
 
 def _turn(row: Mapping[str, Any], style: str, constants: Mapping[str, str]) -> Turn:
-    """Return the prompt of a problem.
+    """Return the user message, and perhaps a system message, that ask for a program for one problem.
 
     Styles: `default` is the text that LiveCodeBench and lighteval give to R1 and QwQ. `gkv` adds LiveCodeBench's system
     message for R1, without its special tokens, which the chat template adds. `lcb_generic` is LiveCodeBench's prompt

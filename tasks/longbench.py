@@ -61,7 +61,7 @@ SETS = {
 
 
 def macro(language: str) -> dict[str, float]:
-    """Return the weight of each set in the mean over six categories for a language.
+    """Return the weights of the sets in a language's average, which is the mean over six categories.
 
     Code sets count for both languages.
     """
@@ -124,7 +124,7 @@ class LongBench(Task):
         return list(source.rows(self.name, self.manifest))
 
     def category(self, row: Mapping[str, Any]) -> str:
-        """Return a row's category, by which reports group."""
+        """Return the category of one question, by which reports group questions."""
         return SETS[self.variant].category
 
     def doc(self, row: Mapping[str, Any]) -> Doc:

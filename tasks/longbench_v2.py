@@ -67,7 +67,7 @@ class LongBenchV2(Task):
         return documents(self, rows[:limit], self._doc, ids="_id")
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return greedy decoding; the official script samples at temperature 0.1."""
+        """Return sampling settings for greedy decoding; the official script samples at temperature 0.1."""
         new = 1024 if self.variant == "cot" else 128
         later = new if self.variant == "cot" else 0  # tokens of the second answer
         return GenSpec(
@@ -103,7 +103,7 @@ class LongBenchV2(Task):
 
 
 def _first(file: str, row: Mapping[str, Any]) -> Turn:
-    """Return the first turn of a row, laid out by the bundled prompt `file`."""
+    """Return the first user message for a question of the data set. file: name of the bundled prompt."""
     context, question = parts(bundled(f"longbench_v2/{file}"), "$DOC$")
     context = context.replace("$DOC$", str(row["context"]).strip())
     for mark, column in FIELDS.items():

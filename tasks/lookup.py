@@ -1,7 +1,7 @@
 """`lookup`: many facts and a question that names some of them: retrieval from the prompt.
 
-Variants: lookup-8 (default), lookup-1. The headline score is the share of the asked keys whose value is right; the
-other score is exact match (all keys in order and no other text).
+Variants: lookup-8 (default; the question names eight facts), lookup-1. The headline score is the share of the named
+keys whose value is right in the answer; the other score is exact match (all keys in order and no other text).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class MTBench(Task):
         return documents(self, rows, self._doc, lacks="")
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return the generation settings per turn; each document sets its own temperature (`TEMPERATURES`)."""
+        """Return the generation settings of each turn; each document sets its own temperature (`TEMPERATURES`)."""
         thinking = self.variant == "thinking"
         return GenSpec(max_new_tokens=8192 if thinking else 1024, thinking=thinking)
 

@@ -1,9 +1,9 @@
-"""`walk`: a short prompt with ten facts, each needed again and again during a long generation.
+"""`walk`: a short prompt with ten facts, of which the model needs each again and again during a long generation.
 
 Variants: orbit-300 (default), orbit-300f (with filler sentences: separates the strong methods), orbit-100 (short, for
-smoke tests), lines-30 (hard). The headline score is the share of right steps, to be compared with its floor; the other
-score is exact match. Rankings on the built-in model need not hold for real models: the trace has ten symbols, which
-favours methods that drop near-duplicates.
+smoke tests), lines-30 (hard). The headline score is the share of right steps, to be compared with the column `floor`,
+the share that a method gets even if it keeps nothing; the other score is exact match. Rankings on the built-in model
+need not hold for real models: the answer consists of ten symbols, which favours methods that drop near-duplicates.
 """
 
 from __future__ import annotations

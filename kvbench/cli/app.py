@@ -31,7 +31,10 @@ LISTS = ("--method", "-m", "--budget", "-b", "--task", "-t")  # options that tak
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters. A flag that the user leaves out is False, not None: typer imports pydantic to read None."""
+        """Return the command's parameters, where the default of a flag is False.
+
+        With typer's own default, None, typer would import pydantic.
+        """
         params: list[Any] = super().get_params(ctx)
         for param in params:
             if param.type_descriptor.annotation is bool and param.default is None:
@@ -51,7 +54,10 @@ class _Group(TyperGroup):
 
 
 class _Commands(_Group):
-    """All commands. Help and shell completion get names and one line each; a module is imported to run its command."""
+    """All commands of kvbench.
+
+    Help and shell completion read only their names and one line about each; a command's module is imported to run it.
+    """
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -164,7 +170,7 @@ def _system(error: OSError) -> SetupError:
 
 
 def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
-    """Turn typer's parse error into a UserError in kvbench's words. given: the words of the command line."""
+    """Turn typer's parse error into a UserError with kvbench's wording. given: the words that the user typed."""
     option = getattr(error, "option_name", None)
     if option and "such option" in str(error):
         from kvbench.registry import did_you_mean
@@ -178,7 +184,7 @@ def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
 
 
 def _with_commas(given: Sequence[str]) -> str:
-    """Return the correction of a list typed with blanks (``--budget 48,64`` for ``--budget 48 64``), or ""."""
+    """Return the right form of a list typed with blanks (``--budget 48,64`` for ``--budget 48 64``); "" without one."""
     for place, option in enumerate(given):
         values = list(itertools.takewhile(lambda word: not word.startswith("-"), given[place + 1 :]))
         if option in LISTS and len(values) > 1:

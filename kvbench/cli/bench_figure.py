@@ -1,4 +1,4 @@
-"""The figure of `kvbench bench --plot`: tokens per second against sequences, beside the baseline."""
+"""The figure of `kvbench bench --plot`: the speed of each system over the number of sequences."""
 
 from __future__ import annotations
 

@@ -25,7 +25,11 @@ from kvbench.taskkit.names import LM_EVAL
 
 
 def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, duplicates: bool = False) -> None:
-    """Collect all problems. Without a `model` fewer checks are possible; `duplicates`: allow equal samples."""
+    """Check settings against each other and against the model, and add every error to `problems`.
+
+    model: what is known of the model; None leaves out the checks that need it. duplicates: accept a run in which all
+    samples of a question would be equal.
+    """
     context = model.context if model else None
     with problems.collect():
         if context is not None and config.max_new_tokens is not None and config.max_new_tokens > context:
@@ -40,7 +44,10 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
 
 
 def check_inputs(config: RunConfig) -> None:
-    """Read or download model files, chat template and task data, and choose a sandbox. Raises KVBenchError."""
+    """Make sure that all inputs exist: model files, chat template, task data, and a sandbox if programs will run.
+
+    Downloads what is missing. Raises KVBenchError.
+    """
     if config.chat_template is not None:
         prompts.load_template(config.chat_template)
     known = models.describe(config.model_place, config.revision)
@@ -57,7 +64,7 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def _check_again(config: RunConfig, info: ModelInfo) -> None:
-    """Repeat `check` with the model's sizes, which the hub has given by now."""
+    """Repeat `check` with the model's sizes, which were unknown before the hub was asked."""
     problems = Problems()
     check(config, info, problems, duplicates=True)
     problems.warnings.clear()  # the first check showed them
@@ -73,7 +80,7 @@ def refuse_key(key: str | None) -> None:
 
 
 def refuse_oracle(name: str, method: Method) -> None:
-    """Raise UserError for an oracle, a method that knows the future, alone or joined with another method."""
+    """Raise UserError if a method is an oracle, which knows the future, or is joined with one."""
     if method.during("prefill").oracle or method.during("decode").oracle:
         raise UserError(
             f"method {quote(name)} is an oracle: it knows the future of a finished sequence. "
@@ -99,7 +106,10 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
 
 
 def _check_data(config: RunConfig, problems: Problems) -> None:
-    """Check that --data exists and is used: a file needs tasks that all read data, a folder at least one such task."""
+    """Check that --data exists and that tasks read it.
+
+    A file must be read by every task of the run, a folder by at least one.
+    """
     if config.data is None:
         return
     data = Path(config.data).expanduser()
@@ -120,7 +130,7 @@ def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems
     spec = task.gen(model.model_type if model else "")
     limit, size = config.limit_for(task.name), task.size()
     if limit is not None and size is not None and limit > size:
-        problems.warn(f"task {quote(task.name)} has {size} items; --limit {limit} has no effect.")
+        problems.warn(f"task {quote(task.name)} has {size} questions; --limit {limit} has no effect.")
     with problems.collect():
         samples = config.samples or spec.n
         temperature = spec.temperature if config.temperature is None else config.temperature

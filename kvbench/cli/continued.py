@@ -1,4 +1,4 @@
-"""The settings of a continued run: most come from its record; the user must give some again.
+"""The settings of a continued run: most come from its record; the user must give the others again.
 
 A run's folder may come from anyone. Settings that decide rows come from its record. Settings that run code, send data
 or name a variable with a key come from the user's command line, environment or configuration file; the record only
@@ -42,9 +42,10 @@ def continued(
     needed: Collection[str] = (*TO_ASK, *again.SCORING),
     more_plugins: bool = False,
 ) -> RunConfig:
-    """The settings of an existing run. Raises UserError if the user gave another value, or must give a setting again.
+    """Return the settings of an existing run, from its record and from what the user gave again.
 
-    needed: settings that the user must give again if the run used them. more_plugins: allow further plug-ins.
+    Raises UserError if a value that the user gave differs from the run's, or if a needed one is missing. needed:
+    settings that the user must give again if the run used them. more_plugins: allow plug-ins that the run did not have.
     """
     _check_layers(gathered)
     refuse_secrets(gathered)
@@ -71,7 +72,10 @@ def continued(
 
 
 def asked(config: RunConfig, gathered: Gathered) -> set[str]:
-    """The model and tasks that this command line or environment names; only for these may kvbench ask the hub."""
+    """Return the model and tasks that the user named in this command or its environment variables.
+
+    kvbench asks the hub for these only, never for a name that stands only in a run's record.
+    """
     named = {config.model} if gathered.typed("model") else set()
     return named | (set(config.tasks) if gathered.typed("task") else set())
 
@@ -89,7 +93,7 @@ def _check_layers(gathered: Gathered) -> None:
 
 
 def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that kvbench may take from the record."""
+    """Return the settings that kvbench takes from a run's record without asking the user."""
     environment = record["environment"]
     stored = record["config"] | {key: environment.get(key) for key in OPERATIONAL}
     stored = {key: value for key, value in stored.items() if key not in again.AGAIN}
@@ -107,7 +111,7 @@ def _check_again(
     gathered: Gathered,
     needed: Collection[str],
 ) -> None:
-    """Raise UserError if the command lacks settings that the run used; the message shows the complete command."""
+    """Raise UserError, with the complete command, if the command lacks settings that the user must give again."""
     missing = {key: value for key, value in again.used(record).items() if key in needed and key not in given}
     if gathered.typed("task"):
         missing.pop("task", None)
@@ -128,14 +132,17 @@ def _check_again(
 
 
 def _typed_with(settings: Mapping[str, Any]) -> str:
-    """The command that the user typed, with `settings` added as options, for a message."""
+    """Return the command line that the user typed, with `settings` added as options, for a message."""
     typed = sys.argv[1:]
     end = typed.index("--") if "--" in typed else len(typed)  # arguments after it are no options
     return again.line(["kvbench", *typed[:end], *again.words(settings), *typed[end:]])
 
 
 def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered) -> str | None:
-    """The new folder of a local model that was moved, checked by the hashes of its files."""
+    """Return the new folder of a local model that was moved, or None if --model names no other folder.
+
+    was: the folder in the run's record. Raises KVBenchError if the files in the new folder are not the recorded ones.
+    """
     recorded = {entry["name"]: entry["hash"] for entry in record["environment"].get("model_files", [])}
     if not recorded or was == models.TINY:
         return None
@@ -152,7 +159,9 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
         return None
     files = models.state(models.describe(place)).files
     if not files:
-        raise UserError(f"{_said(typed, place)} is no folder; run {quote(run)} began with the model in {quote(was)}.")
+        raise UserError(
+            f"{_said(typed, place)} is not a folder; run {quote(run)} began with the model in {quote(was)}."
+        )
     if differing := sorted(name for name in {*recorded, *files} if recorded.get(name) != files.get(name)):
         raise UserError(
             f"{_said(typed, place)} differs from model {quote(was)} of run {quote(run)} in "
@@ -162,7 +171,7 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
 
 
 def _check_template(run: str, path: str | None, record: Mapping[str, Any]) -> None:
-    """Compare the chat template with its recorded hash before any code parses it: its text would enter prompts."""
+    """Raise UserError if the run's chat template has changed, before any code parses it."""
     if path is not None:
         recorded = record["environment"].get("chat_template") or {}
         _check_hash(run, f"--chat-template {quote(path)}", recorded.get("sha256"), template_hash(path))
@@ -177,7 +186,7 @@ def _check_hash(run: str, file: str, was: str | None, now: str) -> None:
 
 
 def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
-    """Raise UserError for a file of another task, or with another content."""
+    """Raise UserError if a --task-file holds another task than the run's, or has changed since the run began."""
     if record["config"].get("task_file") is None:
         raise UserError(f"--task-file {quote(path)} differs from the run's default. {KEEPS}")
     from kvbench.tasks.file import FileTask
@@ -193,7 +202,7 @@ def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
 
 
 def _config(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
-    """The configuration of a record. Raises KVBenchError for invalid settings."""
+    """Return the configuration that a run's stored settings describe. Raises KVBenchError for invalid settings."""
     try:
         config = RunConfig.from_dict(stored)
         for grid in config.grids:
@@ -213,7 +222,7 @@ def _config(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
 
 
 def _check_options(method: MethodChoice) -> None:
-    """Raise UserError for options that the method does not take, ValueError for values of another type."""
+    """Raise UserError for an option that the method does not have, ValueError for a value of the wrong type."""
     pairs = [(name, "none" if value is None else str(value)) for name, value in method.options]
     parsed = choose.parse(method.name, pairs).options()
     for name, value in method.options:
@@ -248,10 +257,10 @@ def _check_typed(config: RunConfig, gathered: Gathered) -> None:
 
 
 def _value(kept: Any) -> str:
-    """A setting's value in the record, as a message shows it."""
+    """Return the value that a run's record has for a setting, as a message shows it."""
     return "default" if kept in (None, "") else bare(hide_keys(str(kept)))
 
 
 def _said(given: Given, value: Any) -> str:
-    """A setting with its source, for a message: ``--seed 2`` or ``environment variable KVBENCH_SEED=2``."""
+    """Return where the user gave a setting, and its value: ``--seed 2`` or ``environment variable KVBENCH_SEED=2``."""
     return f"{given.source}{' ' if given.source.startswith('--') else '='}{bare(hide_keys(str(value)))}"

@@ -8,7 +8,7 @@ from kvbench.console.progress import Progress
 
 
 class Counter(Progress):
-    """A progress line with a count. It is a context manager: the line begins and ends with the block."""
+    """A progress line such as ``3/40 answers``. It is a context manager: the line is shown while the block runs."""
 
     def __init__(self, noun: str, total: int, **progress: Any) -> None:
         super().__init__(**progress)

@@ -11,7 +11,10 @@ import typer
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One command. where: a module in `kvbench.cli.commands`, and the name of a function or Typer app in it."""
+    """One command.
+
+    where: MODULE.NAME, a module in `kvbench.cli.commands` and a function or Typer app in it. about: its help.
+    """
 
     where: str
     about: str
@@ -23,7 +26,8 @@ COMMANDS = {
         "Run methods at budgets on tasks: every method at every budget on every task, on the same questions.",
     ),
     "list": Entry(
-        "list.list_", "List methods, tasks, models or runs; with a name, that one with its options and defaults."
+        "list.list_",
+        "List methods, tasks, models or runs; with a name, show one method, task or model, its options and defaults.",
     ),
     "show": Entry(
         "show.show_",
@@ -48,7 +52,7 @@ COMMANDS = {
     ),
     "bench": Entry(
         "bench.bench",
-        "Measure decoding speed with random weights: the engine, a baseline, and the share of the hardware limit.",
+        "Measure decoding speed with random weights: methods, baselines, and the share of the hardware limit.",
     ),
     "replay": Entry(
         "replay.replay",
@@ -76,7 +80,7 @@ COMMANDS = {
 
 
 def load(name: str, group: type[Any]) -> Any:
-    """A command from its module; `group`: the class of a command with subcommands."""
+    """Import a command's module and return the command. group: the class to use for a command with subcommands."""
     file, _, member = COMMANDS[name].where.partition(".")
     module = importlib.import_module(f"kvbench.cli.commands.{file}")
     command = getattr(module, member)

@@ -33,7 +33,10 @@ def _option(
     default: Any = None,
     hidden: bool = False,
 ) -> Parameter:
-    """One option as typer reads it from a signature. short: ``-m``; negative: add ``--no-NAME``."""
+    """Return a parameter of a function's signature that typer reads as an option.
+
+    short: a second flag of one letter, such as ``-m``. negative: add the flag ``--no-NAME``.
+    """
     word = name.replace("_", "-")
     flags = [f"--{word}/--no-{word}" if negative else f"--{word}", *([short] if short else [])]
     shown = typer.Option(*flags, help=help, metavar=metavar, rich_help_panel=panel, show_default=False, hidden=hidden)
@@ -41,7 +44,10 @@ def _option(
 
 
 def _of_setting(name: str) -> Parameter:
-    """The option of a setting. The setting's parser decides whether it is a switch, a text or a repeatable text."""
+    """Return the option for a setting.
+
+    The setting's parser decides whether it is a switch, a text or a repeatable text.
+    """
     field = settings.SETTINGS[name]
     parser, help, panel, metavar = (field.metadata[key] for key in ("parser", "help", "panel", "metavar"))
     if parser is parsers.flag:
@@ -101,7 +107,7 @@ OPTIONS = {option.name: option for option in _OPTIONS}
 
 
 def group(about: str) -> typer.Typer:
-    """A command with subcommands; without a subcommand it prints its help."""
+    """Return an empty command to which subcommands can be added; called without a subcommand it prints its help."""
     app = typer.Typer(help=about, invoke_without_command=True)
 
     @app.callback()
@@ -113,12 +119,12 @@ def group(about: str) -> typer.Typer:
 
 
 def plain(flags: str, help: str, metavar: str = "") -> Any:
-    """An option outside the help panels, for ``Annotated``."""
+    """Declare an option inside ``Annotated``; ``--help`` lists it outside the titled panels."""
     return typer.Option(*flags.split(), help=help, metavar=metavar, show_default=False)
 
 
 def same_as_run(name: str) -> Any:
-    """The option of a setting with the help of ``kvbench run``, outside the help panels, for ``Annotated``."""
+    """Declare inside ``Annotated`` an option for a setting, with the same help text as in ``kvbench run``."""
     field = settings.SETTINGS[name].metadata
     return plain(f"--{name.replace('_', '-')}", field["help"], field["metavar"])
 
@@ -131,7 +137,7 @@ Document = Annotated[bool, plain("--json", "One JSON document on stdout.")]
 
 
 def takes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add options of ``kvbench run`` to a command, which gets the typed values, by name, as its argument `typed`."""
+    """Add the named options of ``kvbench run`` to a command; it receives their typed values in its argument `typed`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "typed"]

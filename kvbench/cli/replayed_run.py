@@ -1,4 +1,4 @@
-"""The configuration of ``kvbench replay --run RUN``: the run's model, tasks and settings, the command's methods."""
+"""The configuration of ``kvbench replay --run RUN``: the run's model, tasks and settings with the typed methods."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ FILES = tuple(key for key in TO_ASK if key != "task")
 
 
 def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | None:
-    """The run's configuration with the typed options. Raises UserError for options that the run's answers fix."""
+    """Return a run's configuration, changed by the typed options; None after errors, which go to `problems`.
+
+    Raises UserError for options that cannot be changed, because the run's answers were made with them (--seed, --stop).
+    """
     for key in ("revision", "seed", "max_new_tokens", "stop"):
         if typed[key] not in (None, [], ()):
             raise UserError(f"--{key.replace('_', '-')} cannot be given with --run: the run's answers decide it.")
@@ -49,7 +52,10 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
 
 
 def _again(typed: dict[str, Any]) -> Gathered:
-    """The typed settings that add to the run's record: files that only the user may name, a model that moved."""
+    """Return the settings that the user must give again on the command line, because the run's record does not hold
+    them:
+    files that only the user may name, and the new folder of a model that was moved.
+    """
     given = gather({key: typed[key] for key in (*FILES, "model")}, os.environ)
     return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
 
@@ -65,6 +71,6 @@ def check_same(config: RunConfig, folder: Path, ready: Inputs) -> None:
 
 
 def named(config: RunConfig, tasks: list[str] | None) -> set[str]:
-    """Names for which kvbench may ask the hub: draft models and tasks of this command line, not the run's model."""
+    """Return the draft models and tasks that the user typed; the hub is asked for these, not for the run's model."""
     methods = [choose.make(m.name, dict(m.options)) for m in config.methods if "draft" in dict(m.options)]
     return {draft for method in methods for draft in method.drafts()} | (set(config.tasks) if tasks else set())

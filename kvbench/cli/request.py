@@ -31,7 +31,10 @@ MISSING = {
 
 
 def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
-    """The configuration that the settings ask for; None if no grid could be made. Every error goes to `problems`."""
+    """Turn gathered settings into a configuration; None if they are too wrong for one.
+
+    Every error goes to `problems`.
+    """
     given = gathered.first("plugin")
     before = len(problems.errors)
     with problems.collect():
@@ -44,7 +47,10 @@ def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
 
 
 def chosen(flags: Mapping[str, Any], problems: Problems) -> tuple[tuple[MethodChoice, ...], tuple[Budget, ...]]:
-    """The methods with their options, and the budgets, of a command that runs no task. Errors go to `problems`."""
+    """Return the methods, with their options, and the budgets that the user typed for a command that runs no task.
+
+    Errors go to `problems`.
+    """
     builder = Builder(gather(flags, {}), problems)
     if (options := builder.gathered.first("method_opt")) is not None:
         builder.read_options(options)
@@ -57,23 +63,23 @@ def chosen(flags: Mapping[str, Any], problems: Problems) -> tuple[tuple[MethodCh
 
 
 def refuse_secrets(gathered: Gathered) -> None:
-    """Raise UserError for a setting that holds a key or a password: a run's record keeps settings unredacted."""
+    """Raise UserError for a setting that holds a key or a password, because a run's record stores it."""
     layers = (*gathered.files, *gathered.blocks, gathered.variables, gathered.flags)
     for given in (given for layer in layers for given in layer.values()):
         if holds_secret(given.value):
             raise UserError(
-                f"{given.source} looks like a key, or an address with a password, and settings are stored. Put it in "
-                "an environment variable: HF_TOKEN for the hub, --judge-key-env NAME for a judge."
+                f"{given.source} looks like a key, or an address with a password, which would be stored with the run's "
+                "settings. Put it in an environment variable: HF_TOKEN for the hub, --judge-key-env NAME for a judge."
             )
 
 
 def member_name(member: Any) -> str:
-    """A method, budget or task as the user types it."""
+    """Return the text by which a user names this method, budget or task."""
     return member if isinstance(member, str) else label(member) if not isinstance(member, tuple) else str(member[0])
 
 
 class Builder:
-    """Builds a RunConfig from gathered settings. An axis is `method`, `budget` or `task`."""
+    """Builds a RunConfig from gathered settings. The three axes of a grid are `method`, `budget` and `task`."""
 
     def __init__(self, gathered: Gathered, problems: Problems) -> None:
         self.gathered, self.problems = gathered, problems
@@ -99,7 +105,7 @@ class Builder:
         return None
 
     def _grid(self, block: Layer) -> Grid:
-        """The grid of one block; an axis that the block lacks comes from the run's settings."""
+        """Return the grid of one ``[[grid]]`` block; an axis that the block lacks comes from the run's settings."""
         methods, budgets, tasks = self.methods(block), self.axis(block, "budget"), self.axis(block, "task")
         limit = None
         if given := block.get("limit"):
@@ -108,7 +114,7 @@ class Builder:
         return Grid(methods=tuple(methods), budgets=tuple(budgets), tasks=tuple(tasks), limit=limit)
 
     def methods(self, block: Layer) -> list[MethodChoice]:
-        """The methods of one block, with their options."""
+        """Return the methods of one ``[[grid]]`` block, with their options."""
         names, methods = self.axis(block, "method"), []
         for name, pairs in names:
             with self.problems.collect():
@@ -116,7 +122,7 @@ class Builder:
         return methods
 
     def axis(self, block: Layer, key: str) -> list[Any]:
-        """The members of an axis (methods, budgets or tasks), each once."""
+        """Return the methods, budgets or tasks of one ``[[grid]]`` block, each once. key: which of the three."""
         given = self._given(block, key)
         if given is None and key == "budget":
             return []
@@ -138,7 +144,7 @@ class Builder:
         return members
 
     def _members(self, key: str, source: str, typed: Any, entry: int | None) -> list[Any]:
-        """What one item of an axis stands for: a budget, one or more tasks, or a method's name with its options."""
+        """Return what one typed item means: a budget, one or more tasks, or a method's name with its options."""
         if key == "budget":
             return [parse(source, lambda raw: budget(raw, entry), typed)]
         if key == "task":
@@ -149,16 +155,16 @@ class Builder:
         return [(choose.canonical(str(typed)), ())]
 
     def _given(self, block: Layer, key: str) -> Given | None:
-        """An axis as the flag gives it, else the block, else the run's settings; but a block's task beats --task.
+        """Return the value of an axis for a ``[[grid]]`` block: from the flag, else the block, else the run's settings.
 
-        --task then selects among the blocks, see `_selected`.
+        Only for tasks the block comes first: --task then selects among the blocks, see `_selected`.
         """
         if key == "task" and key in block:
             return block[key]
         return self.gathered.typed(key) or block.get(key) or self.gathered.first(key)
 
     def _selected(self, grids: list[Grid]) -> tuple[Grid, ...]:
-        """The grids of the blocks; with --task, only the tasks that --task names."""
+        """Return the grids of all ``[[grid]]`` blocks; if --task is given, with only the tasks that it names."""
         wanted = self.gathered.typed("task")
         if wanted is None or not any("task" in block for block in self.gathered.blocks):
             return tuple(grids)
@@ -183,7 +189,10 @@ class Builder:
                 self.options.append((choose.canonical(method) if method else None, name, value))
 
     def _choose(self, name: str, pairs: list[tuple[str, str]], names: list[str]) -> MethodChoice:
-        """A method with its options. An option typed without a method's name applies to all methods that have it."""
+        """Return a method with its options.
+
+        An option typed without a method's name applies to all methods that have it.
+        """
         pairs = [pair for option, value in pairs for pair in choose.addressed(name, option, value)]
         for method, option, value in self.options:
             anyone = [n for n in names if choose.takers(n, option)]
@@ -203,7 +212,10 @@ class Builder:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Options from a file as (name, text); TOML reads ``gkv.alpha = 0.9`` as a nested table."""
+    """Yield a method's options in a TOML file as (name, text).
+
+    TOML reads ``gkv.alpha = 0.9`` as a nested table; its name becomes "gkv.alpha".
+    """
     for name, value in table.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
@@ -212,5 +224,8 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _last_evicting(names: list[str]) -> str:
-    """The method named in the error about an option that no method has: the last that takes a budget, else the last."""
+    """Return the method to name in an error about an option that none of the methods has.
+
+    It is the last one that takes a budget; without one, the last.
+    """
     return next((n for n in reversed(names) if MethodChoice(name=n).takes_budget), names[-1])

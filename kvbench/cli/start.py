@@ -58,7 +58,7 @@ def start(params: Mapping[str, Any]) -> None:
 
 
 def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered]:
-    """The checked settings. Raises one error with all problems."""
+    """Return the settings that the user typed, after all checks. Raises one error that lists all problems."""
     resume, run_name, out, dry = params["resume"], params["run_name"], Path(params["out"]), params["dry_run"]
     problems = Problems()
     with problems.collect():
@@ -82,7 +82,7 @@ def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered]:
 
 
 def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> None:
-    """Print the plan or the tables. Raises IncompleteError when rows have no score."""
+    """Print the plan of a dry run, or the tables of a finished run. Raises IncompleteError when rows have no score."""
     if result.run_dir is None and not (json or quiet):
         _print_plan(result)
     elif result.run_dir is not None:
@@ -139,7 +139,7 @@ def _check_names(run_name: str | None, resume: str | None) -> None:
 
 
 def _choose(gathered: Gathered, out: Path, resume: str | None, problems: Problems) -> RunConfig | None:
-    """The typed settings, or the settings of the run to continue."""
+    """Return the settings that the user typed or, with --resume, those of the run to continue. None after an error."""
     if resume is None:
         return build(gathered, problems)
     if not problems.errors:
@@ -149,7 +149,7 @@ def _choose(gathered: Gathered, out: Path, resume: str | None, problems: Problem
 
 
 def _plan(result: RunResult) -> list[dict[str, Any]]:
-    """The plan of a dry run, one dictionary per cell."""
+    """Return the plan of a dry run for the JSON document, one dictionary per cell."""
     return [
         {
             "task": p.cell.task,
@@ -179,7 +179,7 @@ def _print_plan(result: RunResult) -> None:
 
 
 def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Problems) -> ModelInfo | None:
-    """Look up the model even when the grid is wrong, so that the user sees both problems."""
+    """Return what is known of the model, or None. An unknown model is reported even if other settings are wrong."""
     given = gathered.first("model") if gathered else None
     name = chosen.model_place if chosen else str(given.value).strip() if given else TINY
     revision = chosen.revision if chosen else None

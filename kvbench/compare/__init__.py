@@ -1,4 +1,4 @@
-"""Regression runs: two sides, a base and a new one, matched cell by cell and judged. No torch but with --replay.
+"""Regression runs: two sides, a base and a new one, matched cell by cell and judged. Imports torch only for --replay.
 
     base, new = read_side("main.json"), read_side("results/today")
     outcome = compare(base, new, policy)          # kvbench.compare.outcome

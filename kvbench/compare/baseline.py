@@ -1,11 +1,12 @@
-"""A side in one small JSON file, to be committed beside the code that it guards.
+"""Writes and reads a baseline: one side of a comparison in a small JSON file, to be committed beside the code it
+guards.
 
-write(Path("results/baselines/ci.json"), side)
-read(Path("results/baselines/ci.json"))          # the same side, but for the folders with its texts
+    write(Path("results/baselines/ci.json"), side)
+    read(Path("results/baselines/ci.json"))          # the same side, but without the folders that hold its texts
 
-A question takes its scores (as they are: sums would not tell which samples are shared), two letters of each answer's
-hash, and totals. The file holds its own checksum. Whatever a file says is checked before anything uses it: sizes,
-types, names and ranges; it is data from a repository, perhaps of a stranger.
+For each question the file holds the scores (all of them: sums would not tell which samples two sides share), two
+letters of each answer's hash, and totals. It holds its own checksum. The file may come from a stranger's repository, so
+sizes, types, names and ranges are checked before anything uses them.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ Check = Callable[[Any], bool]
 
 
 class _Wrong(Exception):
-    """What is wrong in a file."""
+    """A baseline file is invalid; the text says why."""
 
 
 def write(path: Path, side: Side) -> None:
-    """Save a side. Raises SetupError."""
+    """Save a side as a baseline file. Raises SetupError."""
     made = {
         "format": FORMAT,
         "kvbench": __version__,
@@ -57,17 +58,17 @@ def write(path: Path, side: Side) -> None:
 
 
 def read(path: Path) -> Side:
-    """The side of a file. Raises UserError."""
+    """Return the side that a baseline file holds. Raises UserError."""
     try:
         return _side(path, document(content(path, LARGEST)))
     except _Wrong as wrong:
-        raise UserError(f"{quote(path)} is no baseline of 'kvbench compare --save': {wrong}.") from None
+        raise UserError(f"{quote(path)} is not a baseline from 'kvbench compare --save': {wrong}.") from None
     except ValueError as error:
-        raise UserError(f"{quote(path)} is no baseline of 'kvbench compare --save': {bare(error)}.") from None
+        raise UserError(f"{quote(path)} is not a baseline from 'kvbench compare --save': {bare(error)}.") from None
 
 
 def _text(content: Mapping[str, Any]) -> str:
-    """JSON with one question a line, so that a new baseline differs line by line."""
+    """Return JSON with one question per line, so that a diff of two baselines shows which questions changed."""
 
     def plain(table: Mapping[str, Any]) -> list[str]:
         return [
@@ -86,7 +87,7 @@ def _text(content: Mapping[str, Any]) -> str:
 
 def _side(path: Path, content: Any) -> Side:
     if not isinstance(content, dict) or type(content.get("format")) is not int:
-        raise _Wrong("it has no format")
+        raise _Wrong("it states no format")
     if content["format"] != FORMAT:
         raise _Wrong(f"it has format {content['format']}, and this kvbench reads format {FORMAT}")
     _keys(content, ("format", "kvbench", "sources", "unfinished", "cells", "sha256"), "the file")
@@ -218,7 +219,7 @@ def _is_key(values: Any) -> bool:
 
 
 def _is_options(value: Any) -> bool:
-    """Whether a text is a table of plain values as JSON; a method's label is made of it."""
+    """Return whether a text is a JSON table of plain values, from which a method's label can be made."""
     if not _is_text(value, most=1 << 16):
         return False
     try:

@@ -1,4 +1,4 @@
-"""What a comparison knows of one side: its cells, each with questions, figures and facts.
+"""The two sides of a comparison as data: a side has cells, each with questions, figures and facts.
 
 A side comes from run folders (`kvbench.compare.reading`) or from a baseline file (`kvbench.compare.baseline`); nothing
 else distinguishes the two.
@@ -25,7 +25,7 @@ Decisions = tuple[str, Mapping[int, str]]  # hash of the text; by tokens seen, a
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What the user chose for a cell. method: with the options that differ from the defaults."""
+    """The settings that identify a cell. method: with the options that differ from the defaults."""
 
     model: str
     task: str
@@ -57,11 +57,11 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The samples of one question.
+    """The samples of one question in one cell.
 
-    asked: a hash of its prompt and sampling; None: unknown. scores: by sample number, None where a sample has none.
-    marks: two letters a sample, from the hash of its answer. totals: of `COUNTS` over `answers` answers. entries: of
-    `ENTRIES`, each None if unknown.
+    asked: a hash of the question's prompt and sampling; None: unknown. scores: by sample number, None for a sample
+    without a score. marks: for each sample two letters from the hash of its answer. totals: sums of the `COUNTS` over
+    the `answers` answers. entries: the values of `ENTRIES`, each None if unknown.
     """
 
     cluster: str
@@ -81,7 +81,7 @@ class Question:
         return tuple(sample for sample in range(len(self.scores)) if self.mark(sample) != NO_MARK)
 
     def share(self, count: str) -> float:
-        """The mean of a count over the answers."""
+        """Return the mean of one of the `COUNTS` over the answers."""
         return self.totals[count] / self.answers
 
 
@@ -89,9 +89,10 @@ class Question:
 class Cell:
     """One cell of one side.
 
-    facts: what else may differ between two sides, as text; None: unknown. figures: numbers over the answers; absent
-    ones are unknown. digest: of all answers in the order of questions and samples. bounded: whether the budget bounds
-    what is generated too. options: of the method, all of them, as JSON. decisions: by question, if they were recorded.
+    facts: as text, what else may differ between two sides; None: unknown. figures: numbers over the answers; unknown
+    ones are absent. digest: of all answers in the order of questions and samples. bounded: whether the budget also
+    bounds generated entries. options: all options of the method, as JSON. decisions: by question, if they were
+    recorded.
     """
 
     key: Key
@@ -108,7 +109,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One side of a comparison. sources: name and number of rows of each run, or of the file."""
+    """One side of a comparison. sources: the name and number of rows of each run; for a baseline file those stored in
+    it."""
 
     name: str
     cells: Mapping[Key, Cell]
@@ -119,5 +121,5 @@ class Side:
 
 
 def mark(digest: str) -> str:
-    """Two letters from a hash: answers that differ have equal ones with probability 1 / 4096."""
+    """Return two letters from a hash. Different answers get equal letters with probability 1 / 4096."""
     return urlsafe_b64encode(hashlib.sha256(digest.encode()).digest()[:3])[:MARK].decode()

@@ -3,10 +3,10 @@
     side = decided(side, config, inputs)      # loads the model and replays
     first = first_decision(base, new)         # two cells: question, tokens seen, layer
 
-Answers of two states of a method differ from the first token that differs on, and everything after it for that reason.
-Decisions are compared on a text that does not depend on the method: the first answers of the full cache. A run stores
-no decisions, so they are those of the code that is installed when they are recorded: `kvbench compare RUN --save FILE
---replay` records them for a later comparison.
+When two versions of a method answer by themselves, the texts differ from some token on, and then everything after it
+differs for that reason. Decisions are therefore compared on a text that does not depend on the method: the first
+answers of the full cache. A run stores no decisions, so they are those of the code that is installed when they are
+recorded: `kvbench compare RUN --save FILE --replay` records them for a later comparison.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ MOST = 3  # answers per task that are read again
 
 @dataclass(frozen=True, slots=True)
 class FirstDecision:
-    """Where two states of a method keep different entries first. layer: from 0; None: only one state evicts there."""
+    """The first eviction at which two versions of a method keep different entries. seen: tokens read before it; layer:
+    the first that differs, from 0; None if only one version evicts there."""
 
     question: str
     seen: int
@@ -49,10 +50,11 @@ class FirstDecision:
 
 
 def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
-    """The first difference; None if all decisions are equal; a sentence if they cannot be compared."""
+    """Return the first eviction at which two cells decide differently; None if all decisions are equal; a sentence if
+    they cannot be compared."""
     shared = sorted(base.decisions.keys() & new.decisions.keys(), key=natural)
     if not shared:
-        return "no decisions of both sides"
+        return "no question has decisions on both sides"
     for question in shared:
         (text, old), (other, now) = base.decisions[question], new.decisions[question]
         if text != other:
@@ -67,7 +69,8 @@ def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
 
 
 def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
-    """The side with the decisions of its evicting cells. inputs: of the configuration. Raises UserError, SetupError."""
+    """Return the side with the decisions of its evicting cells. inputs: those of `config`. Raises UserError,
+    SetupError."""
     from kvbench.engine.model.load import load
     from kvbench.replay.choices import Chosen
     from kvbench.replay.traces import stored_answers

@@ -1,7 +1,7 @@
-"""Where two cells that should give equal tokens differ first.
+"""Finds the first difference between the answers of two cells that should generate equal tokens.
 
-A run stores no token ids, so the place is a character of the stored output. A baseline file stores marks of answers
-only: the place is then a question and a sample.
+A run stores no token ids, so the place of the difference is a character of the stored output. A baseline file stores
+marks of answers only: the place is then a question and a sample.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ Output = Callable[[Cell, str, int], str | None]  # the stored output of a cell's
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first answer that differs. character: from 1; None: a text is not here, or withheld.
+    """The first answer that differs between two cells. character: where the outputs differ, from 1; None if an output
+    is not stored or is withheld.
 
-    base, new: outputs from there on.
+    base, new: the beginning of each output's rest, from that character on.
     """
 
     question: str
     sample: int
-    answers: int  # that differ
+    answers: int  # number of answers that differ
     character: int | None = None
     base: str = ""
     new: str = ""
@@ -43,14 +44,14 @@ class First:
 
 
 def identical(pair: Pair) -> bool:
-    """Whether both cells have the same samples, at least one, with the same answers and scores."""
+    """Return whether both cells have the same samples, at least one, with the same answers and scores."""
     base, new = pair.base, pair.new
     scored = all(base.questions[name].scores == new.questions[name].scores for name in pair.shared)
     return base.digest == new.digest and scored and any(one.answers for one in base.questions.values())
 
 
 def first_difference(pair: Pair, base: Output, new: Output) -> First | None:
-    """The first differing answer, in order of questions and samples; None if all shared answers are equal."""
+    """Return the first answer that differs, in order of questions and samples; None if all shared answers are equal."""
     places = []
     for question in sorted(pair.shared, key=natural):
         mine, theirs = pair.base.questions[question], pair.new.questions[question]

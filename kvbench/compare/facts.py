@@ -1,8 +1,8 @@
-"""What may differ between two cells beside the name of the cell, and what follows from it.
+"""What may differ between two cells that are compared, and what follows from the difference.
 
-Differences of three classes. `SUBJECT`: what a regression run is about; listed. `SURROUNDINGS`: the last bits of logits
-may differ, so answers may; a warning. Everything else that `kvbench report` wants equal in one table: two cells that
-differ there answer different questions, and nothing compares them.
+A difference has one of three classes. `SUBJECT`: what a regression run is about; it is listed. `SURROUNDINGS`: the last
+bits of logits may differ, so answers may; it is a warning. All other facts are those that `kvbench report` wants equal
+in one table: two cells that differ there answer different questions, and the comparison is refused.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class Difference:
 
     @property
     def words(self) -> str:
-        """ "torch 2.12.0 and 2.13.0"."""
+        """The difference in words, as in "torch 2.12.0 and 2.13.0"."""
         return f"{WORDS[self.name]} {_shown(self.base)} and {_shown(self.new)}"
 
 
 def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
-    """A fact that stands in a run.json: its environment, with `chunk` of its settings. None: unknown."""
+    """Return a fact about a run from its record (the environment and the setting `chunk`); None if it is unknown."""
     match name:
         case "git" | "threads" | "chunk":
             value = record.get(name)
@@ -90,7 +90,8 @@ def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
 
 
 def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Difference]:
-    """The known facts in which two cells differ. mapped: the user chose to compare two models, or two states of one."""
+    """Return the facts in which two cells differ, as far as known. mapped: the user compares two models (or two
+    revisions of one model) on purpose."""
     found = []
     for name in FACTS:
         mine, theirs = base.facts.get(name), new.facts.get(name)
@@ -125,7 +126,7 @@ def not_comparable(base: Cell, new: Cell, word: str, mine: str, theirs: str) -> 
 
 
 def same_tokens(base: Cell, new: Cell) -> bool:
-    """Whether all that decides tokens is known and equal, so that answers must be equal too."""
+    """Return whether all facts that decide tokens are known and equal, so that answers must be equal too."""
     if any(base.facts.get(name) != new.facts.get(name) for name in DECIDING):
         return False
     if any(base.facts.get(name) is None for name in KNOWN) or "+changes" in (base.facts.get("git") or ""):

@@ -25,7 +25,7 @@ from kvbench.taskkit.names import is_gated
 MOST = 20  # questions of a cell
 TAIL = 160  # last characters of an answer
 WITHHELD = "(withheld: the task's questions are gated)"
-NOT_HERE = "(not in a baseline file)"
+NOT_HERE = "(a baseline file holds no answers)"
 ANSWERS = f"[the extracted answer, which the task scores] and the end of the output, at most {TAIL} characters"
 NONE = "No question changed its score."
 
@@ -38,7 +38,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """One question: the means of its shared samples, and the first sample that changed with both answers."""
+    """A question whose mean score changed: both means over the shared samples, and the first changed sample with both
+    answers."""
 
     cell: str
     question: str
@@ -49,7 +50,8 @@ class Flip:
 
 
 def flips(outcome: Outcome) -> Iterator[tuple[str, list[Flip], int]]:
-    """(cell, its questions, number of all that changed) of every cell with such questions."""
+    """Yield (cell in words, its changed questions, their number) for each cell with changed questions; at most `MOST`
+    are listed."""
     stored = Stored(outcome.base), Stored(outcome.new)
     for one in outcome.judged:
         for pair in one.pairs:
@@ -61,7 +63,8 @@ def flips(outcome: Outcome) -> Iterator[tuple[str, list[Flip], int]]:
 
 
 def _changed(pair: Pair) -> Iterator[tuple[str, float, float, int]]:
-    """(question, old mean, new mean, first sample whose score changed in the direction of the mean)."""
+    """Yield (question, old mean, new mean, sample) for each changed question; the sample is the first whose score
+    changed in the direction of the mean."""
     for name in pair.shared:
         mine, theirs = pair.base.questions[name].scores, pair.new.questions[name].scores
         both = [(s, a, b) for s, (a, b) in enumerate(zip(mine, theirs)) if a is not None and b is not None]
@@ -89,7 +92,7 @@ def _answer(stored: Stored, cell: Cell, question: str, sample: int) -> Answer:
 
 
 def documents(outcome: Outcome) -> Iterator[dict[str, Any]]:
-    """For JSON."""
+    """Yield the changed questions as JSON objects."""
     for _, found, _ in flips(outcome):
         for flip in found:
             answers = [{"extracted": answer.extracted, "tail": answer.tail} for answer in flip.answers]

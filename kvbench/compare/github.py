@@ -29,13 +29,14 @@ def commands(outcome: Outcome) -> list[str]:
 
 
 def fenced(markdown: str) -> str:
-    """Text on stdout in which GitHub reads no commands."""
+    """Return a text between lines that stop GitHub from reading commands in it."""
     mark = secrets.token_hex(16)
     return f"::stop-commands::{mark}\n{markdown}\n::{mark}::"
 
 
 def without_commands(text: str) -> str:
-    """Text in which GitHub reads no command: ``::`` at the beginning of a line, or the older ``##[`` anywhere."""
+    """Return the text so changed that GitHub reads no command in it: ``::`` at the beginning of a line, or the older
+    ``##[``."""
     return re.sub(r"(?m)^(\s*):(?=:)", r"\1: ", text).replace("##[", "## [")
 
 

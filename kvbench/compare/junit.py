@@ -1,4 +1,4 @@
-"""An outcome as JUnit's XML, which every CI server reads: one test case a cell."""
+"""An outcome as JUnit's XML, which every CI server reads: one test case per cell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(outcome: Outcome) -> str:
-    """The document. Cells that fail are failures, advisory ones skipped with their reason."""
+    """Return the XML. Critical cells that fail are failures; advisory and undecided ones are skipped, with the
+    reason."""
     cases = [_case(one, outcome) for one in outcome.judged]
     cases += [_unfinished(words.unfinished(*run)) for run in outcome.wanting.items()]
     failed, skipped = (sum(word in case for case in cases) for word in ("<failure ", "<skipped "))

@@ -1,4 +1,4 @@
-"""What of base is missing in new: cells, questions, samples and figures, over all stages of a cell.
+"""What base has and new lacks: cells, and scores of questions and samples, over all stages of a cell.
 
     absent(matched, new, stages)        # cells
     of_pairs(pairs, new)                # scores of one cell, counted
@@ -18,19 +18,20 @@ from kvbench.compare.matching import Matched, Pair
 
 
 def absent(matched: Matched, new: Side, stages: int) -> list[Key]:
-    """The cells of base that new lacks. In two stages, a seed that new has nowhere was not run yet."""
+    """Return the cells of base that new lacks. With two stages, a seed of which new has no cell counts as not run yet,
+    not as missing."""
     there = {pair.key for pair in matched.both}
     seeds = {key.seed for key in new.cells}
     return [key for key in matched.missing if not (stages > 1 and key.seed not in seeds and _other_seed(key, there))]
 
 
 def of_pairs(pairs: Sequence[Pair], new: Side) -> int:
-    """The scores of base that new lacks, but for cells of unfinished runs."""
+    """Return how many scores of base new lacks; cells of unfinished runs do not count."""
     return sum(_of_pair(pair) for pair in pairs if not is_begun(pair, new))
 
 
 def is_begun(pair: Pair, new: Side) -> bool:
-    """Whether a run of the new cell is unfinished."""
+    """Return whether one of the runs of the new cell is unfinished."""
     return any(run in new.unfinished for run in pair.new.run.split(", "))
 
 

@@ -1,10 +1,10 @@
 """Pairs the cells of two sides.
 
-pairs = match(base, new, mapping)      # UserError: cells that are not comparable
-pairs.both, pairs.missing, pairs.extra
+    pairs = match(base, new, mapping)      # UserError: cells that are not comparable
+    pairs.both, pairs.missing, pairs.extra
 
-Cells pair by model, task, method with options, budget, interval and seed. A mapping pairs two methods, or two models,
-on purpose: cells of the second name in the new side stand for cells of the first.
+Cells pair if model, task, method with options, budget, interval and seed are equal. A mapping pairs two methods, or two
+models, on purpose: cells of the second name in the new side stand for cells of the first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvbench.store.identity import canonical_json
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two comparable cells, and the questions of both."""
+    """Two comparable cells, and the ids of the questions that both have."""
 
     key: Key
     base: Cell
@@ -34,7 +34,7 @@ class Pair:
 
     @property
     def renamed(self) -> bool:
-        """Whether the user maps another method or model to this one."""
+        """Whether the user mapped the new cell's method or model to another one of base."""
         return (self.base.key.method, self.base.key.model) != (self.new.key.method, self.new.key.model)
 
     @property
@@ -52,7 +52,7 @@ class Matched:
 
 
 def parse_map(texts: Sequence[str]) -> dict[str, str]:
-    """``--map gkv=mine``: names in base by their names in new."""
+    """Return the mapping of ``--map gkv=mine``: for each name in new the name in base."""
     found: dict[str, str] = {}
     for text in texts:
         old, equals, new = _at_equals(text)
@@ -66,7 +66,8 @@ def parse_map(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _spelled(name: str) -> str:
-    """A method with options as cells have it, ``gkv(lam=0.0)`` for ``gkv(lam=0)``; any other name as it is.
+    """Return a method with options in the spelling of cells, ``gkv(lam=0.0)`` for ``gkv(lam=0)``; any other name as it
+    is.
 
     Raises UserError for wrong options of a method that is installed.
     """
@@ -79,7 +80,7 @@ def _spelled(name: str) -> str:
 
 
 def _at_equals(text: str) -> tuple[str, str, str]:
-    """Like `partition` at the first "=" outside parentheses, where a method's options have their own."""
+    """Split like `str.partition` at the first "=" outside parentheses; inside, "=" belongs to a method's options."""
     for place, sign in enumerate(text):
         before = text[:place]
         if sign == "=" and before.count("(") == before.count(")"):
@@ -88,7 +89,7 @@ def _at_equals(text: str) -> tuple[str, str, str]:
 
 
 def match(base: Side, new: Side, mapping: Mapping[str, str] | None = None) -> Matched:
-    """Pair cells. mapping: from `parse_map`."""
+    """Pair the cells of two sides. mapping: the result of `parse_map`."""
     mapping = mapping or {}
     olds, news = set(mapping.values()), set(mapping)
     aside = _aside(base, olds, news - olds), _aside(new, news, olds - news)
@@ -107,13 +108,14 @@ def match(base: Side, new: Side, mapping: Mapping[str, str] | None = None) -> Ma
 
 
 def _aside(side: Side, mapped: set[str], others: set[str]) -> list[Key]:
-    """Cells that the mapping leaves out. others: names that it gave to the cells of the other side."""
+    """Return the side's cells that the comparison leaves out, because the mapping gave their names to cells of the
+    other side. mapped: the side's own mapped names; others: the other side's."""
     names = {key: {key.model, key.method, key.name} for key in side.cells}
     return sorted((key for key in names if names[key] & others and not names[key] & mapped), key=Key.order)
 
 
 def _renamed(side: Side, mapping: Mapping[str, str], aside: Sequence[Key]) -> dict[Key, Cell]:
-    """Cells by the key that they are compared under, but those set aside."""
+    """Return the side's cells by the key under which they are compared, without the cells set aside."""
     found: dict[Key, Cell] = {}
     unused = set(mapping)
     for key, cell in side.cells.items():
@@ -140,7 +142,7 @@ def _renamed(side: Side, mapping: Mapping[str, str], aside: Sequence[Key]) -> di
 
 
 def _refuse_near(cell: Cell, others: Sequence[Cell]) -> None:
-    """Raise UserError if another cell differs from a missing one in a setting only."""
+    """Raise UserError if another cell differs from a missing cell only in model, interval or seed."""
     for other in others:
         mine, theirs = cell.key, other.key
         if (mine.task, mine.method, mine.budget) != (theirs.task, theirs.method, theirs.budget):
@@ -152,7 +154,7 @@ def _refuse_near(cell: Cell, others: Sequence[Cell]) -> None:
 
 
 def _refuse_tasks(base: Side, new: Side, old: Mapping[Key, Cell], now: Mapping[Key, Cell]) -> None:
-    """Raise UserError for sides without a common cell, and for a task of both without a common question."""
+    """Raise UserError if the sides share no cell, or if they share a task but none of its questions."""
     if not {*old} & {*now}:
         raise UserError(
             f"{quote(base.name)} and {quote(new.name)} share no cell: {_few(old)}, against {_few(now)}. "
@@ -165,7 +167,7 @@ def _refuse_tasks(base: Side, new: Side, old: Mapping[Key, Cell], now: Mapping[K
 
 
 def _pair(key: Key, base: Cell, new: Cell, *, mapped: bool) -> Pair:
-    """mapped: the user maps the model."""
+    """Return the pair of two cells after checking that they are comparable. mapped: the user maps the cell's model."""
     found = differences(base, new, mapped=mapped)
     refuse(base, new, found)
     shared = tuple(sorted(q for q in base.questions if q in new.questions))

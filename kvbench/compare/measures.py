@@ -1,6 +1,6 @@
-"""What a comparison shows beside the score: entries, bytes, lengths, truncation, speed.
+"""The measures that a comparison shows beside the score: entries, bytes, lengths, truncation, speed.
 
-Entries are exact: more of them is a regression. The others are shown, and fail only where a policy sets a limit: the
+Entries are exact: more of them is a regression. The other measures are only shown, unless a policy sets a limit: the
 largest ratio, the largest increase of a share, or for speed the smallest ratio.
 """
 
@@ -35,7 +35,7 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One figure of a cell on both sides; NaN: unknown. more: it rose against what it may hold.
+    """One figure of a cell on both sides; NaN: unknown. more: an exact number of entries rose, which is a regression.
 
     p: of an increase, one-sided and paired by question; NaN for figures without a test.
     """
@@ -55,7 +55,7 @@ class Measure:
         return self.new / self.base if self.base else math.nan
 
     def beyond(self, limit: float) -> bool:
-        """Whether the new figure is beyond a policy's limit. With base 0, any cost is."""
+        """Return whether the new figure is beyond a policy's limit. If base is 0, every increase is beyond it."""
         if self.name in SHARES:
             return self.new - self.base > limit + ROUNDING
         if self.name in HIGHER_IS_BETTER:
@@ -69,7 +69,7 @@ class Measure:
 
 
 def measures(pairs: Sequence[Pair]) -> list[Measure]:
-    """The figures of a cell over all its stages."""
+    """Return the measures of a cell over all its stages."""
     return [
         *(_entries(pairs, place) for place in (AFTER, PEAK)),
         *(_ratio(pairs, name) for name in RATIOS if name != "output_tokens"),
@@ -78,7 +78,8 @@ def measures(pairs: Sequence[Pair]) -> list[Measure]:
 
 
 def _entries(pairs: Sequence[Pair], place: int) -> Measure:
-    """The most of all questions; if one rose, that of the question that rose most."""
+    """Return the largest number of entries of any question or, if it rose for some questions, that of the question
+    where it rose most."""
     found = [(*values, pair.renamed) for pair in pairs for values in _of_questions(pair, place)]
     risen = [
         (mine, theirs)
@@ -93,9 +94,11 @@ def _entries(pairs: Sequence[Pair], place: int) -> Measure:
 
 
 def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]]:
-    """(base, new, bound) of the questions of both with the same samples: more samples may have a larger maximum.
+    """Yield (base, new, bound) of each question that has the same samples on both sides: more samples may have a larger
+    maximum.
 
-    Below the bound, the peak follows the lengths of answers; where nothing bounds it, it always does.
+    Up to the bound the peak follows the lengths of answers, so a rise counts only beyond it; without a bound (infinity)
+    no rise of the peak counts.
     """
     for name in pair.shared:
         mine, theirs = pair.base.questions[name], pair.new.questions[name]
@@ -114,14 +117,14 @@ def _most(values: Sequence[float]) -> float:
 
 
 def _ratio(pairs: Sequence[Pair], name: str) -> Measure:
-    """A figure over all answers of the cells, whichever questions these are."""
+    """Return a measure over all answers of the cells, even if the sides answered different questions."""
     base = [pair.base.figures.get(name, math.nan) for pair in pairs]
     new = [pair.new.figures.get(name, math.nan) for pair in pairs]
     return Measure(name=name, base=_mean([base]), new=_mean([new]))
 
 
 def _counted(pairs: Sequence[Pair], name: str) -> Measure:
-    """A mean over shared questions with answers on both sides."""
+    """Return a measure as a mean over the shared questions that have answers on both sides."""
     base: dict[str, list[float]] = {}
     new: dict[str, list[float]] = {}
     clusters: dict[str, str] = {}

@@ -5,12 +5,12 @@
 
 Verdicts of a cell:
     same            all answers and their scores are equal
-    differs         all that decides tokens is equal, but answers are not: the code does not repeat itself
+    differs         answers differ although all that decides tokens is equal: the code does not repeat itself
     no worse than M the lower bound of the difference is above -M
     worse           the one-sided paired test rejects "no drop", after Holm over the cells of a tier
-    undecided       neither; `drop` says what could have been seen
-    better          undecided about M = 0, with a higher mean whose lower bound is above 0
-    missing         the cell, or a question or sample that base has a score for, has none in new
+    undecided       neither "no worse" nor "worse"; `drop` says how large a drop could have been found
+    better          with a margin of 0: the lower bound of the difference is above 0
+    missing         new lacks the cell, or the score of a question or sample that has one in base
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PASS, MISSING, REGRESSION = 0, 4, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The judgement of one cell. reasons: why it fails, one sentence each; empty: it passes."""
+    """The judgement of one cell. reasons: why the cell fails, one sentence each; empty if it passes."""
 
     key: Key
     critical: bool
@@ -70,7 +70,7 @@ class Outcome:
 
     @property
     def wanting(self) -> Mapping[str, str]:
-        """The unfinished runs that fail, with their progress."""
+        """The unfinished runs that fail the comparison, with their progress."""
         return self.new.unfinished if self.policy.strict else {}
 
     @property
@@ -86,7 +86,8 @@ class Outcome:
 def compare(
     base: Side, new: Side, policy: Policy, mapping: Mapping[str, str] | None = None, *, stages: int = 1
 ) -> Outcome:
-    """Match and judge. stages: 2 waits for a second seed where the first one rejects. Raises UserError."""
+    """Match the cells of two sides and judge them. stages: with 2, a cell is worse only if two seeds reject, never
+    before the second seed was run. Raises UserError."""
     matched = match(base, new, mapping)
     pairs = grouped(matched.both, stages)
     tested = {key: test(found) for key, found in pairs.items()}
@@ -125,7 +126,7 @@ def _absent(key: Key, policy: Policy, extra: Sequence[Key]) -> Judged:
 
 
 def _judged(key: Key, pairs: Group, tested: Tested, verdict: Verdict, policy: Policy) -> Judged:
-    """The judgement of scores alone."""
+    """Return the judgement of a cell by its scores alone."""
     worse = verdict.name == "worse"
     fell = f"the mean score fell by {-tested.together.diff:.3f} (p={verdict.p:.2g})"
     return Judged(
@@ -146,10 +147,11 @@ def _judged(key: Key, pairs: Group, tested: Tested, verdict: Verdict, policy: Po
 
 
 def _with_answers(one: Judged, stored: tuple[Stored, Stored], new: Side) -> Judged:
-    """Adds what the answers themselves say: the same, differing where they may not, or without a score."""
+    """Add to a judgement what the answers show: all equal, different although they must be equal, or without a score in
+    new."""
     if count := lost.of_pairs(one.pairs, new):
         samples = "1 sample has" if count == 1 else f"{count} samples have"
-        one = _missing(one, f"{samples} no score, but one in the base")
+        one = _missing(one, f"{samples} a score in base but none in new")
     elif one.verdict != "worse" and all(map(identical, one.pairs)):
         return replace(one, verdict="same")
     found = [(pair, first_difference(pair, stored[0].output, stored[1].output)) for pair in one.pairs]
@@ -165,11 +167,12 @@ def _missing(one: Judged, reason: str) -> Judged:
 
 
 def _with_measures(one: Judged, policy: Policy, new: Side) -> Judged:
-    """Adds entries that rose, and figures beyond a limit of the policy or lost under one."""
+    """Add to a judgement entries that rose, and figures that the policy limits and that are beyond the limit or unknown
+    in new."""
     limited = [m for m in one.measures if m.name in policy.limits]
     unknown = [m.words for m in limited if m.lost]
     if unknown and not any(lost.is_begun(pair, new) for pair in one.pairs):
-        one = _missing(one, f"{', '.join(unknown)}: unknown now, and the policy limits it")
+        one = _missing(one, f"{', '.join(unknown)}: unknown in new, although the policy limits it")
     reasons = [f"{m.words}: {m.base:g} before, {m.new:g} now" for m in one.measures if m.more]
     for m in limited:
         if m.beyond(policy.limits[m.name]):
@@ -179,5 +182,5 @@ def _with_measures(one: Judged, policy: Policy, new: Side) -> Judged:
 
 
 def describe(one: Judged) -> str:
-    """The cell with its failures in one line."""
+    """Return the cell with its failures in one line."""
     return f"{bare(one.key.cell)}: {'; '.join(one.reasons)}"

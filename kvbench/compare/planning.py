@@ -1,4 +1,4 @@
-"""How many questions and samples it takes to show "no worse than M", from a base run's own variances.
+"""How many questions and samples a comparison needs to show "no worse than M", from a base run's own variances.
 
 For two runs without a true difference, the difference of question q has the variance 2 v_q / k with k samples, where
 v_q is the variance of q's samples in base. The bound is above -M with 80% power if M >= (t_95 + t_80) sqrt(v / (k Q)),
@@ -26,9 +26,10 @@ MOST_QUESTIONS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """For one cell: the questions that each number of samples takes, and the samples that its own questions take.
+    """For one cell: how many questions it needs with each number of samples, and how many samples with its present
+    questions.
 
-    samples: None if no number of samples does, because too few questions are there.
+    samples: None if no number of samples suffices, because there are too few questions.
     """
 
     cell: str
@@ -60,9 +61,9 @@ def plans(side: Side, policy: Policy) -> Iterator[Plan]:
 
 
 def needed(variance: float, margin: float) -> int:
-    """Questions at which differences of this variance show the margin with 80% power; at least 5.
+    """Return how many questions show the margin with 80% power if differences have this variance; at least 5.
 
-    One above `MOST_QUESTIONS` stands for all that are more.
+    The result `MOST_QUESTIONS` + 1 stands for every larger number.
     """
     if variance == 0:  # no spread was seen: the bound is that of the share of unseen questions
         return max(FEWEST, math.ceil(-math.log(2 * ALPHA) / margin))
@@ -83,16 +84,16 @@ def _samples(variance: float, margin: float, questions: int) -> int | None:
 
 
 def _reach(questions: int) -> float:
-    """The drop that is excluded with 80% power, in standard errors."""
+    """Return the size of a drop, in standard errors, that is excluded with 80% power."""
     from scipy.special import stdtrit
 
     return float(stdtrit(questions - 1, 1 - ALPHA) + stdtrit(questions - 1, POWER))
 
 
 def _noise(cell: Cell) -> tuple[float, str]:
-    """Mean over questions of the variance between samples, and its source.
+    """Return the variance between samples, a mean over questions, and where it comes from.
 
-    With one sample per question and a mean score of p, p (1 - p) is an upper limit. NaN without scores.
+    With one sample per question and a mean score of p, it is the upper limit p (1 - p). NaN without scores.
     """
     variances, means = [], []
     for question in cell.questions.values():
@@ -112,18 +113,18 @@ def _noise(cell: Cell) -> tuple[float, str]:
 
 
 def notes(found: list[Plan]) -> list[str]:
-    """Lines on cells whose samples show no variance: where their figures come from."""
+    """Return notes on cells whose samples show no variance, which say where the numbers of these cells come from."""
     flat, single = ([plan.cell for plan in found if plan.source == source] for source in ("none", "mean score"))
     lines = []
     if flat:
         lines.append(
             f"No spread: {few(flat)}. All samples of a question have the same score there, so their variance says "
-            "nothing. The number is that of unchanged questions which exclude a fall on more than the margin's share "
+            "nothing. The number says how many unchanged questions exclude a fall on more than the margin's share "
             "of questions; more samples do not help."
         )
     if single:
         lines.append(
-            f"One sample per question: {few(single)}. Its spread is unknown; the numbers take the largest that the "
+            f"One sample per question: {few(single)}. Their spread is unknown; the numbers assume the largest that the "
             "mean score p allows, p (1 - p), and are upper limits."
         )
     return lines
@@ -134,7 +135,7 @@ def _count(questions: int) -> str:
 
 
 def text(found: list[Plan]) -> str:
-    """The plans as a table for a terminal."""
+    """Return the plans as a table for a terminal."""
     from kvbench.console import terminal
 
     console = terminal.console()
@@ -146,8 +147,8 @@ def text(found: list[Plan]) -> str:
         own = "no number suffices" if plan.samples is None else f"{plan.samples:,} for {plan.questions}"
         table.add_row(plan.cell, f"{plan.margin:g}", *(_count(plan.needed[k]) for k in SAMPLES), own)
     with console.capture() as captured:
-        console.print("Questions that it takes, by the number of samples of each, for 80% power to show no worse than")
-        console.print("the margin if nothing changed; from the variances of this run.\n")
+        console.print("Number of questions needed, by samples per question, to show no worse than the margin")
+        console.print("with 80% power if nothing changed; from the variances of this run.\n")
         console.print(table)
         for note in notes(found):
             console.print(f"\n{terminal.clean(note)}")

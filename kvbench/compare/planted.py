@@ -1,10 +1,10 @@
-"""Faults planted in a copy of a run, each of which a comparison with the run must catch. Nothing is written.
+"""Plants faults in a copy of a run, each of which a comparison with the run must catch. Nothing is written to disk.
 
     for check in checks(read_side("main")):
         check.name, check.wanted, check.found      # exit codes of `kvbench compare`
 
-The faults go into the evicting cell with the most right answers. A drop comes with another source of the method, so
-that the test must find it, and not the rule that equal code gives equal answers.
+The faults go into the evicting cell with the most right answers. A planted drop of the score also changes the method's
+source, so that the statistical test must find it, and not the rule that equal code gives equal answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ LEAST = fewest_clusters(ALPHA)  # that must fall: a one-sided test at 5% of one 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """name: the planted fault. wanted, found: exit codes. says: the first sentence of the comparison."""
+    """The result for one planted fault. name: the fault. wanted, found: exit codes. says: the comparison's first
+    sentence."""
 
     name: str
     wanted: int
@@ -42,7 +43,8 @@ class Check:
 
 
 def checks(side: Side) -> Iterator[Check]:
-    """Every fault, against the unchanged cell. Raises UserError for a run with too few right answers to lose."""
+    """Compare a copy with each fault against the unchanged cell. Raises UserError for a run with too few right answers
+    to lose."""
     evicting = [cell for cell in side.cells.values() if any(one.entries[AFTER] for one in cell.questions.values())]
     if not evicting:
         raise UserError(f"{quote(side.name)} has no cell with evictions.")
@@ -67,7 +69,8 @@ def _compared(base: Side, new: Side) -> tuple[int, str]:
 
 
 def _falling(cell: Cell) -> set[str]:
-    """The questions that lose their scores: most of those with an answer that is at least partly right."""
+    """Return the questions whose scores the planted drop sets to 0: most of those with an answer that is at least
+    partly right."""
     right = [name for name, one in sorted(cell.questions.items()) if any(one.scores)]
     return {name for number, name in enumerate(right) if number % KEEPS}
 
@@ -77,7 +80,8 @@ def _clusters(cell: Cell) -> int:
 
 
 def _questions(cell: Cell, change: Callable[[int, Question], Question], **facts: str) -> Cell:
-    """The cell with changed questions, numbered from 0, and changed facts; its digest is that of other answers."""
+    """Return the cell with changed questions and facts, and with the digest of other answers. `change` gets each
+    question and its number, from 0."""
     changed = {name: change(n, cell.questions[name]) for n, name in enumerate(sorted(cell.questions))}
     return replace(cell, questions=changed, facts={**cell.facts, **facts}, digest=cell.digest[::-1])
 
@@ -93,7 +97,7 @@ def _dropped(cell: Cell) -> Cell:
 
 
 def _first(**changes: Callable[[Question], Any]) -> Callable[[int, Question], Question]:
-    """Change the first question only."""
+    """Return a `change` for `_questions` that changes the first question only."""
 
     def change(number: int, question: Question) -> Question:
         return question if number else replace(question, **{name: new(question) for name, new in changes.items()})

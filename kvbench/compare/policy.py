@@ -1,4 +1,4 @@
-"""What fails a comparison: margins, tiers and limits, from the command line or a file.
+"""The rules by which a comparison fails: margins, tiers and limits, from the command line or a file.
 
     margin = 0.02                      # a drop up to this is accepted
     [[cells]]                          # the first table whose patterns fit a cell decides
@@ -11,7 +11,7 @@
     kv_bytes_peak = 1.1                # NEW / BASE at most; tokens_per_second: at least
     truncated = 0.05                   # share may rise by at most this
 
-A file comes from the repository under test: it is read with limits, and unknown keys are refused.
+The file comes from the repository under test: kvbench limits its size and refuses unknown keys.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LARGEST = 1 << 20  # bytes of a policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Settings of the cells whose names fit all patterns. A pattern that is absent fits every cell."""
+    """Settings for the cells that fit all patterns. A missing pattern fits every cell."""
 
     patterns: Mapping[str, str]
     tier: str = TIERS[0]
@@ -54,7 +54,8 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """margin: the accepted drop of the mean score, 0 to 1. limits: largest or smallest change of a measure."""
+    """The rules by which a comparison fails. margin: the accepted drop of the mean score, 0 to 1. limits: how far a
+    measure may change, by its name (see the module)."""
 
     margin: float = 0.0
     rules: tuple[Rule, ...] = ()
@@ -69,7 +70,7 @@ class Policy:
         return self._rule(key).tier == "critical"
 
     def unused(self, keys: Sequence[Key]) -> list[int]:
-        """The numbers, from 1, of the tables whose patterns fit none of these cells."""
+        """Return the numbers, from 1, of the policy's [[cells]] tables whose patterns fit none of these cells."""
         return [number for number, rule in enumerate(self.rules, 1) if not any(map(rule.fits, keys))]
 
     def _rule(self, key: Key) -> Rule:
@@ -77,7 +78,7 @@ class Policy:
 
 
 def read_policy(path: Path) -> Policy:
-    """The policy of a TOML file. Raises UserError."""
+    """Return the policy of a TOML file. Raises UserError."""
     try:
         document = tomllib.loads(content(path, LARGEST).decode())
         _check_whole(document)
@@ -124,7 +125,7 @@ def _rule(table: Mapping[str, Any], where: str) -> Rule:
 
 
 def margin(value: Any, where: str) -> float:
-    """A margin from 0 up to 1: points of the mean score as a share. Raises UserError."""
+    """Return a margin as a number from 0 to 1, where 0.02 is 2 points of the mean score. Raises UserError."""
     return _number(value, where, 0.0, 1.0)
 
 

@@ -45,11 +45,11 @@ USED = (
 COLUMNS = tuple(dict.fromkeys(name for name in USED if name in NAMES))
 OPTIONS = {"options": "{}"}
 FEWEST = 2  # samples that show a spread
-SAMPLES = 1 << 20  # a sample's number is below
+SAMPLES = 1 << 20  # upper limit of the number of a sample
 
 
 def read_side(text: str, results: Path = Path("results")) -> Side:
-    """One side by the name that the user typed. Raises UserError, SetupError."""
+    """Return one side by the name that the user typed. Raises UserError, SetupError."""
     if os.path.isfile(text) and text.endswith(".json"):
         return baseline.read(Path(text))
     whole = os.path.exists(text) or os.path.exists(results / text)
@@ -65,7 +65,7 @@ def read_runs(paths: Sequence[Path], name: str) -> Side:
     for path in paths:
         run = path.name if path.is_dir() else path.parent.name
         if run in records:
-            raise UserError(f"{quote(name)} names two runs {quote(run)}; a side takes each name once.")
+            raise UserError(f"{quote(name)} holds two runs named {quote(run)}; a side takes each name once.")
         if path.is_dir():
             snapshot = read_run(path, COLUMNS)
             tables.append((run, snapshot.table))
@@ -83,7 +83,8 @@ def read_runs(paths: Sequence[Path], name: str) -> Side:
 
 
 def of_tables(name: str, tables: list[tuple[str, pa.Table]], records: Mapping[str, Mapping[str, Any]]) -> Side:
-    """The side of tables with the columns `COLUMNS`, by run. records: the environment of each run; may be empty."""
+    """Return the side that tables form, each with a run's name and the columns `COLUMNS`. records: the environment of
+    each run; may be empty."""
     sources = tuple((run, len(table)) for run, table in tables)
     if not sum(rows for _, rows in sources):
         raise UserError(f"there are no rows yet in {', '.join(quote(run) for run, _ in sources)}.")
@@ -137,7 +138,8 @@ def _cell(key: Key, rows: Rows, records: Mapping[str, Mapping[str, Any]]) -> Cel
 
 
 def _facts(key: Key, rows: Rows, records: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
-    """Each fact's value; several values are listed. A setting that varies by question is None: questions tell it."""
+    """Return each fact's value; several values are joined by commas. A setting that differs between questions is None:
+    each question's `asked` covers it."""
     facts: dict[str, str | None] = {}
     for name in FACTS:
         if name in NAMES:
@@ -153,7 +155,7 @@ def _facts(key: Key, rows: Rows, records: Sequence[Mapping[str, Any]]) -> dict[s
 
 
 def _questions(key: Key, rows: Rows, headline: str) -> Iterator[tuple[str, Question]]:
-    """The questions of a cell in order of their ids. Raises UserError for a sample that two runs have."""
+    """Yield the questions of a cell in order of their ids. Raises UserError for a sample that two runs have."""
     import numpy as np
 
     names = ("doc_id", "cluster_id", "status", "stop_reason", "prompt_sha256", "output_sha256")
@@ -198,7 +200,8 @@ def _questions(key: Key, rows: Rows, headline: str) -> Iterator[tuple[str, Quest
 
 
 def _samples(key: Key, rows: Rows) -> list[int]:
-    """The number of each row's sample. Raises SetupError for what is none: it would be a place in a list."""
+    """Return the number of each row's sample. Raises SetupError for an invalid number, because it serves as an
+    index."""
     import numpy as np
 
     found = rows.number("sample")
@@ -213,7 +216,7 @@ def _samples(key: Key, rows: Rows) -> list[int]:
 
 
 def _one(key: Key, question: str, name: str, values: Iterable[Any]) -> str | None:
-    """The value of all rows of a question that have one. Raises UserError for two."""
+    """Return the value that all rows of a question share, None if no row has one. Raises UserError for two values."""
     known = sorted({str(value) for value in values if value is not None})
     if len(known) > 1:
         raise UserError(
@@ -229,7 +232,7 @@ def _most(values: Floats) -> float | None:
 
 
 def _figures(answers: Rows) -> dict[str, float]:
-    """Figures over all answers of a cell; unknown ones are left out."""
+    """Return figures over all answers of a cell; unknown ones are left out."""
     rates = present(answers.number("tokens_per_second"))
     busy = sum(float(present(answers.number(name)).sum()) for name in ("decode_seconds", "evict_seconds"))
     evicting = float(present(answers.number("evict_seconds")).sum())
@@ -244,7 +247,7 @@ def _figures(answers: Rows) -> dict[str, float]:
 
 
 def _digest(answers: Rows) -> str:
-    """A hash over all answers of a cell, in an order of its own."""
+    """Return a hash over all answers of a cell, which does not depend on the order of the rows."""
     names = ("doc_id", "output_sha256", "stop_reason")
     columns = [*(answers.text(name).list() for name in names), answers.number("sample").tolist()]
     columns.append(answers.number("output_tokens").tolist())

@@ -5,8 +5,8 @@
     judge(tested, policy, stages=2)
 
 In two stages each seed is a test of its own at sqrt(5%), and only both together raise an alarm: half of the false
-alarms of the first stage do not return, and the second run sharpens true ones. Their common p is `stats.both`, so that
-Holm applies as with one stage. A cell whose first stage rejects and whose second seed was not run is undecided.
+alarms of the first stage do not return, and the second run sharpens true ones. `stats.both` makes one p of the two, so
+that Holm applies as with one stage. A cell whose first stage rejects and whose second seed was not run is undecided.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ Group = tuple[Pair, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tested:
-    """The tests of one cell. together: over the samples of all stages; its bound and difference are shown."""
+    """The tests of one cell. together: the test on the samples of all stages, whose bound and difference are shown."""
 
     stages: tuple[Regression, ...]
     together: Regression
 
     @property
     def p(self) -> float:
-        """Before Holm; of two stages together."""
+        """The p before Holm; with two stages, of both together."""
         return self.stages[0].p if len(self.stages) == 1 else both(self.stages[0].p, self.stages[1].p)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """name: worse, no worse, better or undecided. p: after Holm. drop: the true drop that is found with 80% power.
+    """The verdict on one cell. name: worse, no worse, better or undecided. p: after Holm. drop: the true drop that is
+    found with 80% power.
 
     again: the first stage rejects, and the second seed was not run.
     """
@@ -51,7 +52,7 @@ class Verdict:
 
 
 def grouped(pairs: Sequence[Pair], stages: int) -> dict[Key, Group]:
-    """The pairs of each cell by the cell of the first seed; with one stage, each seed is a cell of its own.
+    """Return the pairs of each cell, by the key of its first seed; with one stage, each seed is a cell of its own.
 
     Raises UserError for more seeds than stages.
     """
@@ -73,7 +74,7 @@ def test(pairs: Group) -> Tested:
 
 
 def judge(tested: Mapping[Key, Tested], policy: Policy, stages: int) -> dict[Key, Verdict]:
-    """The verdicts on all cells of a tier, a family for Holm."""
+    """Return the verdicts on all cells of a tier; together they are one family for Holm."""
     pending = {key for key, one in tested.items() if len(one.stages) < stages}
     adjusted = holm([1.0 if key in pending else one.p for key, one in tested.items()])
     hoped = holm([one.p**stages if key in pending else one.p for key, one in tested.items()])
@@ -90,14 +91,14 @@ def judge(tested: Mapping[Key, Tested], policy: Policy, stages: int) -> dict[Key
 
 
 def _verdict(found: Regression, p: float, margin: float) -> str:
-    """A drop within the margin is accepted, whatever its p."""
+    """Return the name of a verdict; a drop within the margin is accepted, whatever its p."""
     if not math.isnan(found.low) and found.low > -margin:
         return "better" if margin == 0 else "no worse"
     return "worse" if p <= ALPHA else "undecided"
 
 
 def _regression(pairs: Group) -> Regression:
-    """The test over shared questions, each with the shared samples of all pairs."""
+    """Return the test over the shared questions, with the shared samples of all pairs."""
     base, new, clusters = [], [], []
     for name in sorted({name for pair in pairs for name in pair.shared}):
         have = [(pair.base.questions[name], pair.new.questions[name]) for pair in pairs if name in pair.shared]

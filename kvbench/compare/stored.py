@@ -1,4 +1,4 @@
-"""Answers with their texts, as the runs of one side store them. A run is read when an answer of it is wanted."""
+"""Answers with their texts, as the runs of one side store them. A run is read when one of its answers is needed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvbench.store import read_rows, read_texts
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """stored.answer(cell, "q3", 0)["output"]. A side from a file has no answers."""
+    """The stored answers of one side: stored.answer(cell, "q3", 0)["output"]. A side from a baseline file has none."""
 
     side: Side
     _read: dict[str, Any] = field(default_factory=dict)
 
     def answer(self, cell: Cell, question: str, sample: int) -> Mapping[str, Any] | None:
-        """The row of an answer with its texts; None if it is not here."""
+        """Return the row of an answer with its texts; None if the runs of this side do not have it."""
         for folder in self.side.folders:
             if folder.name not in cell.run.split(", "):
                 continue
@@ -42,7 +42,7 @@ class Stored:
 
 
 def _is_of(cell: Cell, row: Mapping[str, Any]) -> bool:
-    """Whether a row is of this cell. Missing values are NaN or NA, which equal nothing."""
+    """Return whether a row is of this cell. Missing values are NaN or NA, which equal nothing."""
     key = cell.key
     share, size, interval = (_number(row[name]) for name in ("budget_share", "budget", "interval"))
     budget = size if share is None else share

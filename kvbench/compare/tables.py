@@ -1,4 +1,4 @@
-"""An outcome as tables: text, Markdown and JSON, drawn by the report's renderer."""
+"""An outcome as tables in text, Markdown and JSON, which the report's renderer prints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COST = ("method", "budget", "after", "peak", "KV peak", "length", "truncated", "
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Report):
-    """Every cell of both sides, with verdict and cost."""
+    """A report of every cell of both sides, with verdict and cost."""
 
     name: ClassVar[str] = "compare"
     about: ClassVar[str] = (
@@ -60,7 +60,7 @@ class Comparison(Report):
             )
 
     def _notes(self) -> list[str]:
-        """Notes on all tasks, for the last block."""
+        """Return the notes on all tasks, which stand below the last block."""
         subject, surroundings = (
             [sentence for kind, sentence in words.differing(self.outcome) if kind == wanted]
             for wanted in ("subject", "surroundings")
@@ -75,7 +75,10 @@ class Comparison(Report):
         if self.outcome.extra:
             notes.append(f"In NEW only: {words.extra(self.outcome)}.")
         notes += words.decisions(self.outcome)
-        return [*notes, f"Speeds are of {words.machines(self.outcome)}; they fail no comparison without a limit."]
+        return [
+            *notes,
+            f"Speeds were measured on {words.machines(self.outcome)}; only with a limit can they fail a comparison.",
+        ]
 
     def data(self) -> dict[str, Any]:
         outcome = self.outcome
@@ -153,7 +156,7 @@ def _figures() -> list[Column]:
 
 @dataclass(frozen=True, slots=True)
 class _Of:
-    """A measure's number."""
+    """A column's value: one side of a measure (`base` or `new`), or its p."""
 
     name: str
     side: str
@@ -165,7 +168,7 @@ class _Of:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A measure as a table shows it: both entries where they differ, a ratio, or a change of a share."""
+    """A measure as a table shows it: the entries of both sides if they differ, a ratio, or a change of a share."""
 
     name: str
 
@@ -182,7 +185,7 @@ class _Shown:
         return f"{NOTHING if math.isnan(found.base) else entries(found.base)} > {entries(found.new)}"
 
     def _spread(self, one: Judged) -> str:
-        """The standard deviation of the ratio of two samples' speeds."""
+        """Return the standard deviation of the ratio of two samples' speeds, as text."""
         if self.name != "tokens_per_second" or not one.pairs:
             return ""
         spreads = [side.figures.get("speed_spread", math.nan) for side in (one.pairs[0].base, one.pairs[0].new)]

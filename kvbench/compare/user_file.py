@@ -9,7 +9,7 @@ from kvbench.store.files import reason
 
 
 def content(path: Path, most: int) -> bytes:
-    """The bytes of a file of at most `most` bytes. Raises UserError; ValueError for a larger file."""
+    """Return the bytes of a file of at most `most` bytes. Raises UserError; ValueError for a larger file."""
     try:
         with open(path, "rb") as file:
             data = file.read(most + 1)

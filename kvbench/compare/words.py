@@ -16,7 +16,7 @@ WIDE = 0.2  # distance of a bound from its difference that a note explains
 
 
 def name(one: Judged, outcome: Outcome) -> str:
-    """A cell in words, with seed or model where these tell cells apart."""
+    """Return a cell in words, with its seed, interval or model if cells differ in these only."""
     keys = [other.key for other in outcome.judged if other.key != one.key]
     key = one.key
     alike = [k for k in keys if (k.task, k.method, k.budget) == (key.task, key.method, key.budget)]
@@ -26,7 +26,7 @@ def name(one: Judged, outcome: Outcome) -> str:
 
 
 def sides(outcome: Outcome) -> Iterator[str]:
-    """A line for each side: its folders or its file, and the state of kvbench that ran it."""
+    """Yield a line for each side: its folders or its file, and the version and commit of kvbench that ran it."""
     states = []
     for word, side in (("BASE", outcome.base), ("NEW", outcome.new)):
         states.append(_state(side))
@@ -36,7 +36,7 @@ def sides(outcome: Outcome) -> Iterator[str]:
 
 
 def _state(side: Side) -> str:
-    """ "kvbench 0.1.0, commit 1a2b3c4"."""
+    """Return a side's version and commit, as in "kvbench 0.1.0, commit 1a2b3c4"."""
     parts = []
     for name in ("kvbench_version", "git"):
         values = dict.fromkeys(value for cell in side.cells.values() if (value := cell.facts[name]))
@@ -45,7 +45,7 @@ def _state(side: Side) -> str:
 
 
 def wide(judged: Sequence[Judged]) -> Iterator[str]:
-    """A line for the cells of a table whose bounds are far below their differences: why, and what narrows them."""
+    """Yield a note on cells of a table whose bounds are far below their differences: why, and what narrows them."""
     tested = [one.tested.together for one in judged if one.tested and one.verdict != "same"]
     if far := [one for one in tested if one.diff - one.low > WIDE]:
         least = min(far, key=lambda one: one.paired.clusters)
@@ -56,18 +56,18 @@ def wide(judged: Sequence[Judged]) -> Iterator[str]:
 
 
 def _counted(found: Regression) -> str:
-    """ "12 questions", "12 questions in 3 clusters"."""
+    """Return the size of a test, as in "12 questions" or "12 questions in 3 clusters"."""
     count, clusters = found.paired.questions, found.paired.clusters
     return f"{count} questions" + (f" in {clusters} clusters" if clusters < count else "")
 
 
 def failures(outcome: Outcome) -> Iterator[tuple[bool, str]]:
-    """(critical, sentence) of everything that fails: cells, and with --strict unfinished runs."""
+    """Yield (critical, sentence) for everything that fails: cells, and with --strict unfinished runs."""
     for one in outcome.judged:
         if one.reasons:
             yield one.critical, f"{name(one, outcome)}: {fails(one)}"
     for run, progress in outcome.wanting.items():
-        yield True, f"{unfinished(run, progress)} --strict wants all of it."
+        yield True, f"{unfinished(run, progress)} --strict requires all rows."
 
 
 def unfinished(run: str, progress: str) -> str:
@@ -75,13 +75,13 @@ def unfinished(run: str, progress: str) -> str:
 
 
 def unused(outcome: Outcome) -> Iterator[str]:
-    """Tables of the policy that set nothing, perhaps for a mistake in a pattern."""
+    """Yield a sentence for each table of the policy that fits no cell, perhaps because a pattern is mistyped."""
     for number in outcome.policy.unused([one.key for one in outcome.judged]):
         yield f"the policy's [[cells]] table {number} fits no cell of BASE."
 
 
 def undecided(outcome: Outcome) -> Iterator[str]:
-    """What comparisons without a verdict could have seen, and what decides them."""
+    """Yield sentences on the undecided cells: how large a drop they could have shown, and what would decide them."""
     again = [one for one in outcome.undecided if one.again]
     open_ = [one for one in outcome.undecided if not one.again]
     if again:
@@ -95,7 +95,8 @@ def undecided(outcome: Outcome) -> Iterator[str]:
 
 
 def _could_see(one: Judged) -> str:
-    """ "5 questions cannot show a drop smaller than 67 points at 80% power." """
+    """Return how large a drop a cell could have shown: "5 questions cannot show a drop smaller than 67 points at 80%
+    power." """
     assert one.tested is not None
     found = one.tested.together.paired
     unit = "question" if found.clusters == found.questions else "cluster"
@@ -117,7 +118,7 @@ def second_run(outcome: Outcome) -> str:
 
 
 def differing(outcome: Outcome) -> Iterator[tuple[str, str]]:
-    """(class, sentence) of what differs between the sides: subject, or surroundings."""
+    """Yield (class, sentence) for what differs between the sides; the class is subject or surroundings."""
     found: dict[Difference, list[str]] = {}
     for one in outcome.judged:
         for difference in (found for pair in one.pairs for found in pair.differences):
@@ -128,7 +129,7 @@ def differing(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 
 def machines(outcome: Outcome) -> str:
-    """Both machines, for the figures of speed."""
+    """Return the machines of both sides in words, for a note on the figures of speed."""
     sides = []
     for side in (outcome.base, outcome.new):
         facts = [cell.facts for cell in side.cells.values()]
@@ -139,7 +140,7 @@ def machines(outcome: Outcome) -> str:
 
 
 def verdict(one: Judged) -> str:
-    """The verdict as a table shows it."""
+    """Return the verdict as a table shows it."""
     if one.verdict == "worse":
         return f"worse {p(one.p)}"
     if one.verdict == "no worse":
@@ -154,12 +155,14 @@ def p(value: float) -> str:
 
 
 def decisions(outcome: Outcome) -> Iterator[str]:
-    """Where methods decide differently when they read the same answers."""
+    """Yield sentences on where methods decide differently when they read the same answers."""
     replayed = [one for one in outcome.judged if any(pair.decided for pair in one.pairs)]
     for one in replayed:
         if one.decision is not None:
-            said = one.decision if isinstance(one.decision, str) else one.decision.words
-            yield f"Decisions of {name(one, outcome)} on the same answers differ first at {said}."
+            if isinstance(one.decision, str):
+                yield f"Decisions of {name(one, outcome)} cannot be compared: {one.decision}."
+            else:
+                yield f"Decisions of {name(one, outcome)} on the same answers differ first at {one.decision.words}."
     if replayed and all(one.decision is None for one in replayed):
         yield "Decisions on the same answers are equal in every layer."
 
@@ -169,12 +172,12 @@ def fails(one: Judged) -> str:
 
 
 def is_failing(one: Judged, outcome: Outcome) -> bool:
-    """Whether this cell decides the exit code."""
+    """Return whether this cell makes the comparison fail."""
     return one.critical and bool(one.code or (outcome.policy.strict and one.verdict == "undecided"))
 
 
 def summary(outcome: Outcome) -> str:
-    """ "12 cells: 1 worse, 2 undecided, 9 same." """
+    """Return the number of cells by verdict, as in "12 cells: 1 worse, 2 undecided, 9 same." """
     verdicts = [verdict(one).partition(" p")[0] for one in outcome.judged]
     listed = ", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(sorted(verdicts)))
     return f"{len(verdicts)} {'cell' if len(verdicts) == 1 else 'cells'}: {listed}."
@@ -185,7 +188,7 @@ def extra(outcome: Outcome) -> str:
 
 
 def mapped(outcome: Outcome) -> Iterator[str]:
-    """What --map compares, and what it leaves out."""
+    """Yield sentences on what --map compares, and what it leaves out."""
     pairs = [pair for one in outcome.judged for pair in one.pairs if pair.renamed]
     both = dict.fromkeys(f"{bare(p.base.key.method)} of BASE with {bare(p.new.key.method)} of NEW" for p in pairs)
     models = dict.fromkeys(f"{bare(p.base.key.model)} with {bare(p.new.key.model)}" for p in pairs)
@@ -198,13 +201,13 @@ def mapped(outcome: Outcome) -> Iterator[str]:
 
 
 def method(one: Judged) -> str:
-    """The method; where --map compares two, as in ``gkv=rkv``."""
+    """Return the method in words; both methods if --map compares two, as in ``gkv=rkv``."""
     new = {pair.new.key.method for pair in one.pairs} - {one.key.method}
     return "=".join((one.key.method, *sorted(new)))
 
 
 def few(names: Iterable[str]) -> str:
-    """The first names, and how many more there are."""
+    """Return the first `MOST` names and, if there are more, their number."""
     listed = list(names)
     more = len(listed) - MOST
     return ", ".join(listed[:MOST]) + (f" and {more} more" if more > 0 else "")

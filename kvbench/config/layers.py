@@ -30,7 +30,7 @@ ELSEWHERE = ("KVBENCH_DATA", "KVBENCH_NO_PROGRESS")  # variables that are not se
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One value and the label of its source, as it stands in messages: ``--seed``, ``c.toml:12: 'seed'``."""
+    """The value of a setting and where the user gave it, as messages put it: ``--seed``, ``c.toml:12: 'seed'``."""
 
     value: Any
     source: str
@@ -41,7 +41,11 @@ Layer = dict[str, Given]
 
 @dataclass(slots=True)
 class Gathered:
-    """Every layer of settings, weakest first, and the grid blocks of the strongest file that has any."""
+    """Settings from all sources (files, variables, flags), and the ``[[grid]]`` blocks of the last file that has any.
+
+    files: a suite and a config file; a later one overrides an earlier one, variables override files, flags override
+    all.
+    """
 
     files: list[Layer]
     variables: Layer
@@ -49,15 +53,15 @@ class Gathered:
     blocks: list[Layer] = field(default_factory=list)
 
     def first(self, key: str) -> Given | None:
-        """The strongest value of a setting."""
+        """Return the value of a setting from the source that overrides all others; None if no source has it."""
         return self.typed(key) or next((layer[key] for layer in reversed(self.files) if key in layer), None)
 
     def typed(self, key: str) -> Given | None:
-        """The value of a flag or environment variable; both are stronger than any file."""
+        """Return the value that a flag, or else an environment variable, gives a setting; None if neither does."""
         return self.flags.get(key) or self.variables.get(key)
 
     def record(self) -> dict[str, list[dict[str, Any]]]:
-        """All sources and values of each setting, weakest first, so that overridden values stay visible.
+        """Return all values of each setting with their sources, the overridden values first.
 
         The form is {setting: [{"source", "value"}, ...]}.
         """
@@ -74,8 +78,8 @@ def gather(
 ) -> Gathered:
     """Read suite, config file, environment variables and flags.
 
-    flags: the typed value of each option; a `Given` if the flag's name differs from the setting's. None and empty lists
-    count as not typed; options that are no settings are left out.
+    flags: the typed value of each option by the setting's name; a `Given` where the option has another name. None and
+    empty lists count as not typed. Options that do not belong to a setting are ignored.
     """
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:
@@ -94,7 +98,7 @@ def gather(
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Warnings of one sentence, one per environment variable KVBENCH_... that kvbench does not read."""
+    """Return a warning for each environment variable KVBENCH_... whose name kvbench does not know."""
     words = {key.lower(): PREFIX + key.upper() for key in (*KEYS, *(n.removeprefix(PREFIX) for n in ELSEWHERE))}
     sentences = []
     for name in sorted(environ):
@@ -106,12 +110,12 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def suites() -> dict[str, Path]:
-    """The suites shipped with kvbench, by name."""
+    """Return the files of the suites that ship with kvbench, by name."""
     return {path.stem: path for path in sorted(SUITES.glob("*.toml"))}
 
 
 def suite_path(name: str) -> Path:
-    """The path of a suite: of a shipped one by its name, or of a file, whose path `name` then is."""
+    """Return the file of a suite. name: a suite that ships with kvbench, or the path of a TOML file."""
     shipped = suites()
     if name.strip().lower() in shipped:
         return shipped[name.strip().lower()]
@@ -121,7 +125,10 @@ def suite_path(name: str) -> Path:
 
 
 def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
-    """Settings and grid blocks of a TOML file, each with its line. Unknown keys are errors with file and line."""
+    """Return settings and grid blocks of a TOML file, each value with its line. Raises UserError for unknown keys.
+
+    option: the flag that named the file, for messages.
+    """
     if os.path.isdir(path):
         raise UserError(f"{option}: {quote(path)} is a folder.")
     try:
@@ -148,7 +155,7 @@ def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
 
 
 class _Lines:
-    """Finds the line of a TOML key, which tomllib does not report: the `index`-th table of a name, then the key."""
+    """Finds the line of each key in a TOML file, because tomllib does not report lines."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Parsers of single settings: text or TOML value in, typed value out, or an error of one sentence.
+"""Parsers of single settings: each turns a text or TOML value into a typed value, or raises an error of one sentence.
 
 The same parser serves a flag, an environment variable and a key of a file; only the label before the sentence differs:
 ``--seed must be a whole number from 0 to 9; got 12.``
@@ -23,7 +23,10 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", re.ASCII)
 
 
 class BadValue(ValueError):
-    """An invalid value. The message is "LABEL must be NEED; got GOT.", or the label followed by `predicate`."""
+    """An invalid value of a setting. The message is "LABEL must be NEED; got GOT.", or the label and then `predicate`.
+
+    label: where the user gave the value. need, got: what is needed, and what was given instead.
+    """
 
     def __init__(self, need: str = "", got: str = "", *, predicate: str = "") -> None:
         super().__init__(predicate or need)
@@ -46,18 +49,18 @@ def parse(label: str, parser: Parser, raw: object) -> Any:
 
 
 def setting(default: Any, parser: Parser, help: str, *, panel: str, metavar: str = "N") -> Any:
-    """A dataclass field with its parser and its line in ``--help``."""
+    """Declare a setting: a dataclass field with its parser, its help text and the panel of ``--help`` that lists it."""
     return field(default=default, metadata={"parser": parser, "help": help, "panel": panel, "metavar": metavar})
 
 
 def got(raw: object) -> str:
-    """The invalid value as a message shows it: numbers as they are, all else quoted and escaped."""
+    """Return an invalid value as a message shows it: numbers as they are, all else quoted and escaped."""
     text = str(raw)
     return text if not isinstance(raw, bool) and len(text) <= 60 and _DECIMAL.fullmatch(text) else quote(raw)
 
 
 def whole(low: int, high: int | None = None, *, word: str | None = None) -> Parser:
-    """A parser of integers from `low` to `high`; it also accepts `word` (such as "auto")."""
+    """Return a parser of integers from `low` to `high`, which also accepts `word` (such as "auto")."""
     need = f"a whole number from {low} to {high}" if high is not None else f"{low} or more"
     if word:
         need += f", or '{word}'"
@@ -76,7 +79,7 @@ def whole(low: int, high: int | None = None, *, word: str | None = None) -> Pars
 
 
 def number(need: str, fits: Callable[[float], bool]) -> Parser:
-    """A parser of finite floats for which `fits` holds; `need` describes them in errors."""
+    """Return a parser of finite floats for which `fits` is true. need: describes these numbers in errors."""
 
     def parser(raw: object) -> float:
         value = as_number(raw)
@@ -108,12 +111,12 @@ def text(raw: object) -> str:
 
 
 def files(raw: object) -> tuple[str, ...]:
-    """Parse one path or a list of paths."""
+    """Parse one path or a list of paths into a tuple of paths."""
     return tuple(text(path) for path in (raw if isinstance(raw, (list, tuple)) else [raw]))
 
 
 def strings(raw: object) -> tuple[str, ...]:
-    """Parse one string or a list of strings; blanks and line ends stay."""
+    """Parse one string or a list of strings into a tuple; blanks and line ends inside them stay."""
     texts = tuple(raw) if isinstance(raw, (list, tuple)) else (raw,)
     for string in texts:
         if not isinstance(string, str) or not string:
@@ -130,9 +133,9 @@ def flag(raw: object) -> bool:
 
 
 def budget(raw: object, entry: int | None = None) -> Budget:
-    """Parse a budget: entries per layer and KV head, or a share of the prompt: 512, "25%" -> 0.25.
+    """Parse a budget: entries per layer and KV head (512), or a share of the prompt ("25%" becomes 0.25).
 
-    `entry`: the budget's position in a list, for the message.
+    entry: the budget's position in a list of budgets, for messages.
     """
     value = as_whole(raw)
     literal = str(raw).strip()
@@ -170,9 +173,10 @@ def _share(literal: str) -> float:
 
 
 def split(label: str, raw: object, hint: str) -> list[Any]:
-    """The members of a list setting, given as a TOML list or as text with commas. Raises UserError for an empty member.
+    """Return the members of a list, given as a TOML list or as text with commas; repeated members stay.
 
-    Repeated members stay.
+    label: where the user gave the list. Raises UserError for an empty member; `hint` is added if the whole list is
+    empty.
     """
     members: list[Any] = []
     for item in raw if isinstance(raw, Iterable) and not isinstance(raw, (str, dict)) else [raw]:

@@ -35,7 +35,10 @@ _LOADED: dict[Path, _Plugin] = {}
 
 
 def load_plugin(path: str) -> list[str]:
-    """Import a file once and return the names it registered. Raises UserError; nothing of the file stays registered."""
+    """Import a plug-in once and return the names that it registered.
+
+    Raises UserError if the import fails; then no name of the file stays registered.
+    """
     label = f"--plugin {quote(path)}"
     file = Path(path).expanduser().resolve()
     if file in _LOADED:
@@ -82,7 +85,8 @@ def check_same(
 ) -> None:
     """Raise UserError unless a continued run has the plug-in files that it began with; their paths may differ.
 
-    Both lists have the form that `loaded` and `hashed` return. more: allow further files.
+    now, recorded: the files given now and those in the run's record, as `hashed` returns them. more: allow further
+    files.
     """
     was = {p["sha256"]: Path(p["path"]).name for p in recorded}
     has = {p["sha256"]: p["path"] for p in now}
@@ -101,7 +105,7 @@ def check_same(
 
 
 def hashed(paths: Sequence[str]) -> list[dict[str, str]]:
-    """Path and hash of each file, without importing it."""
+    """Return path and hash of each file, without importing it."""
     return [{"path": path, "sha256": hashlib.sha256(_source(path)).hexdigest()} for path in paths]
 
 
@@ -111,13 +115,16 @@ def load_plugins(paths: Sequence[str]) -> list[str]:
 
 
 def loaded(paths: Sequence[str]) -> list[dict[str, str]]:
-    """Path of each plug-in file, which must be imported already, and the hash of the content that was imported."""
+    """Return the path of each plug-in file and the hash of the content that was imported.
+
+    The files must be imported already.
+    """
     plugins = [_LOADED[Path(path).expanduser().resolve()] for path in paths]
     return [{"path": str(plugin.path), "sha256": plugin.sha256} for plugin in plugins]
 
 
 def hash_of(name: str) -> str | None:
-    """SHA-256 of the file that registered a method or task; None when no plug-in did."""
+    """Return the SHA-256 of the plug-in that registered the method or task `name`; None if no plug-in did."""
     return next((plugin.sha256 for plugin in _LOADED.values() if name in plugin.names), None)
 
 
@@ -134,7 +141,7 @@ def _run(file: Path, source: bytes, name: str, label: str) -> None:
 
 
 def _cause(error: BaseException, file: Path) -> str:
-    """A text of one line: why an import failed, and at which line of the file."""
+    """Return one line that says why the import of a plug-in failed, and at which line of the file."""
     if isinstance(error, NameTaken):
         return f": {error} Register it under another name."
     if isinstance(error, KVBenchError):

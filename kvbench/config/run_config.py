@@ -1,4 +1,4 @@
-"""The configuration of a run: frozen dataclasses, checked at construction, with a stable hash for identity.
+"""The configuration of a run: frozen dataclasses, checked at construction, with a hash that identifies the run.
 
 Names have the canonical spelling of the registries. Files, environment variables and flags become a RunConfig in
 `kvbench.config.layers`. The run command checks whether a budget fits a method or a model.
@@ -42,7 +42,7 @@ class MethodChoice:
 
     @property
     def takes_budget(self) -> bool:
-        """Whether the user gives a budget; false for the full cache and for methods whose options decide the number."""
+        """Whether the method needs a budget; false for the full cache and where options set the cache's size."""
         if "+" in self.name:  # methods without a budget cannot be combined
             return True
         return bool(registry.methods.get(self.name)(**dict(self.options)).takes_budget)
@@ -64,7 +64,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Every method at every budget on every task. `limit` replaces the run's limit for these tasks."""
+    """Every method at every budget on every task.
+
+    limit: number of questions per task, in place of the run's own limit.
+    """
 
     methods: tuple[MethodChoice, ...]
     tasks: tuple[str, ...]
@@ -100,16 +103,16 @@ class RunConfig(Settings):
                     raise UserError(f"task {quote(task)} has two limits: {limits[task]} and {grid.limit}.")
 
     def cells(self) -> tuple[Cell, ...]:
-        """The grid expanded, each cell once; a method that does not evict appears once per task, without a budget."""
+        """Return the cells of all grids, each once. A method that takes no budget has one cell per task."""
         cells = [cell for grid in self.grids for cell in grid.cells()]
         return tuple({(cell, cell.label): cell for cell in cells}.values())
 
     def limit_for(self, task: str) -> int | None:
-        """The number of questions to ask of a task; None: all questions."""
+        """Return how many questions of a task the run asks; None for all."""
         return next((g.limit for g in self.grids if task in g.tasks and g.limit is not None), self.limit)
 
     def services(self) -> Services:
-        """The settings of judge and sandbox, for scoring."""
+        """Return the settings of judge and sandbox that scoring needs."""
         return Services(
             judge=self.judge,
             judge_model=self.judge_model,
@@ -120,7 +123,7 @@ class RunConfig(Settings):
 
     @property
     def model_place(self) -> str:
-        """Where the model is read from: a folder or a hub name."""
+        """The folder or hub name from which the model is read."""
         return self.moved_to or self.model
 
     @property
@@ -136,9 +139,10 @@ class RunConfig(Settings):
         return tuple(sorted({label(size): size for grid in self.grids for size in grid.budgets}.values(), key=order))
 
     def hash(self) -> str:
-        """A hash (16 hex digits) of all settings that can change a row; the order of the cells does not change it.
+        """Return a hash (16 hex digits) of all settings that can change a row, whatever the order of the cells.
 
-        Settings at their default are left out, so that a new setting does not rename the runs made before it.
+        Settings with their default value do not enter the hash, so that a setting added later does not change earlier
+        hashes.
         """
         free = ("grids", *OPERATIONAL)
         identity = {k: v for k, v in self.to_dict().items() if k not in free and v != DEFAULTS[k]}
@@ -148,12 +152,12 @@ class RunConfig(Settings):
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
     def run_name(self) -> str:
-        """The default name of a run: model and hash."""
+        """Return the default name of a run, made of its model and its hash."""
         model = re.sub(r"[^A-Za-z0-9._-]", "-", Path(self.model).name)[:80].strip(".-") or "model"
         return f"{model}-{self.hash()[:8]}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; options of a method as a table."""
+        """Return the configuration as plain data for JSON, with the options of a method as a dictionary."""
         grids = [
             {
                 "methods": [{"name": m.name, "options": dict(m.options)} for m in grid.methods],
@@ -167,12 +171,12 @@ class RunConfig(Settings):
         return {"grids": grids} | {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
 
     def stored(self) -> dict[str, Any]:
-        """The settings that run.json keeps and compares."""
+        """Return the settings that run.json stores, and with which a continued run's settings must agree."""
         return self.to_dict() | dict.fromkeys(OPERATIONAL)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
-        """Inverse of `to_dict`. Unknown keys are errors."""
+        """Make a configuration from the data that `to_dict` returned. Raises UserError for unknown keys."""
         for name in data:
             if name != "grids" and name not in PARSERS:
                 raise UserError(unknown_key(name, PARSERS))
@@ -189,5 +193,5 @@ class RunConfig(Settings):
 
 
 def _plain(size: Budget) -> int | str:
-    """A budget in JSON types. A share becomes its label (``100%``), since JSON readers do not tell 1.0 from 1."""
+    """Return a budget for JSON. A share becomes text (``100%``), because JSON readers do not tell 1.0 from 1."""
     return size if isinstance(size, int) else label(size)

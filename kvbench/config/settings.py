@@ -1,7 +1,7 @@
 """The settings of a run, each declared once, in the order of ``kvbench run --help``.
 
-A field of `Settings` is all that a setting needs: default, parser and line in ``--help`` stand here. The flag, the key
-of a file, the environment variable, the entry in run.json and the key of lm-eval's model_args follow from it.
+To add a setting, add a field to `Settings` with its default, parser and help text. The flag, the key in config files,
+the environment variable, the entry in run.json and the key of lm-eval's model_args follow from the field.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def count(raw: object) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a run. None leaves a setting to the task's default (`GenSpec`), "auto" to the engine."""
+    """The settings of a run. None means the task's default (`GenSpec`), "auto" that the engine chooses."""
 
     task_file: str | None = what(
         None, text, "A task of your own: a JSONL file with questions and answers.", metavar="FILE"
@@ -71,7 +71,7 @@ class Settings:
         metavar="X",
     )
     stop: tuple[str, ...] = sampling(
-        (), strings, "Text at which an answer ends, as at the end token; repeatable.", metavar="TEXT"
+        (), strings, "Text that ends an answer, in addition to the end token; repeatable.", metavar="TEXT"
     )
 
     prompt_style: str | None = prompts(None, text, "Wording of the question. Default: the task's own.", metavar="NAME")
@@ -94,7 +94,7 @@ class Settings:
     max_prompt_tokens: int | None = prompts(
         None,
         whole(2),
-        "Tasks that cut prompts drop the middle of longer texts. Default: the model's context less the answer.",
+        "Cut longer prompts in the middle, in tasks that allow it. Default: the model's context less the answer.",
     )
     multi_turn: Literal["keep", "reset"] = prompts(
         "keep",

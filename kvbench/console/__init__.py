@@ -1,4 +1,4 @@
-"""Talks to user and system: terminal, progress, problems, redacted secrets, signals, failures of the system.
+"""Everything between kvbench and the terminal or system: output, progress, collected errors, redacted secrets, signals.
 
 Imports `kvbench.errors` alone; every other package may import `console`.
 """

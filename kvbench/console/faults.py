@@ -1,7 +1,7 @@
 """Recognises failures of memory and of devices in exceptions of other libraries.
 
-Class names and messages decide, so that torch is not imported. The causes of an exception count as well, because the
-engine wraps the failures of methods.
+An exception is recognised by its class name and message, so that torch is not imported. The exceptions that caused it
+are examined too, because the engine wraps the failures of methods.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _DEVICE = ("cuda error", "cudaerror", "cuda driver error", "hip error", "device-
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the process ran out of memory."""
+    """Return whether an exception means that the device or the process ran out of memory."""
     return any(_no_memory(each) for each in _causes(error))
 
 
 def device_failed(error: BaseException) -> bool:
-    """Whether the device itself failed, for example by an ECC error, so that this process can no longer use it."""
+    """Return whether an exception means that the device failed, so that this process cannot use it again."""
     return not out_of_memory(error) and any(
         type(each).__name__ == "AcceleratorError" or (isinstance(each, RuntimeError) and _says(each, _DEVICE))
         for each in _causes(error)
@@ -33,18 +33,18 @@ def device_failed(error: BaseException) -> bool:
 
 
 def of_machine(error: BaseException) -> bool:
-    """Whether the machine failed, not the code that ran on it."""
+    """Return whether an exception comes from a failure of the machine, not of the code that ran on it."""
     return out_of_memory(error) or device_failed(error)
 
 
 def first_line(error: BaseException) -> str:
-    """The message of an exception's innermost cause, in one line."""
+    """Return the first line of the message of an exception's innermost cause."""
     *_, cause = _causes(error)
     return (words(cause).strip().splitlines() or [type(cause).__name__])[0]
 
 
 def words(error: BaseException) -> str:
-    """The message of another library's exception, without keys and passwords."""
+    """Return the message of another library's exception, without keys and passwords."""
     from kvbench.console.redact import redact_keys
 
     return redact_keys(str(error))

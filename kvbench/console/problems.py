@@ -13,7 +13,10 @@ from kvbench.errors import KVBenchError
 
 
 class Several(KVBenchError):
-    """Several problems in one error. Its exit code is the problems' smallest: usage errors come before setup errors."""
+    """Several problems as one error.
+
+    Its exit code is their smallest, so that a usage error (2) counts before a setup error (3).
+    """
 
     def __init__(self, errors: list[KVBenchError]) -> None:
         super().__init__("\n".join(dict.fromkeys(str(error) for error in errors)))
@@ -27,7 +30,7 @@ class Problems:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Collect an error raised in the block; the rest of the block is skipped."""
+        """If the block raises an expected error, collect the error and continue after the block."""
         try:
             yield
         except KVBenchError as error:
@@ -39,7 +42,7 @@ class Problems:
             self.warnings.append(text)
 
     def stop(self) -> None:
-        """Print the warnings; raise the problems, if any."""
+        """Print the collected warnings; raise the collected errors, if there are any, as one error."""
         for text in self.warnings:
             terminal.warning(text)
         self.warnings.clear()

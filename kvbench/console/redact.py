@@ -37,24 +37,30 @@ _ASSIGNMENT = re.compile(rf"""(\b[\w-]*{_NAME}[\w-]*["']?\s*[=:]\s*["']?)([^\s"'
 
 
 def redact_text(text: str) -> str:
-    """The text with keys, passwords in URLs and the home folder hidden."""
+    """Return the text with keys, passwords in URLs and the home folder hidden."""
     return fold_home(redact_keys(text))
 
 
 def fold_home(text: str) -> str:
-    """The text with the home folder as ``~``."""
+    """Return the text with the path of the home folder replaced by ``~``."""
     home = os.path.expanduser("~").rstrip("/")
     return re.sub(rf"(?<![\w.~]){re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 else text
 
 
 def redact_keys(text: str) -> str:
-    """Another program's text without recognisable secrets and without values of names such as ``token``; paths stay."""
+    """Return another program's text without recognisable secrets, and without values behind names such as ``token=``.
+
+    Paths stay as they are.
+    """
     text = _BEARER.sub(rf"\1 {HIDDEN}", hide_keys(text))
     return _ASSIGNMENT.sub(rf"\g<1>{HIDDEN}", text)
 
 
 def hide_keys(text: str) -> str:
-    """The text without recognisable secrets. No value is hidden for its name: ``token=abc/q.jsonl`` stays."""
+    """Return the text without values that look like secrets.
+
+    A name alone hides nothing: ``token=abc/q.jsonl`` stays.
+    """
     for value in _secret_values(os.environ):
         text = text.replace(value, HIDDEN)
     text = _SHAPES.sub(HIDDEN, text)
@@ -62,7 +68,10 @@ def hide_keys(text: str) -> str:
 
 
 def _secret_values(environ: Mapping[str, str]) -> list[str]:
-    """Values of variables whose names announce a secret; plain words, paths, addresses and variable names are none."""
+    """Return the values of environment variables whose names announce a secret.
+
+    Values that are words, paths, web addresses or names of variables are left out.
+    """
     return [
         value
         for name, value in environ.items()
@@ -76,7 +85,7 @@ def _secret_values(environ: Mapping[str, str]) -> list[str]:
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
-    """A command line with the values of options such as --api-key hidden, given as ``--o v`` or ``--o=v``."""
+    """Return a command line in which the values of options such as --api-key are hidden, after a blank or after "="."""
     redacted = []
     option = ""  # the option whose value comes next
     for word in argv:
@@ -92,7 +101,7 @@ def redact_argv(argv: Sequence[str]) -> list[str]:
 
 
 def redact_config(value: Any) -> Any:
-    """Settings with hidden secrets: dictionaries and lists are walked, tuples become lists, other values stay."""
+    """Return settings with the secrets in them hidden, also inside dictionaries and lists; tuples become lists."""
     if isinstance(value, Mapping):
         return {
             str(name): _value(str(name), v)
@@ -106,7 +115,7 @@ def redact_config(value: Any) -> Any:
 
 
 def holds_secret(value: Any) -> bool:
-    """Whether a text, or a text in a list or table, contains a recognisable secret."""
+    """Return whether a text, or any text in a list or dictionary, contains something that looks like a secret."""
     if isinstance(value, Mapping):
         return any(map(holds_secret, value.values()))
     if isinstance(value, (list, tuple)):
@@ -118,9 +127,9 @@ def holds_secret(value: Any) -> bool:
 
 
 def hide_secrets(value: Any) -> Any:
-    """Settings with texts that hold secrets hidden. No value is hidden for its name: ``key_norm=l1`` is an option.
+    """Return settings in which every text that looks like a secret is hidden, whatever the setting's name.
 
-    The exception is `judge_key_env`, where a user may have given a key in place of a variable's name.
+    One name counts: `judge_key_env`, where a user may have given a key instead of a variable's name.
     """
     if isinstance(value, Mapping):
         return {str(name): _kept(str(name), v) for name, v in value.items()}
@@ -134,6 +143,9 @@ def _kept(name: str, value: Any) -> Any:
 
 
 def _value(name: str, value: str) -> str:
-    """The stored form of a secret option's value. ``--judge-key-env`` takes a variable's name, which is no secret."""
+    """Return what to store for an option whose name announces a secret: a mark that hides the value.
+
+    The value of ``--judge-key-env`` stays, because it is the name of a variable and no secret.
+    """
     names_variable = name.lower().replace("-", "_").endswith("_env") and _VARIABLE_NAME.fullmatch(value)
     return value if names_variable and not _SHAPES.search(value) else HIDDEN

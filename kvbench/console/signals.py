@@ -48,7 +48,7 @@ class Signalled(BaseException):
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Handle signals inside the block, in the main thread; a nested block changes nothing."""
+    """Handle signals while the block runs. Has no effect inside another such block, and outside the main thread."""
     global _handling
     if _handling is not None or threading.current_thread() is not threading.main_thread():
         yield
@@ -71,7 +71,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def phase(tell: Callable[[], str]) -> Iterator[None]:
-    """Turn a signal that ends the block into `Interrupted` with the text of `tell`."""
+    """If a signal ends the block, raise `Interrupted` with the text that `tell` returns."""
     _tellers.append(tell)
     try:
         yield
@@ -97,7 +97,7 @@ def shield() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Ignore signals from now on: the command has ended, and the process keeps its exit code."""
+    """Ignore signals from now on, because the command has ended: a late signal must not change the exit code."""
     if _handling is not None:
         _handling.shields += 1
 
@@ -110,7 +110,7 @@ def _ignore() -> None:
 
 
 def at_end(clean: Callable[[], None]) -> None:
-    """Call `clean` when a signal ends the process, unless `not_at_end` comes before."""
+    """Call `clean` if a signal ends the process, unless `not_at_end` is called for it before."""
     _cleaners[clean] = None
 
 
@@ -119,7 +119,7 @@ def not_at_end(clean: Callable[[], None]) -> None:
 
 
 def say(error: Interrupted, tell: Callable[[Interrupted], None]) -> None:
-    """Clean up, then call `tell` to print an interrupted command's line, unless the watching thread has printed it."""
+    """Clean up, then let `tell` print the line of an interrupted command, unless the watching thread has printed it."""
     clean_up()
     if _handling is None or _handling.claim():
         tell(error)
@@ -134,7 +134,7 @@ def clean_up() -> None:
 
 
 class _Handling:
-    """The signal handlers and the watching thread. The main thread makes and closes it."""
+    """The signal handlers and the watching thread. The main thread creates and closes this object."""
 
     def __init__(self) -> None:
         self.number: int | None = None  # the first signal
@@ -181,7 +181,7 @@ class _Handling:
         os.close(self._writer)
 
     def after_fork(self) -> None:
-        """Give a forked child the default handlers."""
+        """In a forked child, restore the default handlers."""
         signal.set_wakeup_fd(-1)
         for number in self._before:
             signal.signal(number, signal.SIG_DFL)
@@ -194,7 +194,7 @@ class _Handling:
         self.raise_if_due()
 
     def _swallowed(self, unraisable: Any) -> None:
-        """If a destructor raised `Signalled`, which Python discards there, raise it again shortly afterwards."""
+        """Raise `Signalled` again shortly after Python discarded it, as it discards every exception in a destructor."""
         if unraisable.exc_type is Signalled and self.number is not None:
             self._raised = False
             again = threading.Timer(SOON, self._again, [self.number])
@@ -239,7 +239,10 @@ _cleaners: dict[Callable[[], None], None] = {}
 
 
 def _before_fork() -> None:
-    """Block signals until the child resets its handlers: the child would write its signals into the parent's pipe."""
+    """Block signals before a fork, until the child has reset its handlers.
+
+    Otherwise the child would report a signal to the parent's watching thread.
+    """
     numbers = _handling.handles() if _handling is not None else ()
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 

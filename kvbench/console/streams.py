@@ -16,7 +16,7 @@ from kvbench.errors import SetupError
 
 
 class Unprintable(SetupError):
-    """Standard output cannot be written."""
+    """The error for standard output that cannot be written."""
 
 
 def repair() -> None:
@@ -34,7 +34,7 @@ def repair() -> None:
 
 
 def discard_output() -> None:
-    """Redirect buffered output to the null device, so that the interpreter can end."""
+    """Discard the output that is still buffered, so that the interpreter can end without an error."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)
@@ -65,7 +65,10 @@ class _Messages(io.FileIO):
 
 
 def _opened(number: int, before: TextIO | None, kind: type[io.FileIO]) -> TextIO:
-    """A text stream to a descriptor, with the encoding that the interpreter chose."""
+    """Return a new text stream that writes to a descriptor.
+
+    before: the stream that it replaces, whose encoding it takes.
+    """
     if before is not None:
         before.flush()
     raw = kind(number, "w", closefd=False)

@@ -26,7 +26,7 @@ WIDE = 100  # columns where stdout is no terminal and COLUMNS is not set: fits a
 
 
 def prepare() -> None:
-    """Make printing safe: to any stream (`kvbench.console.streams`), and under any locale by escaping characters."""
+    """Make printing safe with any stream (`kvbench.console.streams`), and escape what the locale cannot print."""
     streams.repair()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -42,7 +42,7 @@ def warning(text: str) -> None:
 
 
 def fail(error: KVBenchError) -> None:
-    """Print every line of the message as an error; an interruption gets no prefix."""
+    """Print every line of an error's message on stderr, each after "error: " unless the command was interrupted."""
     prefix = "" if isinstance(error, Interrupted) else "error: "
     for line in str(error).split("\n"):
         print(f"{prefix}{clean(_redact().hide_keys(line))}", file=sys.stderr, flush=True)
@@ -60,19 +60,19 @@ def _redact() -> ModuleType:
 
 
 def clean(text: str) -> str:
-    """Text of unknown origin on one terminal line, with control and direction characters escaped, never raw."""
+    """Return a text of unknown origin as one safe line: line ends, control and direction characters are escaped."""
     return "".join(bare(text[i : i + 200]) for i in range(0, len(text), 200))
 
 
 def ascii_only() -> bool:
-    """Whether only ASCII may be drawn on stdout: its encoding is not UTF-8, or the locale is C."""
+    """Return whether tables must use ASCII only, because stdout's encoding is not UTF-8 or the locale is C."""
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
     locale = os.environ.get("LC_ALL") or os.environ.get("LANG") or ""
     return encoding != "utf8" or locale in ("C", "POSIX")
 
 
 def console() -> Console:
-    """A rich console on stdout. A closed pipe raises an exception for the caller to handle."""
+    """Return a rich console that prints on stdout. A closed pipe raises an exception for the caller to handle."""
     from rich.console import Console
 
     class Quiet(Console):
@@ -86,9 +86,9 @@ def console() -> Console:
 
 
 def grid(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Any:
-    """An empty rich table in the house style: one line below the head, two blanks between columns.
+    """Return an empty rich table with kvbench's layout: a rule below the head, two blanks between columns.
 
-    `whole`: columns whose cells stay on one line while others can be folded.
+    right: columns aligned at the right. whole: columns whose text is never broken into several lines.
     """
     from rich import box
     from rich.table import Table

@@ -134,7 +134,7 @@ class KVBenchLM(TemplateLM):
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return one text per request, in order; k occurrences of one request are k samples of its prompt."""
+        """Return one generated text per request, in order. A request that occurs k times is answered by k samples."""
         repeats: dict[int, int] = {}
         numbered = []  # (request, sample)
         for instance in requests:
@@ -155,7 +155,7 @@ class KVBenchLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Return per continuation (sum of log-probabilities, whether every token is the greedy one)."""
+        """Return for each continuation the sum of its log-probabilities, and whether every token is the greedy one."""
         continuations = [self._continuation(context, continuation) for _, context, continuation in requests]
         place = {id(request): index for index, request in enumerate(continuations)}
         answers: dict[int, tuple[float, bool]] = {}
@@ -172,7 +172,10 @@ class KVBenchLM(TemplateLM):
         )
 
     def _question(self, instance: Instance, samples: int) -> Request:
-        """Return the request for a prompt, named as in `kvbench run`, so that it draws the same random numbers."""
+        """Return the engine's request for a prompt.
+
+        Its task and document are named as in `kvbench run`, so that sampling draws the same random numbers.
+        """
         context, kwargs = instance.args[:2]
         spec = generation(kwargs)
         stop, special = special_stops(spec.stop, self.tokenizer)
@@ -192,7 +195,7 @@ class KVBenchLM(TemplateLM):
         )
 
     def _continuation(self, context: list[int], continuation: list[int]) -> Request:
-        """Return the request that scores a continuation.
+        """Return the engine's request that computes a continuation's log-probability.
 
         Its doc_id is the context's hash, so that all choices of a question are scored with the same evicted cache, even
         with a method that draws random numbers.
@@ -211,7 +214,7 @@ class KVBenchLM(TemplateLM):
         )
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
-        """Return the prompt; ``truncate=left`` drops as many first tokens as leave room for `output` tokens.
+        """Return a prompt's tokens; ``truncate=left`` drops the first ones until `output` tokens have room after it.
 
         Raises UserError when the model's context has no room for `least` tokens after the prompt.
         """
@@ -219,7 +222,7 @@ class KVBenchLM(TemplateLM):
             ids = ids[-(self.max_length - output) :]
         if len(ids) + least > self.max_length:
             raise UserError(
-                f"a prompt of {len(ids)} tokens and {least} more are above the model's context of {self.max_length}. "
+                f"a prompt of {len(ids)} tokens and {least} more exceed the model's context of {self.max_length}. "
                 "truncate=left in model_args drops the first tokens, as lm-eval's 'hf' does."
             )
         return tuple(ids)
@@ -227,7 +230,10 @@ class KVBenchLM(TemplateLM):
     # --- the engine ---------------------------------------------------------------------------------------------------
 
     def _run(self, requests: list[Request], what: str, disable_tqdm: bool) -> Iterator[Generation]:
-        """Yield every sample as it finishes. Raises SetupError for a prompt that the model cannot continue."""
+        """Run the requests on a new engine, and yield every sample as it finishes.
+
+        what: title of the progress bar. Raises SetupError for a prompt that the model cannot continue.
+        """
         batches: dict[Sampling, list[Request]] = {}
         for request in requests:
             batches.setdefault(request.sampling, []).append(request)
@@ -246,7 +252,7 @@ class KVBenchLM(TemplateLM):
                 yield done
 
     def _engine(self, requests: list[Request], sequences: int) -> Engine:
-        """Return an engine for these requests, planned as `kvbench run` plans a cell."""
+        """Return an engine for these requests, with slots planned as `kvbench run` plans those of a cell."""
         run, method = self.args.run, self.args.method()
         max_tokens = max(len(r.prompt_ids) + r.max_new_tokens for r in requests)
         max_output = max(r.max_new_tokens for r in requests)
@@ -285,9 +291,10 @@ class KVBenchLM(TemplateLM):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Accept lm-eval's file of stored answers (``--use_cache``), which finds an answer by its prompt alone.
+        """Accept lm-eval's file of stored answers (``--use_cache``), and store in it the settings that made them.
 
-        Raises UserError when the file holds answers of another model, method or budget.
+        lm-eval looks up an answer by its prompt alone. So a file with answers of another model, method or budget raises
+        UserError.
         """
         super().set_cache_hook(cache_hook)
         if (answers := cache_hook.dbdict) is None:
@@ -323,7 +330,7 @@ class KVBenchLM(TemplateLM):
         }
 
     def _identity(self) -> dict[str, Any]:
-        """Return all settings that can change an answer to a given prompt."""
+        """Return all settings on which an answer depends; they decide whether a stored answer may be used again."""
         args, run = self.args, self.args.run
         return {
             "model": run.model,

@@ -34,7 +34,7 @@ TEXTS = ("method", "think_end_token", *(name for name in SETTINGS if PARSERS[nam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelArgs:
-    """The arguments that lm-eval hands to kvbench."""
+    """The parsed ``--model_args`` of lm-eval: a run's settings, one method, one budget, and two more arguments."""
 
     run: RunConfig  # the settings shared with `kvbench run`
     choice: MethodChoice
@@ -88,7 +88,7 @@ def _read(values: dict[str, Any]) -> ModelArgs:
 
 @contextlib.contextmanager
 def in_its_words() -> Iterator[None]:
-    """Make errors raised in the block name arguments of model_args (``prefill``) instead of flags (``--prefill``)."""
+    """Reword errors raised in the block: they name arguments (``prefill``) instead of flags (``--prefill``)."""
     try:
         yield
     except (UserError, SetupError) as error:

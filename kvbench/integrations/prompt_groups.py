@@ -1,7 +1,7 @@
-"""The prompts of one batch in `EvictionCache`: rows of equal length are read into one `PromptCache`.
+"""The prompts of one batch in `EvictionCache`: prompts of equal length are read into one `PromptCache`.
 
-Left padding makes the rows of a batch equally long for transformers. The cache must never hold a pad, so each group
-of equally long prompts reads its part of every attention call, from its first token on.
+transformers pads the prompts of a batch on the left to one length. The cache must never hold a pad, so each group of
+equally long prompts takes its part of every attention call, without the pads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvbench.errors import UserError
 
 @dataclass(slots=True)
 class PromptGroup:
-    """Equally long prompts of a batch: their rows, the pads before each, and their cache."""
+    """Equally long prompts of a batch: their rows in the batch, the number of pads before each, their common cache."""
 
     rows: list[int]
     pads: int
@@ -28,7 +28,7 @@ class PromptGroup:
     writer: BlockWriter
 
     def of(self, call: AttentionCall) -> AttentionCall:
-        """Return the part of an attention call that belongs to the group's rows, without pads."""
+        """Return the part of an attention call that belongs to this group's prompts, without pads."""
         rows, first = self.rows, self.pads
         hidden = None if call.hidden is None else call.hidden[rows, first:]
         query, key, value = (x[rows, :, first:] for x in (call.query, call.key, call.value))
@@ -36,7 +36,7 @@ class PromptGroup:
 
 
 def attend(groups: Sequence[PromptGroup], call: AttentionCall) -> torch.Tensor:
-    """Return the attention [b, t, Hq, Dv] of all prompts; zeros at pads, whose outputs nothing reads."""
+    """Compute the attention outputs [b, t, Hq, Dv] of all prompts, one group after the other; they are 0 at pads."""
     [first, *others] = groups
     if not others and not first.pads:
         return first.writer(call)
@@ -56,10 +56,10 @@ def pads_before(mask: torch.Tensor | None, rows: int, tokens: int) -> list[int]:
         return [0] * rows
     real = mask.bool()
     if real.shape != (rows, tokens) or not bool((real.int().diff(dim=1) >= 0).all()):
-        raise UserError("EvictionCache takes left-padded prompts: pads may stand only before a row's first token.")
+        raise UserError("EvictionCache takes left-padded prompts: pads may stand only before a prompt's first token.")
     counts: list[int] = real.sum(dim=1).tolist()
     if not min(counts):
-        raise UserError(f"row {counts.index(0)} of the batch has no token, only pads.")
+        raise UserError(f"prompt {counts.index(0)} of the batch has no token, only pads.")
     return [tokens - count for count in counts]
 
 
@@ -70,9 +70,9 @@ def check_mask(mask: Any) -> None:
 
 
 def check_positions(given: torch.Tensor | None, own: torch.Tensor, mask: torch.Tensor | None) -> None:
-    """Raise UserError if the caller's positions of a prompt differ from the cache's, `own` [b, t]; pads are ignored."""
+    """Raise UserError if the caller's positions differ from the cache's own positions [b, t]; pads are ignored."""
     if given is None or given.shape[-1] != own.shape[-1]:
         return
     differ = given != own
     if bool((differ if mask is None else differ & mask.bool()).any()):
-        raise UserError("EvictionCache counts positions from each row's first token; leave out position_ids.")
+        raise UserError("EvictionCache counts positions from each prompt's first token; leave out position_ids.")

@@ -3,9 +3,9 @@
     cache = EvictionCache(model, "gkv", budget=512)
     model.generate(input_ids, past_key_values=cache)
 
-It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot per row of the batch. During a forward
+It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot per prompt of the batch. During a forward
 pass with the cache, the engine's writers compute the model's attention; at all other times the model is unchanged, so
-several caches may exist for one model. Greedy tokens equal the engine's, also of left-padded rows and of later turns.
+several caches may exist for one model. Greedy tokens equal the engine's, also for left-padded prompts and later turns.
 The class is for use in other code; the benchmark runs on `loop.Engine`.
 """
 
@@ -139,7 +139,7 @@ class EvictionCache(Cache):
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the tokens read so far, evicted ones included: transformers derives positions from this number."""
+        """Return how many tokens were read, evicted ones included: transformers derives positions from this number."""
         return self._seen
 
     def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
@@ -157,17 +157,17 @@ class EvictionCache(Cache):
         raise UserError("EvictionCache cannot take tokens back (assisted decoding).")
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        raise UserError("EvictionCache does not repeat rows of its batch; repeat the prompt instead.")
+        raise UserError("EvictionCache does not repeat sequences of its batch; repeat the prompt instead.")
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        raise UserError("EvictionCache does not select rows of its batch.")
+        raise UserError("EvictionCache does not select sequences of its batch.")
 
     def entries(self) -> list[float]:
-        """Return per row of the batch the mean number of live entries per layer and KV head."""
+        """Return how many entries each sequence of the batch holds now, a mean over layers and KV heads."""
         return [self.slots.held(row) * self._setup.copies for row in range(self.slots.slots)] if self.slots else []
 
     def bytes(self) -> int:
-        """Return the bytes of the live entries of all rows, with all that the method stores beside them."""
+        """Return the bytes of all entries that the cache holds now, with all that the method stores beside them."""
         return sum(self.slots.live_bytes(row) for row in range(self.slots.slots)) if self.slots else 0
 
     def __repr__(self) -> str:
@@ -194,9 +194,10 @@ class EvictionCache(Cache):
         self.close()
 
     def _enter(self, inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Route the model's attention to the cache before a forward pass; return the inputs of that pass.
+        """Route the model's attention to the cache before a forward pass; return the inputs for that pass.
 
-        The first pass reads the prompt, later ones one token per row. Before the second, the prompt is evicted.
+        The first pass reads the prompts, each later one a token per sequence. The first eviction comes before the
+        second pass.
         """
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if ids is None:
@@ -221,9 +222,9 @@ class EvictionCache(Cache):
         return (), {**inputs, **own}
 
     def _turn(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Read all but the last token of a later pass [b, t], one by one, as the engine reads later turns.
+        """Read all tokens [b, t] of a later pass but the last of each sequence, one by one, as the engine does.
 
-        Returns the last token [b, 1] of every row, which the pass itself reads.
+        Returns the last token [b, 1] of every sequence, which the pass itself reads.
         """
         rows, tokens = ids.shape
         whole = tokens and (mask is None or mask.shape[1] == self._seen + tokens)
@@ -239,14 +240,15 @@ class EvictionCache(Cache):
             )
         if mask is not None and not bool(mask[:, self._ids.shape[1] :].bool().all()):
             raise UserError(
-                "EvictionCache takes pads before the prompt only; the rows of a later turn are equally long."
+                "EvictionCache takes pads before the prompt only; in a later turn all sequences get equally many "
+                "tokens."
             )
         for t in range(tokens - 1):
             self._reader.model.model(input_ids=ids[:, t : t + 1], past_key_values=self, use_cache=True)
         return ids[:, -1:]
 
     def _positions(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the position of every input token within its row [b, t]; 0 for pads."""
+        """Return the position [b, t] of every input token within its sequence; 0 for pads."""
         pads = torch.tensor(self._pads, device=ids.device)[:, None]
         return (self._seen + torch.arange(ids.shape[1], device=ids.device) - pads).clamp(min=0)
 
@@ -276,7 +278,10 @@ class EvictionCache(Cache):
             self._writer.begin(positions, torch.ones_like(positions))
 
     def _start(self, call: AttentionCall, tokens: int) -> None:
-        """Create the prompt caches, which hold every row's prompt without eviction."""
+        """Create the prompt caches, which hold the prompts until their first eviction.
+
+        tokens: length of the padded prompts.
+        """
         # The dtype under autocast is known only now, and the model may have moved to another device.
         loaded = replace(self._setup.loaded, device=call.query.device, dtype=call.key.dtype)
         self._setup = self._reader.setup = replace(self._setup, loaded=loaded)
@@ -298,7 +303,7 @@ class EvictionCache(Cache):
         return request.noise_key(sample)
 
     def _end(self, tokens: int) -> None:
-        """Count the new tokens after the last layer, and evict if the interval has ended."""
+        """After the last layer of a pass, count the tokens that it read, and evict if a tick is due."""
         self._seen += tokens
         if self.slots is None:
             for prompt in self._prompts:
@@ -312,7 +317,7 @@ class EvictionCache(Cache):
                 self._evictor.tick(rows)
 
     def _settle(self, first: list[int]) -> None:
-        """Evict the prompts and copy their entries to the slots. first: per row, the token that follows the prompt."""
+        """Evict the prompts and copy the remaining entries to the slots. first: the token that follows each prompt."""
         prompts, setup = self._prompts, self._setup
         with one_thread(self._ids.device):
             for prompt in prompts:
@@ -328,7 +333,7 @@ class EvictionCache(Cache):
         self._writer, self._prompts = step_writer(self.slots, setup.rules), []
 
     def _seat(self, prompt: PromptCache, place: int, row: int) -> None:
-        """Copy the entries of one prompt of a group to the slot of its row."""
+        """Copy the entries of one prompt to its slot. place: its index in its group; row: its index in the batch."""
         assert self.slots is not None
         packed = {index: layer.pack(place) for index, layer in prompt.layers.items()}
         self.slots.install(packed, [row], prompt.prompt_len)
@@ -337,14 +342,17 @@ class EvictionCache(Cache):
 
 
 def _of(cache: weakref.ref[EvictionCache], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hook: str) -> Any:
-    """If a forward pass uses this cache, call the cache's method `hook` with the inputs by name; return its result."""
+    """Call the cache's method named `hook` with the inputs of a forward pass, if the pass uses this cache.
+
+    Returns the method's result, or None for a pass without this cache.
+    """
     inputs = {**dict(zip(inspect.signature(model.forward).parameters, args)), **kwargs} if args else kwargs
     mine = cache()
     return getattr(mine, hook)(inputs) if mine is not None and inputs.get("past_key_values") is mine else None
 
 
 def _check_tokens(name: str, value: Any) -> int:
-    """Return a number of tokens, 1 or more. Raises UserError for anything else."""
+    """Return `value` if it is a whole number of tokens, 1 or more; else raise UserError. name: the argument's name."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"{name} must be a whole number of tokens, 1 or more; got {value!r}.")
     return value

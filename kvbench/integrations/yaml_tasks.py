@@ -1,5 +1,5 @@
-"""The functions that the YAML files in ``lm_eval_tasks`` name: documents of kvbench's tasks as a data set for lm-eval,
-and their scores.
+"""Functions that the YAML files in ``lm_eval_tasks`` call: they hand documents of kvbench's tasks to lm-eval, and score
+its answers.
 
 kvbench's task scores each answer in a scoring process. A question's scores are means over its answers, so lm-eval's
 standard error over questions is the clustered one. An answer that cannot be scored counts neither as right nor as
@@ -54,7 +54,10 @@ def documents(**settings: Any) -> datasets.DatasetDict:
 
 
 def question_scores(doc: dict[str, Any], results: list[Any]) -> dict[str, float]:
-    """Return the means of a question's scores. results: [text], or with `take_first_k` [[text, ...]]."""
+    """Return each score of a question, a mean over its answers.
+
+    results: [text], or with `take_first_k` [[text, ...]].
+    """
     answers = results[0] if isinstance(results[0], list) else results
     task = get_task(doc[TASK])
     asked = Doc(doc_id=doc[DOC], turns=(), reference=doc["reference"], meta=json.loads(doc["meta"]))

@@ -1,5 +1,5 @@
-"""Tables over runs: rows become cells, cells become statements with error bars (`stats`), statements become text,
-figures (`plots`) and one HTML page (`page`).
+"""Tables over runs: rows are grouped into cells, cells are compared statistically (`stats`), and the results are
+printed as text, drawn as figures (`plots`) or put into one HTML page (`page`).
 
 Reads through `store`; imports neither the engine nor torch.
 """

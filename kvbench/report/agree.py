@@ -4,9 +4,9 @@
     for label, part in split(rows, ("model",)): ...
     for mixture in mixtures(rows): sentence(mixture, ["walk"])
 
-Rows that differ in a column of `SAME`, within a method (`differences`), in the judge or in the prompts are refused,
-because their scores would differ for another reason than the method. Differences in `NOTED` get a note below the
-tables: sampled answers repeat exactly only with equal versions, device and slots.
+The check refuses rows that differ in a column of `SAME`, in the version or the artefacts of one method, in the judge,
+or in the prompt of a question, because their scores would differ for another reason than the method. Differences in
+`NOTED` get a note below the tables: sampled answers repeat exactly only with equal versions, device and slots.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SAME = {
 BY_QUESTION = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
 ARTEFACTS = "tables, drafts or plug-in"
 ALL = "all"  # of --group-by: everything that differs
-APART = f"--group-by {ALL} makes one table each."
+APART = f"--group-by {ALL} makes separate tables."
 # Notes below a table: the column, its name in the sentence, and the columns within which it should be equal.
 NOTED = (
     ("kvbench_version", "versions of kvbench", ()),
@@ -64,7 +64,7 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")  # the date of a judgement mak
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """An allowed difference between the rows of a table. `counts`: rows by value."""
+    """An allowed difference between the rows of one table. `counts`: the number of rows with each of the values."""
 
     column: str
     method: str | None  # None: the rows of all methods
@@ -74,7 +74,8 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference beyond `SAME` between rows that may not share a table. `values`: -1 for rows not concerned."""
+    """A difference that keeps rows out of one table although they agree in the columns of `SAME`. `values`: the
+    differing value of each row, with code -1 for the rows that the difference does not concern."""
 
     word: str
     values: Text
@@ -82,10 +83,10 @@ class Difference:
 
 
 def values_of(rows: Rows, column: str) -> list[Any]:
-    """The values of a column in order; [None] if all rows agree.
+    """Return the distinct values of a column, sorted; [None] for a column without values.
 
-    Rows without a value (the full cache has no interval) agree with every value. Sampling may differ between questions
-    if the task itself sets it per question.
+    Rows without a value (the full cache has no interval) agree with every value. A sampling setting that differs only
+    from question to question, because the task itself sets it per question, counts as one without values.
     """
     values = rows.values(column)
     if column in BY_QUESTION and len(values) > 1 and _with_several(rows, rows.number(column)) is None:
@@ -94,7 +95,7 @@ def values_of(rows: Rows, column: str) -> list[Any]:
 
 
 def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
-    """Split rows by the values of the columns; a row without a value is in every part."""
+    """Split rows by the values of the columns, as (label, rows) pairs; a row without a value is in every part."""
     parts = [("", rows)]
     for column in columns:
         parts = [
@@ -109,7 +110,7 @@ def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
 
 
 def split_all(rows: Rows) -> Iterator[tuple[str, Rows]]:
-    """Split rows by everything that must be equal; by run where equal questions had different prompts."""
+    """Split rows by everything that must be equal, and further by run if a question had different prompts."""
     for label, part in split(rows, [column for column in SAME if values_of(rows, column)[1:]]):
         for further, alike in _split_further(label, part):
             yield from [(further, alike)] if _two_prompts(alike) is None else _by_run(further, alike)
@@ -122,11 +123,11 @@ def _by_run(label: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
 
 
 def check(rows: Rows) -> None:
-    """Raise UserError that names two runs and what differs between them."""
+    """Raise UserError, which names two runs and what differs between them, unless the rows may share a table."""
     for column, word in SAME.items():
         if len(values_of(rows, column)) > 1:
             conflicts = [(_run(rows, place), f"{word} {value}") for place, value in rows.firsts(column)[:2]]
-            raise _refusal(conflicts, f"--group-by {column} makes one table each.")
+            raise _refusal(conflicts, f"--group-by {column} makes separate tables.")
     for difference in differences(rows):
         raise _error(rows, difference)
     if (question := _two_prompts(rows)) is not None:
@@ -140,12 +141,12 @@ def check(rows: Rows) -> None:
 
 
 def _two_prompts(rows: Rows) -> str | None:
-    """The first question that had two different prompts, or None."""
+    """Return the first question that had two different prompts, or None."""
     return _with_several(rows, rows.text("prompt_sha256").codes)
 
 
 def differences(rows: Rows) -> Iterator[Difference]:
-    """Differences within a method, and between judges."""
+    """Yield the differences between rows of the same method (its version, its artefacts), and between judges."""
     methods, options = rows.text("method"), rows.text("options")
     versions, artefacts = rows.text("method_version"), rows.text("artefacts")
     for code in methods.present():
@@ -156,12 +157,12 @@ def differences(rows: Rows) -> Iterator[Difference]:
             yield from _difference(word, artefacts, mine & (options.codes == kind), APART)
     judges = rows.text("judge").renamed(judge_of)
     yield from _difference(
-        "judge", judges, judges.codes >= 0, "'kvbench score RUN --all' with one judge makes them alike."
+        "judge", judges, judges.codes >= 0, "'kvbench score RUN --all' rates all answers again with one judge."
     )
 
 
 def mixtures(rows: Rows) -> Iterator[Mixture]:
-    """Allowed differences that get a note."""
+    """Yield the allowed differences between the rows, each of which gets a note below the tables."""
     for column, what, within in NOTED:
         if column not in NAMES:
             continue
@@ -177,14 +178,15 @@ def mixtures(rows: Rows) -> Iterator[Mixture]:
 
 
 def sentence(mixture: Mixture, tasks: Sequence[str]) -> str:
-    """ "walk, chain: rows of two versions of torch, 2.12.0 (24 rows) and 2.13.0 (8 rows)." """
+    """Return a note such as "walk, chain: rows of two versions of torch, 2.12.0 (24 rows) and 2.13.0 (8 rows)." """
     listed = [f"{value} ({count} {'row' if count == 1 else 'rows'})" for value, count in mixture.counts.items()]
     number = NUMBERS.get(len(listed), str(len(listed)))
     return f"{', '.join(tasks)}: rows of {number} {mixture.what}, {', '.join(listed[:-1])} and {listed[-1]}."
 
 
 def judge_of(text: str) -> str | None:
-    """The judge in a column `judge`, without the date of its judgement; None: an answer without a judgement."""
+    """Return the judge that a value of the column `judge` names, without the date of the judgement; None if no judge
+    rated the answer."""
     return None if text.startswith("nobody") else _DATE.sub("", text).strip()
 
 
@@ -200,7 +202,7 @@ def _split_further(label: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
 
 
 def _difference(word: str, values: Text, of: Any, remedy: str) -> Iterator[Difference]:
-    """A difference, if the rows chosen by `of` have several values."""
+    """Yield a Difference if the rows that the mask `of` chooses have several values."""
     mine = Text(values.codes.copy(), values.names)
     mine.codes[~of] = -1
     if len(mine.present()) > 1:
@@ -208,7 +210,7 @@ def _difference(word: str, values: Text, of: Any, remedy: str) -> Iterator[Diffe
 
 
 def _error(rows: Rows, difference: Difference) -> UserError:
-    """The error that names two runs, and the tables, drafts and plug-ins that differ."""
+    """Return the error for a difference: it names two runs and, of tables, drafts and plug-ins, those that differ."""
     values = difference.values
     codes = values.present()[:2]
     runs = [_run(rows, int((values.codes == code).argmax())) for code in codes]
@@ -224,11 +226,12 @@ def _error(rows: Rows, difference: Difference) -> UserError:
 
 def _refusal(conflicts: Sequence[tuple[str, str]], remedy: str) -> UserError:
     (a, first), (b, second) = conflicts
-    return UserError(f"{a} is of {first} and {b} of {second}; scores are not comparable. {remedy}")
+    return UserError(f"{a} has {first} and {b} has {second}; scores are not comparable. {remedy}")
 
 
 def _named(difference: Difference, value: str) -> str:
-    """A differing value in words, as in "gkv version 2" or "plug-in mine 3f2a9c01"; of artefacts only the differing."""
+    """Return a differing value in words, as in "gkv version 2" or "plug-in mine 3f2a9c01". Of a method's tables, drafts
+    and plug-ins it names only those that differ."""
     if not difference.word.startswith(ARTEFACTS):
         return f"{difference.word} {value}"
     values = difference.values
@@ -255,7 +258,7 @@ def _agrees(rows: Rows, column: str, value: Any) -> Any:
 
 
 def _within(rows: Rows, columns: Sequence[str]) -> Iterator[Rows]:
-    """Split rows by the columns' values; for a budget given as a share, only the share counts."""
+    """Split rows by the columns' values. For a budget given as a share only the share counts, not the entries."""
     import numpy as np
 
     if not columns:
@@ -275,7 +278,7 @@ def _within(rows: Rows, columns: Sequence[str]) -> Iterator[Rows]:
 
 
 def _counts(rows: Rows, column: str) -> dict[str, int]:
-    """Number of rows by value."""
+    """Return the number of rows that have each value of a column."""
     import numpy as np
 
     if isinstance(rows.columns[column], Text):
@@ -287,7 +290,7 @@ def _counts(rows: Rows, column: str) -> dict[str, int]:
 
 
 def _with_several(rows: Rows, values: Any) -> str | None:
-    """The first question whose rows have several values, or None. -1 and NaN do not count as values."""
+    """Return the first question whose rows differ in `values`, or None. -1 and NaN do not count as values."""
     import numpy as np
 
     questions = rows.text("doc_id")

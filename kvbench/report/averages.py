@@ -1,4 +1,4 @@
-"""Means over the tasks of a group, as the group's task names them: LongBench's avg16, RULER's mean of 13.
+"""Means over the tasks of a group under the names that the tasks declare: LongBench's avg16, RULER's mean of 13.
 
     for table in make_averages(loaded.groups, tables):
         table.rows[0].means["avg16"].value, table.rows[0].means["avg16"].missing
@@ -6,9 +6,9 @@
 Each mean covers one method at one budget, over tasks of one group, length and setting, with the group's weights
 (`kvbench.report.weighted`). If a task is missing, there is no mean, and a note names the task.
 
-A group that was run at all its lengths has three more means, of its first average over the lengths: with equal weights,
-and with weights that rise (inc) or fall (dec) linearly from the shortest length to the longest, as in RULER's paper
-(arXiv 2404.06654).
+A group that was run at all its lengths has three more means. They average the group's first mean over the lengths: with
+equal weights, and with weights that rise (inc) or fall (dec) linearly from the shortest length to the longest, as in
+RULER's paper (arXiv 2404.06654).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ABOUT = "Means over tasks; their errors take the tasks as independent."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AverageRow:
-    """One method at one budget. `progress`: "412 of 960 rows" of unfinished runs."""
+    """The averages of one method at one budget. `progress`: how far unfinished runs are, as in "412 of 960 rows"."""
 
     method: str
     budget: Budget | None
@@ -52,7 +52,7 @@ Averages = Mapping[str, Mapping[str, float]]  # weights of members by the name o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AverageTable:
-    """The averages of one group of tasks, printed below the table of its last member."""
+    """The averages of one group of tasks, printed below the table of the group's last task."""
 
     task: str  # "longbench", "ruler@4096", "ruler@*" over lengths
     group: str
@@ -82,7 +82,8 @@ class AverageTable:
         )
 
     def _shown(self) -> list[Column]:
-        """Columns of the table; the difference column belongs to the first average."""
+        """Return the columns of the table. The difference to the baseline is that of the first average, beside which it
+        stands."""
         first, *others = [Column("", partial(_value, name), name) for name in self.names]
         baseline = next((row.baseline for row in self.rows if row.baseline), "")
         difference = Column("", lambda row: _difference(row.means[first.header]), f"minus {baseline}")
@@ -91,7 +92,8 @@ class AverageTable:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Tables of the tasks of one group, by variant. `settings`: values of each column in any of them."""
+    """Comparable tables of the tasks of one group, by task variant. `settings`: the values that each column has in
+    these tables."""
 
     name: str
     label: str
@@ -101,7 +103,7 @@ class _Family:
 
 
 def make_averages(groups: Sequence[Group], tables: Sequence[TaskTable]) -> list[AverageTable]:
-    """The averages of all groups of tasks that have two members or more among the tables."""
+    """Return the averages of every group of tasks that has two or more of its tasks among the tables."""
     families: list[_Family] = []
     for group, table in zip(groups, tables, strict=True):
         try:
@@ -115,7 +117,7 @@ def make_averages(groups: Sequence[Group], tables: Sequence[TaskTable]) -> list[
 
 
 def _over_lengths(averaged: Sequence[tuple[_Family, AverageTable]]) -> list[AverageTable]:
-    """The averages over all lengths of each group that has its first average at two or more."""
+    """Return the averages over lengths, for each group whose first average exists at two or more lengths."""
     kin: list[list[tuple[_Family, AverageTable]]] = []
     for family, table in averaged:
         if family.task.lengths and next(iter(family.task.averages)) in table.names:
@@ -128,13 +130,13 @@ def _over_lengths(averaged: Sequence[tuple[_Family, AverageTable]]) -> list[Aver
 
 
 def _alike(a: _Family, b: _Family) -> bool:
-    """Whether two families have the same tasks under equal settings, at different lengths."""
+    """Return whether two families have the same tasks under equal settings, at different lengths."""
     same = base_name(a.name) == base_name(b.name) and a.label == b.label and a.task.length != b.task.length
     return same and all(b.settings.get(column, values) == values for column, values in a.settings.items())
 
 
 def _lengths(kin: Sequence[tuple[_Family, AverageTable]]) -> AverageTable:
-    """The first average of a group at its lengths, averaged over these."""
+    """Return the table in which one group's first average is averaged over the lengths."""
     family, tables = kin[0][0], [table for _, table in kin]
     name = next(iter(family.task.averages))
     lengths = [f"@{length}" for length in sorted(family.task.lengths)]
@@ -151,7 +153,7 @@ def _lengths(kin: Sequence[tuple[_Family, AverageTable]]) -> AverageTable:
 
 
 def _join(families: list[_Family], group: Group, table: TaskTable, task: Task) -> None:
-    """Add a table to the family of comparable tables, or to a new family."""
+    """Add a task's table to the family with which it is comparable, or to a new family."""
     name = base_name(table.task) + (f"@{task.length}" if task.length else "")
     settings = {column: values for column in EQUAL if (values := values_of(group.rows, column)) != [None]}
     for family in families:
@@ -180,7 +182,8 @@ def _table(
     averages: Averages,
     explained: Sequence[str],
 ) -> AverageTable:
-    """One row per method and budget, from the cells of all members; `explained` averages get a note on gaps."""
+    """Return a table with one line per method and budget, from the cells of all members. The averages in `explained`
+    get a note on the tasks that they lack."""
     parts: dict[tuple[str, str], dict[str, Part]] = {}
     for member, cells in members.items():
         for cell, mean in cells:
@@ -208,7 +211,8 @@ def _row(parts: Mapping[str, Part], averages: Averages) -> AverageRow:
 
 
 def _mean(parts: Mapping[str, Part], weights: Mapping[str, float]) -> Mean:
-    """The weighted mean; a figure is NaN if it is NaN in any part, and all are NaN if a part is missing."""
+    """Return the weighted mean of the parts. A figure of it is NaN if it is NaN in any part; if a part is missing,
+    every figure is NaN."""
     missing = tuple(member for member in weights if member not in parts or math.isnan(parts[member][1].value))
     if missing:
         return Mean(missing=missing)
@@ -217,7 +221,7 @@ def _mean(parts: Mapping[str, Part], weights: Mapping[str, float]) -> Mean:
 
 
 def _missing(rows: Sequence[AverageRow], names: Sequence[str]) -> list[str]:
-    """Notes on missing tasks, each once."""
+    """Return notes on the tasks that the named averages lack; methods that lack the same tasks share a note."""
     notes = []
     for name in names:
         lacking: dict[tuple[str, ...], list[str]] = {}

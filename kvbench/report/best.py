@@ -1,4 +1,4 @@
-"""The best method at each budget of a task, and the methods that its data do not tell apart from it.
+"""The best method at each budget of a task, and the methods that the data cannot tell apart from it.
 
     for best in best_per_budget(cells, scores, clusters):
         best.leader.method, [cell.method for cell in best.rivals], best.told
@@ -24,7 +24,8 @@ PERMUTATIONS = 1_000  # sign flips; p of 5% is then known to 0.7 points
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The methods of a task at one budget. `told`: False where all scores are at the floor or at the ceiling."""
+    """The best methods of a task at one budget: a leader and its rivals. `told`: False if the data cannot tell methods
+    apart, because all scores are at the floor or at the ceiling."""
 
     budget: Budget | None
     leader: ScoreCell
@@ -36,7 +37,7 @@ class Best:
 def best_per_budget(
     cells: Sequence[ScoreCell], scores: Sequence[Mapping[str, list[float]]], clusters: Mapping[str, str]
 ) -> list[Best]:
-    """The best methods of each budget at which two methods or more have scores, and questions in common."""
+    """Return the best methods for each budget at which at least two methods have scores and share questions."""
     at: dict[str, list[int]] = {}
     for place, cell in enumerate(cells):
         if cell.budget is not None and not math.isnan(cell.score.mean):
@@ -51,7 +52,10 @@ def best_per_budget(
 
 
 def _best(cells: Sequence[ScoreCell], scores: Sequence[list[list[float]]], clusters: Sequence[str]) -> Best:
-    """The best of the cells at a budget. scores: of each cell, per shared question; clusters: the questions'."""
+    """Return the leader among the cells at one budget, and its rivals.
+
+    scores: for each cell, the scores of the samples of each shared question; clusters: of each shared question.
+    """
     means = [stats.question_means(own).mean() for own in scores]
     first, *others = sorted(range(len(cells)), key=lambda place: -means[place])
     paired = [

@@ -24,7 +24,7 @@ number, percent = "{:.3f}".format, "{:.0%}".format
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One figure of every line.
+    """A column of a report: one figure that every line of a block has.
 
     `name`: its key in CSV and JSON; empty for a column of tables only. `value`: a function of a line, or the dotted
     path of an attribute or key, None where a part of the path is missing. `header`: its title in tables; empty for CSV
@@ -39,7 +39,7 @@ class Column:
     left: bool = False
 
     def of(self, line: Any) -> Any:
-        """The value of a line; None for NaN and infinity."""
+        """Return the column's value in a line; None for NaN and infinity."""
         value = _attribute(line, self.value) if isinstance(self.value, str) else self.value(line)
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -56,20 +56,20 @@ def _attribute(line: Any, path: str) -> Any:
 
 
 def plain(columns: Sequence[Column], lines: Sequence[Any]) -> list[dict[str, Any]]:
-    """Every line as plain data with equal keys."""
+    """Return every line as a dictionary of plain values, all with the same keys: the columns' names."""
     named = [column for column in columns if column.name]
     return [{column.name: column.of(line) for column in named} for line in lines]
 
 
 def chosen(columns: Sequence[Column], headers: Sequence[str]) -> list[Column]:
-    """The columns with these headers, in the order of the headers."""
+    """Return the columns with these headers, in the order of the headers."""
     by_header = {column.header: column for column in columns}
     return [by_header[header] for header in headers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A title with tables below it, and notes below these.
+    """A part of a report: a title, one or more tables of the same lines below it, and notes.
 
     `grids`: the columns of each table; `columns`: the columns of CSV and JSON. `facts`: further fields of the block in
     JSON. `drops_empty`: leave out columns, beyond the first two of a table, that are empty in every line.
@@ -84,7 +84,7 @@ class Block:
     drops_empty: bool = False
 
     def tables(self) -> Iterator[list[Column]]:
-        """The columns that each table shows."""
+        """Yield for each table the columns that it shows."""
         for first, second, *others in self.grids:
             shown = [c for c in others if any(c.text(line) != NOTHING for line in self.lines)]
             yield [first, second, *(shown if self.drops_empty else others)]
@@ -93,13 +93,13 @@ class Block:
         return plain(self.columns, self.lines)
 
     def document(self) -> dict[str, Any]:
-        """The block in JSON."""
+        """Return the block as a JSON object."""
         return {**self.facts, "notes": self.notes, "cells": self.data()}
 
 
 @dataclass(frozen=True, slots=True)
 class Report(ABC):
-    """Blocks over loaded runs. `name` is the stem of its files, `about` stands below the tables."""
+    """A report on loaded runs, made of blocks. `name` is the stem of its files, `about` stands below the tables."""
 
     name: ClassVar[str]
     about: ClassVar[str]
@@ -107,23 +107,23 @@ class Report(ABC):
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
-        """The blocks that people see, in order."""
+        """Yield the blocks of the formats for people (text, Markdown, LaTeX), in order."""
 
     def head(self) -> Sequence[str]:
-        """Lines above the first block, in text and Markdown."""
+        """Return the lines above the first block, in text and Markdown."""
         return ()
 
     @abstractmethod
     def data(self) -> dict[str, Any]:
-        """The report as a JSON document."""
+        """Return the report as a JSON document."""
 
     def lines(self) -> list[dict[str, Any]]:
-        """The lines of the CSV file: every cell, with equal keys."""
+        """Return the lines of the CSV file: one for every cell, all with the same keys."""
         return [cell for table in self.data()["tables"] for cell in table["cells"]]
 
 
 def own(*names: str) -> list[Column]:
-    """Columns of CSV and JSON only, named after the attributes that they show."""
+    """Return columns for CSV and JSON only, each named after the attribute that it shows."""
     return [Column(name, name) for name in names]
 
 
@@ -132,7 +132,7 @@ def entries(value: float) -> str:
 
 
 def with_error(value: float, se: float, *, sign: str = "", digits: int = 3) -> str:
-    """A value with its error, as in "0.512 ±0.034"; the value alone if its error is unknown.
+    """Format a value with its standard error, as in "0.512 ±0.034"; the value alone if its error is unknown.
 
     An error that would be rounded to zero keeps its first digit.
     """
@@ -142,9 +142,10 @@ def with_error(value: float, se: float, *, sign: str = "", digits: int = 3) -> s
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """A share with its interval, as in "0.000 (0, 0.125)"; for shares without spread, whose error says nothing.
+    """Format a share with its confidence interval, as in "0.000 (0, 0.125)": scores without spread have a standard
+    error of 0, which would mislead.
 
-    An end within 0.0005 of the share has digits enough to differ from it.
+    An end of the interval within 0.0005 of the share gets enough digits to differ from it.
     """
     near = min((abs(end - value) for end in (low, high) if end != value), default=1.0)
     digits = max(3, -math.floor(math.log10(max(near, 1e-6))))
@@ -153,14 +154,15 @@ def with_interval(value: float, low: float, high: float) -> str:
 
 
 def estimated(score: Estimate, digits: int = 3) -> str:
-    """A mean score with its standard error, or with its interval where the questions show no spread."""
+    """Format a mean score with its standard error, or with its confidence interval if the questions show no spread."""
     if score.se == 0:
         return with_interval(score.mean, score.low, score.high)
     return with_error(score.mean, score.se, digits=digits)
 
 
 def difference(diff: float, low: float, high: float) -> str:
-    """A difference with its interval, as in "+0.012 (-0.02, +0.04)", with digits enough to tell the ends apart."""
+    """Format a difference with its confidence interval, as in "+0.012 (-0.02, +0.04)", with enough digits to tell the
+    ends apart."""
     if math.isnan(low):
         return f"{diff:+.3f}"
     digits = max(2, -math.floor(math.log10(max(high - low, 1e-6))))

@@ -32,7 +32,8 @@ LENGTH = re.compile(r"@(\d+)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryCell:
-    """One method at one budget on the questions of one category. `length`: of the prompts, if the task has lengths."""
+    """The score of one method at one budget on the questions of one category. `length`: of the prompts, if the task has
+    lengths."""
 
     task: str  # without its length
     group: str
@@ -61,7 +62,7 @@ Line = tuple[str, dict[str, CategoryCell]]  # a category, and its cells by colum
 
 @dataclass(frozen=True, slots=True)
 class CategoryTable:
-    """Categories down, methods or lengths across."""
+    """Scores by category: a line for each category, a column for each method or each length."""
 
     title: str
     across: list[str]
@@ -74,7 +75,8 @@ class CategoryTable:
 
 
 def _shown(names: Sequence[str]) -> Iterator[Column]:
-    """Columns of scores; the number of questions comes from the first score column."""
+    """Yield the columns of a table: the scores under each of `names` and, before them, the number of questions under
+    the first of `names`."""
     yield Column("", lambda line: line[1][names[0]].score.questions if names[0] in line[1] else None, "questions")
     for name in names:
         yield Column("", partial(_score, name), name)
@@ -89,18 +91,19 @@ def _score(name: str, line: Line) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CategoryReport(Report):
-    """Every cell's score in each category."""
+    """A report of every cell's score in each category."""
 
     name: ClassVar[str] = "categories"
     about: ClassVar[str] = (
-        "Scores with standard errors over the questions of a category; questions counts those of the first column."
+        "Scores with standard errors over the questions of a category; the column questions belongs to the "
+        "first column of scores."
     )
     cells: list[CategoryCell]
     tables: list[CategoryTable]
 
     @classmethod
     def make(cls, loaded: Loaded) -> CategoryReport:
-        """The report on loaded runs. Raises UserError if no task sorts its questions."""
+        """Make the report on loaded runs. Raises UserError if no task has more than one category."""
         shared = shared_options(loaded)
         cells = [cell for group in loaded.groups for cell in _cells(group, shared)]
         tables = list(_tables(cells))
@@ -177,7 +180,7 @@ def _table(title: str, cells: Sequence[CategoryCell], column: Callable[[Category
 
 
 def _by(cells: Sequence[CategoryCell], key: Callable[[CategoryCell], Any]) -> list[list[CategoryCell]]:
-    """Cells grouped by a key, in order of first appearance."""
+    """Return the cells grouped by a key, in order of first appearance."""
     groups: dict[Any, list[CategoryCell]] = {}
     for cell in cells:
         groups.setdefault(key(cell), []).append(cell)

@@ -30,7 +30,7 @@ SCORES = {"score": "score", "score_partial": "partial", "score_strict": "strict"
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """A cell minus its baseline over the same questions."""
+    """The comparison of a cell with its baseline on the questions that both have."""
 
     baseline: str
     paired: stats.Paired
@@ -73,7 +73,7 @@ class ScoreCell:
 
     @property
     def marked(self) -> bool:
-        """Whether generated entries are not bounded by the budget."""
+        """Whether generated entries are not bounded by the budget; tables mark such cells with an asterisk."""
         return self.evicts and not self.decode_bounded
 
     @property
@@ -82,9 +82,9 @@ class ScoreCell:
 
 
 def method_label(method: str, options: Any, shared: Mapping[str, Any] | None = None) -> str:
-    """``gkv`` or ``snapkv-decode(variant=gkv)``: only the options that differ from the defaults.
+    """Return the method with those options that differ from its defaults: ``gkv``, ``snapkv-decode(variant=gkv)``.
 
-    `shared` are left out where the defaults are not known, because the method is not installed here.
+    If the method is not installed here, its defaults are unknown; then the options in `shared` are left out instead.
     """
     given = options_of(options) if isinstance(options, str) and options else {}
     try:
@@ -96,20 +96,20 @@ def method_label(method: str, options: Any, shared: Mapping[str, Any] | None = N
 
 
 def options_of(text: str) -> dict[str, Any]:
-    """A method's options. Raises SetupError for any other text."""
+    """Return a method's options from their JSON text. Raises SetupError if the text does not hold options."""
     try:
         options = json.loads(text)
     except (ValueError, RecursionError):
         options = None
     if not isinstance(options, dict):
         raise SetupError(
-            f"column options of rows.parquet holds {quote(text)}, which are no options: the table is damaged."
+            f"rows.parquet is damaged: its column options holds {quote(text)}, which is not a JSON object."
         )
     return options
 
 
 def cells_of(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Budget | None, Rows]]:
-    """(label, budget, rows) of each cell, in the order of tables: by budget, then by method."""
+    """Yield (label, budget, rows) of each cell, in the order of tables: by budget, then by method."""
     import numpy as np
 
     share = np.nan_to_num(rows.number("budget_share"), nan=NO_BUDGET)
@@ -169,7 +169,7 @@ def make_cell(
 
 
 def clusters_of(rows: Rows) -> dict[str, str]:
-    """Each question's cluster: the source that it shares with other questions, or its own id."""
+    """Return each question's cluster: the source that it shares with other questions, or its own id if it has none."""
     import numpy as np
 
     questions, sources = rows.text("doc_id"), rows.text("cluster_id")
@@ -181,7 +181,8 @@ def clusters_of(rows: Rows) -> dict[str, str]:
 
 
 def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:
-    """Each row's label. Rows written before an option existed get the label of rows with the option's default."""
+    """Return each row's `method_label`. A row written before an option existed gets the label of rows with that
+    option's default."""
     import numpy as np
 
     methods, options = rows.text("method"), rows.text("options")
@@ -194,7 +195,7 @@ def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:
 
 
 def _pass_at(ok: Rows) -> dict[int, float]:
-    """pass@k on the exact score, for k = 1, 2, 4, ... up to the fewest samples that a question has."""
+    """Return pass@k on the exact score, for k = 1, 2, 4, ... up to the fewest samples that a question has."""
     scores = list(ok.scores("score").values())
     fewest = min(map(len, scores), default=0)
     if fewest < 2:
@@ -203,7 +204,7 @@ def _pass_at(ok: Rows) -> dict[int, float]:
 
 
 def _majority(ok: Rows) -> float:
-    """maj@n on the exact score, with the answers that the task extracted."""
+    """Return maj@n on the exact score, by the answers that the task extracted from the outputs."""
     scores = ok.number("score")
     scored = ok.where(scores == scores)
     by_question = scored.scores("score")
@@ -216,7 +217,7 @@ def _majority(ok: Rows) -> float:
 
 
 def answered(rows: Rows) -> Rows:
-    """Rows with an answer, scored or not: these rows count for entries, bytes and speed."""
+    """Return the rows with an answer, scored or not: the report's entries, bytes and speeds come from these rows."""
     return rows.where(rows.text("status").is_one_of("ok", "unscored"))
 
 
@@ -225,20 +226,20 @@ def _busy(rows: Rows) -> float:
 
 
 def _seconds(rows: Rows, name: str) -> Any:
-    """Seconds of each row, 0 where they are missing."""
+    """Return a column of seconds, with 0 where a row has no value."""
     import numpy as np
 
     return np.nan_to_num(rows.number(name))
 
 
 def speed(rows: Rows) -> float:
-    """Decoded tokens per second, without each answer's first token, which prefill produces."""
+    """Return decoded tokens per second. An answer's first token, which prefill produces, does not count."""
     busy = _busy(rows)
     return float((present(rows.number("output_tokens")) - 1).clip(0).sum() / busy) if busy > 0 else math.nan
 
 
 def speed_sd(rows: Rows) -> float:
-    """Standard deviation over batches of decoded tokens per second; NaN with fewer than two.
+    """Return the standard deviation over batches of decoded tokens per second; NaN with fewer than two batches.
 
     Samples that are decoded side by side share their decoding seconds and give one measurement. Their evictions are
     timed apart.
@@ -258,7 +259,7 @@ def question_mean(scores: Mapping[str, Sequence[float]]) -> float:
 
 
 def present(values: Any) -> Any:
-    """The values without NaN."""
+    """Return those of the values that are not NaN."""
     return values[values == values]
 
 

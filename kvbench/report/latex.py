@@ -1,6 +1,6 @@
-r"""A report as LaTeX: one table environment per table, with rules of booktabs, for ``\input`` into an article.
+r"""A report as LaTeX, for ``\input`` into an article: each table is a table environment with the rules of booktabs.
 
-Every table has a label, as in ``\ref{tab:walk-orbit-100-1}``. A table wider than the column is scaled to fit.
+Every table has a label, as in ``\ref{tab:walk-orbit-100-1}``. A table wider than the page's column is scaled to fit.
 
     kvbench report results/demo --format latex > tables.tex
 
@@ -41,7 +41,7 @@ DASHES = re.compile(r"(?<=-)(?=-)")  # two hyphens would become a dash
 
 
 def escaped(text: str) -> str:
-    """Text in which LaTeX finds no command, no ligature of signs, and only ASCII."""
+    """Escape a text, so that LaTeX finds no command and no ligature in it; the result is ASCII."""
     parts = re.split(MINUS, terminal.clean(text))
     return "$-$".join(re.sub(DASHES, "{}", "".join(map(_sign, part))) for part in parts)
 
@@ -51,7 +51,7 @@ def _sign(sign: str) -> str:
 
 
 def document(blocks: Iterator[Block], about: Sequence[str]) -> str:
-    """The tables of the blocks, and lines about all of them at the end."""
+    """Return the tables of the blocks as LaTeX, with the lines of `about` below all of them."""
     lines = [f"% kvbench {__version__}; needs \\usepackage{{booktabs,graphicx}}", ""]
     labels: set[str] = set()
     for block in blocks:
@@ -61,7 +61,8 @@ def document(blocks: Iterator[Block], about: Sequence[str]) -> str:
 
 
 def _tables(block: Block, labels: set[str]) -> Iterator[str]:
-    """A float for each table of a block; the last has the block's notes. labels: those in use, to which it adds."""
+    """Yield the lines of a block's tables, each a float; the last has the block's notes. labels: labels that are in
+    use; new ones are added."""
     grids = list(block.tables())
     for number, columns in enumerate(grids, 1):
         of = f" ({number} of {len(grids)})" if len(grids) > 1 else ""
@@ -80,7 +81,8 @@ def _tables(block: Block, labels: set[str]) -> Iterator[str]:
 
 
 def _label(title: str, number: int, labels: set[str]) -> str:
-    """A label of the document: letters, digits and hyphens of the title, and the number of the table below it."""
+    """Return a label that is new in the document: the title's letters, digits and hyphens, and the table's number in
+    its block."""
     stem = re.sub(r"[^a-z0-9]+", "-", title.partition(",")[0].lower()).strip("-")
     free = (f"tab:{stem}{f'-{count}' if count > 1 else ''}-{number}" for count in itertools.count(1))
     label = next(label for label in free if label not in labels)
@@ -89,7 +91,7 @@ def _label(title: str, number: int, labels: set[str]) -> str:
 
 
 def _tabular(columns: Sequence[Column], lines: Sequence[Any]) -> Iterator[str]:
-    """The lines of a table in box 0, whose width TeX can compare with the column's."""
+    """Yield the lines of a table. They put it into TeX's box 0, so that TeX can compare its width with the text's."""
     sides = "".join("l" if place == 0 or column.left else "r" for place, column in enumerate(columns))
     yield rf"\sbox0{{\begin{{tabular}}{{{sides}}}"
     yield r"\toprule"

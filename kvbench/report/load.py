@@ -44,7 +44,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Comparable rows of one task. `label` says what sets them apart from the task's other groups."""
+    """Comparable rows of one task. `label` says how they differ from the task's other groups."""
 
     task: str
     label: str
@@ -53,11 +53,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Rows of all runs in comparable groups. `unfinished` maps a run to its "412 of 960 rows".
+    """The rows of all runs in comparable groups. `unfinished`: the progress of unfinished runs, as in "412 of 960
+    rows".
 
-    `mixed`: allowed differences between the rows of one table, with the tasks of these tables.
-    `repeated`: a line for each pair of runs that have rows of the same keys.
-    `clashes`: a line for each cause why tasks were left out, with these tasks.
+    `mixed`: allowed differences between the rows of one table, with the tasks of these tables. `repeated`: a line for
+    each pair of runs that have rows of the same keys. `clashes`: a line for each reason why tasks were left out, with
+    these tasks.
     """
 
     groups: list[Group]
@@ -70,11 +71,12 @@ class Loaded:
 
 
 def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Path]:
-    """Run folders and tables from arguments: a run's folder or name, a folder of runs, a rows.parquet."""
+    """Return the run folders and tables that the arguments name: a run's folder or name, a folder of runs, a
+    rows.parquet."""
     runs_and_tables: list[Path] = []
     for name in names or [str(results)]:
         if not name.strip():
-            raise UserError("the name of a run is empty; 'kvbench report' without one takes all.")
+            raise UserError("the name of a run is empty; 'kvbench report' without a name reports on all runs.")
         path = Path(name)
         if not os.path.exists(path) and os.path.exists(
             results / name
@@ -95,7 +97,7 @@ def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Pat
 
 
 def _with_name(path: Path) -> Path:
-    """A path that ends with the run's name, also for ``.`` and ``..``."""
+    """Return the path in a form that ends with the run's name, also for ``.`` and ``..``."""
     folder, file = (path.parent, path.name) if os.path.isfile(path) else (path, "")
     return path if folder.name not in ("", "..") else folder.resolve() / file
 
@@ -108,13 +110,15 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
         skip: leave out runs that cannot be read, with a notice, instead of an error.
 
     Raises:
-        UserError: there are no rows, or those of every task clash.
+        UserError: there are no rows, or no task has comparable rows.
         SetupError: a run is damaged.
     """
     for name in group_by:
         if name not in (*SAME, agree.ALL):
             known = [*SAME, agree.ALL]
-            raise UserError(f"--group-by {quote(name)}.{did_you_mean(name, known)} Columns: {', '.join(known)}.")
+            raise UserError(
+                f"--group-by {quote(name)}: no such column.{did_you_mean(name, known)} Columns: {', '.join(known)}."
+            )
     tables: list[tuple[str, pa.Table]] = []
     runs: list[dict[str, Any]] = []
     unfinished: dict[str, str] = {}
@@ -140,14 +144,15 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The runs' names; their paths where two have the same name."""
+    """Return the runs' names; the paths of runs that share their name with another."""
     folders = [path if path.is_dir() else path.parent for path in paths]
     count = Counter(folder.name for folder in folders)
     return [folder.name if count[folder.name] == 1 else str(folder) for folder in folders]
 
 
 def _grouped(rows: Rows, group_by: Sequence[str]) -> tuple[list[Group], list[str]]:
-    """The comparable groups, and a line for each cause of a clash with the tasks that are left out for it."""
+    """Return the comparable groups, and a line for each reason why rows are not comparable, with the tasks left out for
+    it."""
     groups: list[Group] = []
     causes: dict[str, list[str]] = {}
     tasks = rows.text("task")
@@ -164,7 +169,7 @@ def _grouped(rows: Rows, group_by: Sequence[str]) -> tuple[list[Group], list[str
 
 
 def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str]) -> pa.Table:
-    """The rows of a run or of a table; adds the run's notices and progress."""
+    """Return the rows of a run or of a table, and add the run's notices and progress to `notices` and `unfinished`."""
     if not path.is_dir():
         return read_columns(path, COLUMNS)
     snapshot = read_run(path, COLUMNS)
@@ -175,7 +180,7 @@ def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str])
 
 
 def _mixed(groups: Sequence[Group]) -> list[tuple[Mixture, list[str]]]:
-    """The mixtures of all groups; equal mixtures of several tasks are merged."""
+    """Return the allowed differences of all groups; equal differences of several tasks are merged."""
     merged: dict[Any, tuple[Mixture, list[str]]] = {}
     for group in groups:
         for mixture in agree.mixtures(group.rows):
@@ -188,7 +193,7 @@ def _mixed(groups: Sequence[Group]) -> list[tuple[Mixture, list[str]]]:
 
 
 def _filled(rows: Rows) -> Rows:
-    """Rows with missing values replaced by empty values: a missing value would agree with every value."""
+    """Return the rows with missing values replaced by empty ones: a missing value would agree with every value."""
     return rows.having(
         stop=rows.text("stop").filled("[]"),
         options=rows.text("options").filled("{}"),

@@ -41,14 +41,16 @@ UNBOUNDED = (
 )
 LATER = (
     "The full cache was not run on these conversations, so the length of their later questions is unknown: nominal "
-    "excludes them, and none of their cells is marked."
+    "excludes them, and none of their cells can be marked with !."
 )
-OVER = f"! above {SLACK} times nominal and a page of {PAGE} entries for each head, or {SLACK} times its entries."
+OVER = (
+    f"! measured more than {SLACK} times nominal plus a page of {PAGE} entries per head, or {SLACK} times its entries:"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer of the model in run.json. `window`: entries that a sliding-window layer keeps."""
+    """One layer of the model, as run.json describes it. `window`: entries that a sliding-window layer keeps."""
 
     kv_heads: int
     entry_bytes: int  # keys and values of one entry in one head
@@ -57,7 +59,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCell:
-    """One method at one budget on one task. Numbers missing from the rows or the run are NaN."""
+    """The memory of one method at one budget on one task. Numbers missing from the rows or the run are NaN."""
 
     method: str
     budget: Budget | None
@@ -125,7 +127,7 @@ class MemoryTable:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport(Report):
-    """Every cell's memory, a table for each task."""
+    """A report of every cell's memory, with a table for each task."""
 
     name: ClassVar[str] = "memory"
     about: ClassVar[str] = (
@@ -159,7 +161,7 @@ class MemoryReport(Report):
 
 
 def read_layers(path: Path) -> list[Layer] | None:
-    """The model's layers from a run's run.json; None without them."""
+    """Return the layers of a run's model from its run.json; None if there is no run.json, or no layers in it."""
     folder = path if path.is_dir() else path.parent
     if not (folder / manifest.NAME).is_file():
         return None
@@ -186,7 +188,7 @@ def _layer(layer: Mapping[str, Any], element_bytes: int) -> Layer:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Each row's figures; NaN for rows that failed before the cache held entries."""
+    """The nominal, measured and allowed memory of each row; NaN for rows that failed before the cache held entries."""
 
     rows: Rows
     entries: Any  # nominal, per layer and KV head
@@ -197,14 +199,14 @@ class Held:
     over: Any
 
     def at(self, rows: Rows) -> Held:
-        """The figures of some of the rows."""
+        """Return the figures of some of the rows."""
         at = self.rows.places.searchsorted(rows.places)  # both in order
         figures = (self.entries, self.nominal, self.measured, self.allowed, self.ratio, self.over)
         return Held(rows, *(figure[at] for figure in figures))
 
 
 def _held(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Held:
-    """Nominal, measured and allowed bytes of each row."""
+    """Return nominal, measured and allowed bytes of each row. later: tokens of its conversation's later questions."""
     import numpy as np
 
     prompt, budget, peak = (rows.number(name) for name in ("prompt_tokens", "budget", "entries_peak"))
@@ -226,7 +228,8 @@ def _held(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) 
 def _nominal(
     rows: Rows, entries: Any, sequence: Any, longest: float, layers: Mapping[str, Sequence[Layer] | None]
 ) -> tuple[Any, Any]:
-    """Bytes of the keys and values of these entries, and of a page, in each row's model; NaN for unknown layers."""
+    """Return for each row the bytes of the keys and values of `entries` entries, and the bytes of a page in every head,
+    both in the row's model; NaN if the layers of the model are unknown."""
     import numpy as np
 
     nominal, page = np.full(len(rows), math.nan), np.full(len(rows), math.nan)
@@ -245,17 +248,15 @@ def _nominal(
 
 
 def _least(a: Any, b: Any) -> Any:
-    """The smaller of a and b, elementwise; `a` where `b` is missing, missing where `a` is missing."""
+    """Return the smaller of a and b, elementwise; where only b is missing it is a, where a is missing it is missing."""
     import numpy as np
 
     return np.where(b < a, b, a)
 
 
 def _later(rows: Rows) -> Any:
-    """Tokens of each conversation's later questions: the tokens that the full cache held beyond prompt and answers.
-
-    0 where there are no later questions, NaN where the full cache was not run.
-    """
+    """Return for each row the tokens of its conversation's later questions: those that the full cache held beyond the
+    row's prompt and answers. 0 where there are no later questions, NaN where the full cache was not run."""
     import numpy as np
 
     talks = rows.text("multi_turn_cache").codes >= 0
@@ -301,7 +302,8 @@ def _cell(method: str, budget: Budget | None, held: Held) -> MemoryCell:
 
 
 def _largest(held: Held) -> int:
-    """The sample that represents its cell: over its bound if any is, of these the largest, of equals the first."""
+    """Return the position of the sample that represents its cell: of the samples over their bound, or of all if none
+    is, the one with the most measured bytes."""
     import numpy as np
 
     keys = (-np.nan_to_num(held.ratio, nan=-1.0), -np.nan_to_num(held.measured, nan=-1.0), ~held.over)
@@ -315,5 +317,5 @@ def _notes(cells: Sequence[MemoryCell]) -> list[str]:
     if over := sum(cell.over for cell in cells):
         notes.append(f"{OVER} {over} of {len(cells)} cells.")
     if any(math.isnan(cell.nominal_bytes) for cell in cells):
-        notes.append("The run does not say what an entry takes (older version): bytes are measured only.")
+        notes.append("An older kvbench wrote the run without the size of an entry: only measured bytes are shown.")
     return notes

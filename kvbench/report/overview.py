@@ -24,7 +24,7 @@ ACROSS = 4  # tasks side by side
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A cell, or the best methods of a budget, with its task's table."""
+    """A cell with its task's table and, if the cell leads at a budget, with the best methods at that budget."""
 
     table: TaskTable
     cell: ScoreCell
@@ -32,7 +32,7 @@ class Place:
 
 
 def overview(tables: Sequence[TaskTable]) -> Iterator[Block]:
-    """The blocks of the first page, for each group of comparable runs."""
+    """Yield the blocks of the first page, for each group of comparable runs."""
     for group in dict.fromkeys(table.group for table in tables):
         mine = [table for table in tables if table.group == group]
         yield _matrix(group, mine)
@@ -42,7 +42,7 @@ def overview(tables: Sequence[TaskTable]) -> Iterator[Block]:
 
 
 def frontier(table: TaskTable) -> list[ScoreCell]:
-    """The cells that no other cell of the task reaches in score with as few measured bytes, by rising bytes."""
+    """Return the cells whose score no other cell of the task reaches with as few measured bytes, by rising bytes."""
     known = [c for c in table.cells if not math.isnan(c.score.mean) and not math.isnan(c.kv_bytes_peak)]
     kept: list[ScoreCell] = []
     for cell in sorted(known, key=lambda c: (c.kv_bytes_peak, -c.score.mean)):
@@ -52,7 +52,8 @@ def frontier(table: TaskTable) -> list[ScoreCell]:
 
 
 def _matrix(group: str, tables: Sequence[TaskTable]) -> Block:
-    """Methods down, tasks across: mean scores with the verdicts of the tasks' tables."""
+    """Return a table of mean scores, a line per method and budget and a column per task, with the verdicts of the
+    tasks' tables."""
     rows: dict[tuple[str, str], dict[str, ScoreCell]] = {}
     for table in tables:
         for cell in table.cells:
@@ -72,13 +73,13 @@ def _matrix(group: str, tables: Sequence[TaskTable]) -> Block:
 
 
 def _headlines(tables: Sequence[TaskTable]) -> str:
-    """The tasks whose score is not the exact one, as in " (walk: partial)"."""
+    """Return the tasks that are headed by another score than the exact one, as in " (walk: partial)"."""
     named = [f"{table.task}: {SCORES[table.headline]}" for table in tables if table.headline != "score"]
     return f" ({', '.join(dict.fromkeys(named))})" if named else ""
 
 
 def _budget_order(cell: ScoreCell) -> tuple[bool, bool, float]:
-    """Cells without a budget first, then budgets in entries, then shares."""
+    """Sort key of cells: those without a budget first, then budgets in entries, then budgets as shares."""
     return cell.budget is not None, isinstance(cell.budget, float), float(cell.budget or 0)
 
 
@@ -101,7 +102,7 @@ def _baselines(tables: Sequence[TaskTable]) -> str:
 
 
 def best_block(group: str, tables: Sequence[TaskTable]) -> Block:
-    """The best methods of each task at each budget."""
+    """Return a table of the best methods of each task at each budget."""
     columns = [
         Column("group", "table.group"),
         Column("task", "table.task", "task"),
@@ -136,7 +137,7 @@ def _rivals(place: Place) -> str:
 
 
 def frontier_block(group: str, tables: Sequence[TaskTable]) -> Block:
-    """The frontier of each task, by rising bytes."""
+    """Return a table of the frontier of each task, by rising bytes."""
     columns = [
         Column("group", "table.group"),
         Column("task", "table.task", "task"),
@@ -154,7 +155,9 @@ def frontier_block(group: str, tables: Sequence[TaskTable]) -> Block:
         lines=[Place(table, cell) for table in tables for cell in frontier(table)],
         columns=columns,
         grids=[chosen(columns, ("task", "method", "budget", "KV peak", "of full", "score", "verdict"))],
-        notes=["The frontier: no other cell of the task scores as high a mean with as few bytes. Steps may be noise."],
+        notes=[
+            "The frontier: no other cell of the task scores as high a mean with as few bytes. Small gains may be noise."
+        ],
     )
 
 

@@ -3,8 +3,8 @@
     print(FORMATS["markdown"](report))         # one string
     write(report, Path("results/demo/report")) # report.md, report.csv, report.json
 
-Text is cleaned of control characters; Markdown cells cannot break out of their table or carry HTML; CSV cells that a
-spreadsheet would take for a formula get an apostrophe.
+Text is cleaned of control characters; a value in Markdown cannot break out of its table or carry HTML; a value in CSV
+that a spreadsheet would take for a formula gets an apostrophe.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ASCII = str.maketrans({"±": "+-", "≤": "<=", "≥": ">="})
 
 
 def text(report: Report) -> str:
-    """Tables for a terminal; ASCII where stdout is not UTF-8."""
+    """Return the report's tables for a terminal; ASCII where stdout is not UTF-8."""
     console = terminal.console()
     with console.capture() as captured:
         if head := report.head():
@@ -80,7 +80,7 @@ def csv_text(report: Report) -> str:
 
 
 def json_text(report: Report) -> str:
-    """One document on one line."""
+    """Return the report as a JSON document on one line."""
     about = {"kvbench": __version__, "runs": report.loaded.runs, "unfinished": report.loaded.unfinished}
     mixed = [
         {"tasks": tasks, "column": mixture.column, "method": mixture.method, "rows": mixture.counts}
@@ -101,7 +101,7 @@ SUFFIXES = {"markdown": "md", "csv": "csv", "json": "json"}  # of the files that
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """Write every file format into a folder and return the paths."""
+    """Write the report as Markdown, CSV and JSON into a folder, and return the paths."""
     texts = {f"{report.name}.{suffix}": FORMATS[form](report) for form, suffix in SUFFIXES.items()}
     try:
         in_a_run = (folder.parent / manifest.NAME).is_file()
@@ -116,13 +116,13 @@ def write(report: Report, folder: Path) -> list[Path]:
 
 
 def remarks(report: Report) -> list[str]:
-    """Notes on tasks and rows that are left out, and on allowed differences between rows: versions, devices."""
+    """Return notes on tasks and rows that are left out, and on allowed differences between rows: versions, devices."""
     loaded = report.loaded
     return [*loaded.clashes, *loaded.repeated, *(sentence(mixture, tasks) for mixture, tasks in loaded.mixed)]
 
 
 def _drawn(columns: Sequence[Column], lines: Sequence[Any]) -> Any:
-    """Lines as a table for a terminal."""
+    """Return the lines as a table for a terminal."""
     signs = ASCII if terminal.ascii_only() else {}
     table = terminal.grid()
     for place, column in enumerate(columns):
@@ -134,14 +134,14 @@ def _drawn(columns: Sequence[Column], lines: Sequence[Any]) -> Any:
 
 
 def _md_table(columns: Sequence[Column], lines: Sequence[Any]) -> list[str]:
-    """The lines of a Markdown table."""
+    """Return the lines of a Markdown table."""
     head = "| " + " | ".join(md(column.header) for column in columns) + " |"
     rule = "|" + "|".join("---" if i == 0 or column.left else "---:" for i, column in enumerate(columns)) + "|"
     return [head, rule, *("| " + " | ".join(md(column.text(line)) for column in columns) + " |" for line in lines)]
 
 
 def md(value: str) -> str:
-    """Text escaped for a Markdown cell."""
+    """Escape a text for a field of a Markdown table."""
     escaped = html.escape(terminal.clean(value), quote=False)
     for sign in "\\`|*_[]#~":
         escaped = escaped.replace(sign, f"\\{sign}") if sign in escaped else escaped

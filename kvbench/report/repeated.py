@@ -1,8 +1,9 @@
-"""Rows that several runs have: each counts once, and a line per pair of runs names those left out.
+"""Rows that several runs have: each counts once, and for each pair of runs a line says how many were left out.
 
     rows, lines = each_once(Rows.of(tables))
 
-Rows are the same if their keys are. An ok row counts before a failed one, then that of the run named first.
+Rows with equal keys are the same row. An ok row counts before a failed one, then the row of the run that was named
+first.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MOST = 4  # pairs of runs that get a line
 
 
 def each_once(rows: Rows) -> tuple[Rows, list[str]]:
-    """The rows, one per key and without the column of keys, and a line per pair of runs with rows left out."""
+    """Return the rows, one per key and without the column of keys, and a line per pair of runs with rows left out."""
     import numpy as np
 
     counting = _counting(rows)
@@ -30,7 +31,7 @@ def each_once(rows: Rows) -> tuple[Rows, list[str]]:
 
 
 def _counting(rows: Rows) -> Ints:
-    """For each row the place of the row that counts for its key."""
+    """Return for each row the position of the row that counts for its key."""
     import numpy as np
 
     keys = rows.text(KEY).codes
@@ -41,7 +42,8 @@ def _counting(rows: Rows) -> Ints:
 
 
 def _lines(left: Rows, kept: Rows) -> list[str]:
-    """A line for each pair of runs; `kept` is the row that counts in place of `left`."""
+    """Return a line for each pair of runs. left: the rows left out; kept: for each of them, the row that counts
+    instead."""
     import numpy as np
 
     other = (left.number("score") != kept.number("score")) & ~(
@@ -53,7 +55,7 @@ def _lines(left: Rows, kept: Rows) -> list[str]:
         count, differing = len(part), int(other[np.isin(left.places, part.places)].sum())
         scores = f"{differing} of {count} scores differ" if differing else "all scores are equal"
         lines.append(
-            f"{_counted(count)} of {runs.names[loser]} left out: {runs.names[winner]} has the same row keys and counts "
+            f"{_counted(count)} of {runs.names[loser]} left out: {runs.names[winner]} has the same rows, which count "
             f"({scores}). 'kvbench compare {bare(runs.names[loser])} {bare(runs.names[winner])}' tests one against the "
             "other."
         )

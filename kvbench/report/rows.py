@@ -40,7 +40,7 @@ class Text:
 
     @classmethod
     def of(cls, names: Sequence[str | None], codes: Ints) -> Text:
-        """A column from codes into `names`, which may repeat or be None."""
+        """Make a column from codes into `names`, which may hold a text several times, or None for a missing text."""
         import numpy as np
 
         distinct = list(dict.fromkeys(name for name in names if name is not None))
@@ -54,7 +54,7 @@ class Text:
         return Text.of([rename(name) for name in self.names], self.codes)
 
     def filled(self, name: str) -> Text:
-        """With `name` in place of missing texts."""
+        """Return the column with `name` in place of missing texts."""
         import numpy as np
 
         codes = np.where(self.codes < 0, len(self.names), self.codes)
@@ -64,7 +64,7 @@ class Text:
         return Text(self.codes[places], self.names)
 
     def present(self) -> list[int]:
-        """Codes of the names that some row has, in order of first appearance."""
+        """Return the codes that some row has, in order of first appearance."""
         codes, first = distinct(self.codes[self.codes >= 0])
         return [int(codes[i]) for i in first.argsort()]
 
@@ -82,14 +82,15 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Places in shared columns. `columns`: arrays of floats, and texts."""
+    """Rows as positions in shared columns. `columns`: an array of floats or a `Text` for each column's name."""
 
     columns: Mapping[str, Any]
     places: Ints
 
     @classmethod
     def of(cls, tables: list[tuple[str, pa.Table]]) -> Rows:
-        """The rows of runs, one after the other. `tables` have equal schemas; the list is emptied, to free them."""
+        """Join the rows of runs, one run after the other. `tables` have equal schemas; the list is emptied, to free
+        memory."""
         import numpy as np
         import pyarrow as pa
 
@@ -116,11 +117,11 @@ class Rows:
         return column.at(self.places)
 
     def where(self, chosen: Any) -> Rows:
-        """Rows chosen by a mask or by positions."""
+        """Return the rows that a mask or positions choose."""
         return Rows(self.columns, self.places[chosen])
 
     def having(self, **columns: Any) -> Rows:
-        """The same rows with further columns, or with columns replaced."""
+        """Return the same rows with further columns, or with columns replaced."""
         import numpy as np
 
         kept = self.columns
@@ -132,7 +133,7 @@ class Rows:
         return Rows({n: column for n, column in self.columns.items() if n != name}, self.places)
 
     def values(self, name: str) -> list[Any]:
-        """The distinct values of a column in order, in the column's own type."""
+        """Return the distinct values of a column, sorted, in the column's own type."""
         if isinstance(self.columns[name], Text):
             text = self.text(name)
             return sorted(text.names[code] for code in text.present())
@@ -145,7 +146,7 @@ class Rows:
         return [typed(name, x) for x in np.unique(numbers)]
 
     def firsts(self, name: str) -> list[tuple[int, Any]]:
-        """(position, value) of each distinct value's first row, in order of the rows."""
+        """Return (position, value) of the first row with each distinct value, in order of the rows."""
         if isinstance(self.columns[name], Text):
             column, values = self.text(name), self.text(name).codes
             unique, first = distinct(values)
@@ -156,7 +157,8 @@ class Rows:
         return sorted(pairs, key=lambda pair: pair[0])
 
     def parts(self, *keys: Any) -> Iterator[tuple[tuple[int, ...], Rows]]:
-        """Groups of rows with equal keys, in key order. Keys are arrays of whole numbers from 0; -1 omits a row."""
+        """Yield (key, rows) for each group of rows with equal keys, sorted by key. Each of `keys` has a whole number
+        from 0 per row; -1 leaves the row out."""
         import numpy as np
 
         sizes = [int(key.max(initial=0)) + 1 for key in keys]
@@ -171,7 +173,8 @@ class Rows:
                 yield key, self.where(order[start:end])
 
     def scores(self, name: str) -> dict[str, list[float]]:
-        """The numbers of each doc_id in order of appearance; rows without one are left out."""
+        """Return the numbers of a column for each doc_id, in order of appearance; rows without a number are left
+        out."""
         import numpy as np
 
         values, questions = self.number(name), self.text("doc_id")
@@ -187,7 +190,7 @@ class Rows:
 
 
 def distinct(values: Any) -> tuple[Any, Any]:
-    """Distinct values, and where each appears first."""
+    """Return the distinct values, and the position at which each appears first."""
     import numpy as np
 
     if len(values) and (values == values[0]).all():
@@ -197,13 +200,13 @@ def distinct(values: Any) -> tuple[Any, Any]:
 
 
 def typed(name: str, value: Any) -> Any:
-    """A number of a column in the column's own type."""
+    """Return a number of a column as the column's own type: bool, int or float."""
     kind = KINDS.get(name, "float64")
     return bool(value) if kind == "bool" else int(value) if kind.startswith("int") else float(value)
 
 
 def ranks(names: Iterable[str]) -> Ints:
-    """Each name's rank among the sorted names."""
+    """Return each name's rank among the sorted names, followed by -1, the rank of a missing name."""
     import numpy as np
 
     listed = list(names)
@@ -212,7 +215,7 @@ def ranks(names: Iterable[str]) -> Ints:
 
 
 def _column(name: str, column: pa.ChunkedArray) -> Any:
-    """An Arrow column as a text column or as floats; infinite values are missing, as in the schema."""
+    """Return an Arrow column as a `Text` or as floats; infinite values are missing, as in the schema."""
     import numpy as np
     import pyarrow as pa
 
@@ -233,7 +236,8 @@ def _column(name: str, column: pa.ChunkedArray) -> Any:
 
 
 def _plain(array: pa.Array, kind: Any, missing: float) -> Any:
-    """An Arrow array of numbers as a numpy array, from its buffers: `to_numpy` would import pandas: half a second."""
+    """Return an Arrow array of numbers as a numpy array. It reads the buffers, because `to_numpy` would import pandas,
+    which takes half a second."""
     import numpy as np
 
     start, end = array.offset, array.offset + len(array)
@@ -246,7 +250,7 @@ def _plain(array: pa.Array, kind: Any, missing: float) -> Any:
 
 
 def _compact(values: Any) -> Any:
-    """The same array; if all its values are equal, they share the memory of one value."""
+    """Return the same array; if all its values are equal, they share the memory of one value."""
     import numpy as np
 
     if len(values) and ((values == values[0]).all() or (values != values).all()):

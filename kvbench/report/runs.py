@@ -1,9 +1,9 @@
-"""The runs of a results folder in short, for ``kvbench list runs``. No torch.
+"""Short descriptions of the runs in a results folder, for ``kvbench list runs``. No torch.
 
-    for entry in described(Path("results")):
-        entry["name"], entry["rows"], entry["status"]
+    for run in described(Path("results")):
+        run["name"], run["rows"], run["status"]
 
-A folder may come from anywhere: a run that cannot be read is an entry too, with the reason as its note.
+A folder may come from anywhere: a run that cannot be read is described too, with the reason as its note.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHOWN = ("model",)  # settings that have a column of their own
 
 
 def described(results: Path) -> Iterator[dict[str, Any]]:
-    """One entry per run, in order of names."""
+    """Yield a description of each run, in order of names."""
     for name in list_runs(results):
         try:
             yield _entry(results / name)
@@ -54,12 +54,13 @@ def _entry(folder: Path) -> dict[str, Any]:
 
 
 def _method(method: Mapping[str, Any]) -> str:
-    """The method as tables name it, with the options that the user set: ``gkv(lam=0.0)``."""
+    """Return the method as tables name it, with the options that the user set: ``gkv(lam=0.0)``."""
     return method_label(method["name"], canonical_json(method.get("options", {})))
 
 
 def _settings(config: Mapping[str, Any]) -> str | None:
-    """The settings that differ from their defaults, but for those with a column: "limit 8, seed 1"."""
+    """Return the settings that differ from their defaults, as in "limit 8, seed 1", without those that have a column of
+    their own."""
     own = {name: value for name, value in config.items() if value is not None and value != DEFAULTS.get(name, value)}
     return ", ".join(f"{name} {_shown(value)}" for name, value in own.items() if name not in SHOWN) or None
 
@@ -69,7 +70,7 @@ def _shown(value: Any) -> str:
 
 
 def _status(rows: list[str], saved: int, planned: int | None) -> str:
-    """ "complete", or what is missing: "12 not scored, 3 failed, unfinished"."""
+    """Return "complete", or what is missing, as in "12 not scored, 3 failed, unfinished"."""
     waiting, failed = rows.count("unscored"), len(rows) - saved
     parts = [f"{waiting} not scored"] * bool(waiting) + [f"{failed} failed"] * bool(failed)
     if planned is not None and saved < planned and saved + failed < planned:

@@ -43,7 +43,8 @@ SAMPLES = ("truncated", "no answer", "failed", "not scored yet", *(f"pass@{k}" f
 
 @dataclass(frozen=True, slots=True)
 class ScoreReport(Report):
-    """An overview, quality, cost and comparisons of every cell, and the averages over groups of tasks."""
+    """The report of scores: an overview, each cell's quality, cost and comparison, and the averages over groups of
+    tasks."""
 
     name: ClassVar[str] = "report"
     about: ClassVar[str] = (
@@ -78,7 +79,7 @@ class ScoreReport(Report):
 
 
 def block(table: TaskTable) -> Block:
-    """A task's tables of quality, cost and samples."""
+    """Return a task's block, with tables of quality, cost and samples."""
     headline, *others = sorted(SCORES, key=lambda column: column != table.headline)
     baseline = next((cell.baseline for cell in table.cells if cell.baseline), "")
     quality = ("method", "budget", SCORES[headline], *(SCORES[o] for o in others), f"minus {baseline}", "verdict")
@@ -107,7 +108,7 @@ def _identity(table: TaskTable) -> list[Column]:
 
 
 def _quality(headline: str, baseline: str) -> list[Column]:
-    """Columns of scores. `headline` is shown with its error, the other score columns as plain means."""
+    """Return the columns of scores. `headline` is shown with its error, the other score columns as plain means."""
     return [
         Column("", _score, SCORES[headline]),
         Column("", _difference, f"minus {baseline}"),
@@ -125,7 +126,7 @@ def _quality(headline: str, baseline: str) -> list[Column]:
 
 
 def _samples() -> list[Column]:
-    """Columns on the samples behind the scores."""
+    """Return the columns on the samples behind the scores."""
     return [
         Column("questions", "score.questions", "questions"),
         Column("samples", "samples", "samples"),
@@ -138,7 +139,7 @@ def _samples() -> list[Column]:
 
 
 def _cost() -> list[Column]:
-    """Columns of entries, bytes and speed, and of the shares of the full cache's figures."""
+    """Return the columns of entries, bytes and speed, absolute and as shares of the full cache's."""
     return [
         Column("entries_after_evict", "entries_after_evict", "after", entries),
         Column("entries_peak", "entries_peak", "peak", entries),
@@ -170,7 +171,8 @@ def _comparison() -> list[Column]:
 
 
 def _sample_grids(table: TaskTable) -> list[tuple[str, ...]]:
-    """The columns of the samples' table; no table when all cells have equally many samples, all complete."""
+    """Return the headers of the table on samples; nothing if all cells have equally many samples and all are
+    complete."""
     equal = len({(c.score.questions, c.samples) for c in table.cells}) == 1
     whole = not any(c.truncated > 0 or c.no_answer > 0 or c.failed or c.unscored or c.pass_at for c in table.cells)
     return [] if whole and equal else [("method", "budget", *(() if equal else COUNTS), *SAMPLES)]

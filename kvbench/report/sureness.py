@@ -1,9 +1,9 @@
-"""Notes below a table: the smallest drops that its comparisons could have found, and the test.
+"""Notes below a table on the smallest drops that its comparisons could have found, and on the test.
 
     notes([cell.against for cell in cells if cell.against])
 
-Every table gets such a note: it distinguishes equal methods from too few data, or from scores at the floor or the
-ceiling, where no difference could be seen.
+Every table gets such a note. It tells whether methods are tied because they are equal, because there are too few data,
+or because their scores are at the floor or the ceiling, where no difference could be seen.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _out_of_reach(family: Sequence[Against]) -> list[str]:
 
 
 def _ceiling(family: Sequence[Against]) -> list[str]:
-    """A note where every score is at the ceiling: then verdicts within reach of a drop are not ties either."""
+    """Return a note if every score is at the ceiling, where no tie means equal methods."""
     if not any(a.judged.verdict == "cannot tell" and _within_reach(a) for a in family):
         return []
     lowest = min(min(a.paired.mean_a, a.paired.mean_b) for a in family)
@@ -86,8 +86,8 @@ def _too_few(pairs: Sequence[Paired]) -> list[str]:
         return []
     count = "1 question" if max(few) == 1 else f"{max(few)} questions"
     return [
-        f"{_comparisons(len(few))} no verdict: {count} (questions of one source count once) are fewer than "
-        f"{fewest_clusters(ALPHA)}, from which on an exact test can reach {ALPHA:.0%}."
+        f"{_comparisons(len(few))} no verdict: {count} (questions of one source count once) are fewer than the "
+        f"{fewest_clusters(ALPHA)} with which an exact test can reach {ALPHA:.0%}."
     ]
 
 
@@ -96,7 +96,7 @@ def _comparisons(count: int) -> str:
 
 
 def _tests(pairs: Sequence[Paired]) -> list[str]:
-    """The corrections for unequal clusters, that of the most unequal comparison first."""
+    """Return notes on the corrections for unequal clusters, first that of the most unequal comparison."""
     lines = [_correction(one) for one in sorted(pairs, key=lambda one: one.df) if not one.equal]
     return list(dict.fromkeys(filter(None, lines)))[:2]
 

@@ -43,9 +43,9 @@ UNEVEN = 0.25  # difference of loads per core beyond which speeds get a warning
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTable:
-    """One task in one comparable group. `headline` is the column behind `ScoreCell.score`.
+    """The cells of one task in one group of comparable rows. `headline` is the score column behind `ScoreCell.score`.
 
-    `best`: the best methods of each budget at which several have scores.
+    `best`: the best methods, for each budget at which several methods have scores.
     """
 
     group: str
@@ -58,7 +58,7 @@ class TaskTable:
 
 
 def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
-    """One table per task of each group. `baseline`: a method; by default the full cache where it was run."""
+    """Return one table per group of comparable rows. `baseline`: a method; by default the full cache if it was run."""
     pairs = _variants(loaded)
     shared = shared_options(loaded)
     there = sorted(shared)
@@ -72,7 +72,7 @@ def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
 
 
 def _variants(loaded: Loaded) -> list[tuple[str, str]]:
-    """Every method with its options as text."""
+    """Return every method with its options as JSON text."""
     return [
         (methods.names[m], options.names[o])
         for group in loaded.groups
@@ -83,13 +83,13 @@ def _variants(loaded: Loaded) -> list[tuple[str, str]]:
 
 
 def shared_options(loaded: Loaded) -> dict[str, dict[str, Any]]:
-    """For each method the options that have one value in all its rows."""
+    """Return for each method the options that have one value in all its rows."""
     pairs = _variants(loaded)
     return {method: _shared([o for m, o in pairs if m == method]) for method, _ in pairs}
 
 
 def _shared(options: Sequence[str]) -> dict[str, Any]:
-    """The options that have one value in all rows of a method."""
+    """Return the options that have one value in all of a method's JSON texts."""
     tables = [options_of(text) for text in options]
     return {k: v for k, v in tables[0].items() if all(k in table and table[k] == v for table in tables)}
 
@@ -122,7 +122,7 @@ def _table(
 
 
 def headline_of(task: str) -> str:
-    """The task's headline column; "score" for a task that is not installed."""
+    """Return the column of a task's main score; "score" for a task that is not installed."""
     try:
         return get_task(task).headline
     except KVBenchError:
@@ -132,7 +132,8 @@ def headline_of(task: str) -> str:
 def _compare(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], clusters: dict[str, str], baseline: str
 ) -> list[ScoreCell]:
-    """Each cell against the baseline at its own budget, or against the baseline that has none."""
+    """Compare each cell with the baseline's cell: the one without a budget or, if there is none, the one at the same
+    budget."""
     label = _baseline_label([cell.method for cell in cells], baseline)
     places = {_budget(cell): i for i, cell in reversed(list(enumerate(cells))) if cell.method == label}
     comparisons: dict[int, tuple[int, stats.Paired]] = {}
@@ -154,12 +155,13 @@ def _compare(
 
 
 def _budget(cell: ScoreCell) -> str:
-    """The budget as the user types it; empty for a cell without a budget."""
+    """Return the budget as the user types it; empty for a cell without a budget."""
     return "" if cell.budget is None else label_of(cell.budget)
 
 
 def _baseline_label(labels: Sequence[str], baseline: str) -> str:
-    """The baseline's label in a table: the given one, or the method's only variant."""
+    """Return the baseline's label in a table: `baseline` itself or, if that is a method's name, the method's only
+    variant."""
     variants = sorted({label for label in labels if label.split("(")[0] == baseline})
     if baseline in labels or not variants:
         return baseline
@@ -171,7 +173,7 @@ def _baseline_label(labels: Sequence[str], baseline: str) -> str:
 def _ratios(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], parts: Sequence[Rows]
 ) -> list[ScoreCell]:
-    """Add shares of the full cache, each over the questions that the cell and the full cache share."""
+    """Add each cell's score, bytes and speed as shares of the full cache's, on the questions that both have."""
     full = next((i for i, cell in enumerate(cells) if not cell.evicts), None)
     if full is None:
         return list(cells)
@@ -193,7 +195,7 @@ def _ratios(
 
 
 def _shared_rows(rows: Rows, other: Rows) -> Rows:
-    """The rows whose questions also occur in `other`."""
+    """Return the rows whose questions also occur in `other`."""
     import numpy as np
 
     questions = rows.text("doc_id")
@@ -233,7 +235,8 @@ def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]])
     notes += _load(cells)
     if any(cell.marked for cell in cells):
         notes.append(
-            "* generated entries are not bounded by the budget (most evict the prompt only). Compare by bytes."
+            "* generated entries are not bounded by the budget (most such methods evict the prompt only). "
+            "Compare by bytes."
         )
     return notes
 
@@ -243,7 +246,7 @@ def _exact_above_partial(cell: ScoreCell) -> bool:
 
 
 def _load(cells: Sequence[ScoreCell]) -> list[str]:
-    """A note on the machine's load while the cells ran, without which their speeds cannot be judged."""
+    """Return a note on the machine's load while the cells ran, without which their speeds cannot be judged."""
     timed = [cell for cell in cells if not math.isnan(cell.tokens_per_second)]
     loads = [cell.machine_load for cell in timed if not math.isnan(cell.machine_load)]
     if not timed:

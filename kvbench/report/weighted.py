@@ -1,10 +1,10 @@
-"""A weighted mean over independent tasks, with its error, its interval and its difference to a baseline.
+"""A weighted mean over independent tasks, with its error, its confidence interval and its difference to a baseline.
 
     weighted_mean([(0.5, of_cell(walk)), (0.5, of_cell(chain))])
 
-The error takes the tasks as independent: sqrt(sum (w se)^2) with weights that sum to 1. The interval joins the tasks'
-intervals in the same way, each side for itself (Zou and Donner 2008). Tables print it in place of the error if a task
-shows no spread: that task's error is 0 and says nothing.
+The error assumes that the tasks are independent: sqrt(sum (w se)^2) with weights that sum to 1. The interval joins the
+tasks' intervals in the same way, each side for itself (Zou and Donner 2008). Tables print the interval in place of the
+error if a task shows no spread: that task's error is 0 and says nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from kvbench.report.stats import ALPHA, smallest_drop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A weighted mean over tasks, and its paired difference to the baseline; NaN if tasks are `missing`.
+    """A weighted mean over tasks, and its paired difference to the baseline. `missing`: tasks without a score, for
+    which all figures are NaN.
 
     `spread`, `diff_spread`: whether every task's scores, or differences, have an error above 0. `df`: the fewest
     degrees of freedom of any task's difference.
@@ -41,14 +42,14 @@ class Mean:
     missing: tuple[str, ...] = ()
 
     def data(self) -> dict[str, Any]:
-        """For JSON; None where there is no number."""
+        """Return the figures for JSON, with None in place of NaN."""
         figures = own("se", "low", "high", "diff", "diff_se", "diff_low", "diff_high", "missing")
         (line,) = plain([Column("mean", "value"), *figures], [self])
         return line
 
 
 def of_cell(cell: ScoreCell) -> Mean:
-    """A cell's score as a mean over one task."""
+    """Return a cell's score as a mean over one task."""
     score = cell.score
     mean = Mean(value=score.mean, se=score.se, low=score.low, high=score.high, spread=score.se != 0)
     if cell.against is None:
@@ -66,10 +67,10 @@ def of_cell(cell: ScoreCell) -> Mean:
 
 
 def weighted_mean(means: Sequence[tuple[float, Mean]]) -> Mean:
-    """The mean of means with these weights, which sum to 1."""
+    """Return the weighted mean of means; the weights sum to 1."""
 
     def together(figure: Callable[[Mean], float]) -> float:
-        """The square root of the sum of squares of the weighted figures of all tasks."""
+        """Return the square root of the sum of squares of a figure of all tasks, each times its weight."""
         return math.hypot(*(weight * figure(mean) for weight, mean in means))
 
     value, diff = (sum(weight * getattr(mean, name) for weight, mean in means) for name in ("value", "diff"))
@@ -89,7 +90,8 @@ def weighted_mean(means: Sequence[tuple[float, Mean]]) -> Mean:
 
 
 def seen_drop(name: str, means: Sequence[Mean]) -> list[str]:
-    """A note on the smallest drop of an average that a t test over its comparisons finds; none without a comparison."""
+    """Return a note on the smallest true drop of an average that a t test finds in its comparisons; none without a
+    comparison."""
     family = [mean for mean in means if not math.isnan(mean.diff)]
     alpha = ALPHA / max(1, len(family))
     drops = [smallest_drop(m.diff_se, m.df, alpha=alpha, sides=2) for m in family if m.diff_spread]

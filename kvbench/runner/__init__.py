@@ -1,4 +1,4 @@
-"""One run from its plan to its rows: `run_plan` plans it, `session` drives it cell by cell, `row_writer` writes it.
+"""Runs a configuration: `run_plan` plans it, `session` generates cell by cell, `row_writer` scores and writes rows.
 
 Imports the engine, tasks, scorers and the store.
 """

@@ -1,4 +1,4 @@
-"""One planned cell of a run: its rows, its slots, and the files beside the model that decide its rows."""
+"""Plans one cell of a run: its rows, its number of slots, and the hashes of all files that its rows depend on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from kvbench.taskkit.names import base_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodState:
-    """A method of a run with its options, and all that decides which entries it keeps: version, source, artefacts."""
+    """A method with its options, and what identifies its behaviour: version, hashes of its source and of its artefacts.
+
+    Artefacts are weights, plug-ins and draft models, see `artefacts`.
+    """
 
     method: Method
     version: str
@@ -36,7 +39,10 @@ class MethodState:
 
     @classmethod
     def of(cls, choice: MethodChoice, model_config: Any, info: models.ModelInfo) -> MethodState:
-        """A chosen method with its version, source and artefacts. Raises KVBenchError as `artefacts` does."""
+        """Make the method that the user chose, and find its version, source and artefacts.
+
+        Raises KVBenchError like `artefacts`.
+        """
         method = choose.make(choice.name, dict(choice.options))
         return cls(
             method=method,
@@ -46,13 +52,13 @@ class MethodState:
         )
 
     def used(self, task: str) -> dict[str, str] | None:
-        """The artefacts that rows of a task state: those of the method, and the task's plug-in."""
+        """Return the artefacts that the rows of a task store: those of the method, and the plug-in with the task."""
         return (self.artefacts or {}) | _plug_ins([base_name(task)]) or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlan:
-    """One cell with its rows and how it will run."""
+    """One cell with the rows that it will have, its number of slots, and its longest prompt and answer."""
 
     cell: Cell
     rows: list[PlannedRow]
@@ -72,7 +78,7 @@ class CellPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlanner:
-    """Plans the cells of a run one by one, from the facts that they share."""
+    """Plans cells of a run. Its fields are what all cells share: model, machine, device."""
 
     config: RunConfig
     model: Mapping[str, Any]  # name and revision, as every row has them
@@ -83,7 +89,10 @@ class CellPlanner:
     dtype: torch.dtype
 
     def plan(self, cell: Cell, work: TaskWork, state: MethodState) -> CellPlan:
-        """The rows of a cell, and how they will run. Raises KVBenchError when the engine cannot serve the method."""
+        """Plan a cell: its rows, and the slots and lengths for the engine.
+
+        Raises KVBenchError when the engine cannot serve the method.
+        """
         config, context = self.config, self.context
         check_prefill(state.method, config.prefill, cell.method.label)
         rows = work.rows(cell, config, {**self.model, "artefacts": state.used(cell.task)}, dtype_name(self.dtype))
@@ -132,7 +141,7 @@ def check_weights(plans: Iterable[CellPlan], loaded: LoadedModel) -> None:
 
 
 def artefacts(method: Method, model_config: Any, names: Sequence[str], info: models.ModelInfo) -> dict[str, str] | None:
-    """Hashes of a method's weights file and plug-ins, revisions of its draft models; None if it has none of these.
+    """Return hashes of a method's weights and plug-ins, and revisions of its draft models; None without any.
 
     names: the method's name, or the names of its two parts. Raises KVBenchError when weights or a draft model are
     missing, damaged or made for another model.
@@ -149,5 +158,5 @@ def artefacts(method: Method, model_config: Any, names: Sequence[str], info: mod
 
 
 def _plug_ins(names: Iterable[str]) -> dict[str, str]:
-    """Hashes of the plug-ins that define methods or tasks of these names."""
+    """Return the hashes of the plug-ins that define methods or tasks of these names."""
     return {f"plug-in {name}": sha256[:16] for name in names if (sha256 := plugins.hash_of(name)) is not None}

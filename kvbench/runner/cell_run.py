@@ -32,7 +32,10 @@ Key = tuple[str, int]  # document, sample
 
 @dataclass(slots=True, kw_only=True)
 class CellRun:
-    """Generates the missing rows of one cell. `on_step`: see `Engine`; `say` receives warnings, one line each."""
+    """Generates the rows of one cell that are not written yet.
+
+    on_step: see `Engine`. say: receives warnings of one line.
+    """
 
     loaded: LoadedModel
     cell_plan: CellPlan
@@ -45,7 +48,7 @@ class CellRun:
     not_numbers: int = 0  # the last rows with NaN or infinite logits, without a good row between them
 
     def run(self) -> None:
-        """Run until every row is written, `_numbers_fail` ends the cell, or the rows cannot be scored."""
+        """Generate until all rows are written, or logits stay NaN (`_numbers_fail`), or rows cannot be scored."""
         memory.reset_peak(self.loaded.device)
         while True:
             try:
@@ -58,7 +61,7 @@ class CellRun:
             self._make_smaller(under_way, cause)
 
     def _generate(self) -> None:
-        """Generate the missing rows with one engine."""
+        """Generate the missing rows with one new engine. Raises OutOfMemory."""
         if not self.missing:
             return
         engine, seed = self._engine(), self.config.seed
@@ -96,7 +99,10 @@ class CellRun:
             raise OutOfMemory(error) from error
 
     def _make_smaller(self, under_way: Iterable[Key], cause: str) -> None:
-        """Halve the slots; with one slot, give up the sequences under way, or if there are none the longest rows."""
+        """After memory ran out, prepare a smaller engine: halve the slots, or with one slot give up rows.
+
+        Rows that are given up get status `oom`: those that were `under_way`, or if there were none the longest rows.
+        """
         plan, label = self.cell_plan.plan, self.cell_plan.cell.label
         if plan.slots > 1:
             self.cell_plan = self.cell_plan.smaller()
@@ -116,14 +122,14 @@ class CellRun:
         self.writer.add(row, Generation.failed(request, row.sample, "oom", note), self.cell_plan)
 
     def _longest(self) -> list[Key]:
-        """Keys of the longest rows, which determine the engine's size."""
+        """Return the keys of the missing rows with the largest length, which determines the engine's size."""
         lengths = {key: row.prompt.max_tokens for key, row in self.missing.items()}
         fitting = [length for length in lengths.values() if length <= self.cell_plan.max_tokens]
         most = max(fitting or lengths.values())
         return [key for key, length in lengths.items() if length == most]
 
     def _fit_to_missing(self) -> None:
-        """Size the next engine for the missing rows; ignore prompts that no engine of this cell can hold."""
+        """Set the engine's size to the longest missing row, prompts that are too long for the model not counted."""
         prompts = [row.prompt for row in self.missing.values() if row.prompt.max_tokens <= self.cell_plan.max_tokens]
         self.cell_plan = replace(
             self.cell_plan,
@@ -132,7 +138,10 @@ class CellRun:
         )
 
     def _numbers_fail(self, answer: Generation) -> bool:
-        """Whether the last NOT_NUMBERS answers had NaN or infinite logits, so that the cell ends; warns if so."""
+        """Return whether the last NOT_NUMBERS answers all had NaN or infinite logits.
+
+        If so, warn that the cell ends here.
+        """
         if answer.status == "prompt_too_long":
             return False
         self.not_numbers = self.not_numbers + 1 if answer.status == "nan_logits" else 0
@@ -140,7 +149,7 @@ class CellRun:
             return False
         dtype = dtype_name(self.loaded.dtype)
         self.say(
-            f"{self.cell_plan.cell.label}: logits were NaN or infinite in {NOT_NUMBERS} rows in a row; "
+            f"{self.cell_plan.cell.label}: logits were NaN or infinite in {NOT_NUMBERS} successive rows; "
             f"the cell ends here ({len(self.missing)} rows not run). "
             f"Try another number type than {dtype}: --dtype {OTHER_DTYPE.get(dtype, 'float32')}."
         )

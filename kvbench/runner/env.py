@@ -23,7 +23,7 @@ OPTIONAL = ("flash-attn", "triton", "lm-eval")
 
 
 def version(package: str) -> str | None:
-    """Installed version of a distribution, or None."""
+    """Return the installed version of a package, or None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -55,7 +55,7 @@ def git_commit() -> str | None:
 
 
 def memory_bytes() -> int | None:
-    """Memory that this process may use: the machine's, or the limit of its control group."""
+    """Return how many bytes of memory this process may use: all of the machine's, or its control group's limit."""
     limits = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

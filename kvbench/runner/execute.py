@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """How a run ended. `failed` counts rows with a status other than "ok", by status.
+    """How a run ended. failed: number of rows for each status other than "ok".
 
-    `repeated`: nothing was run, because every row was saved before with its score.
+    repeated: no row was generated or scored, because every row was saved before with its score.
     """
 
     run_dir: Path | None  # None after a dry run
@@ -55,7 +55,7 @@ def execute(
     command: Sequence[str] = (),
     notice: Notice | None = None,
 ) -> RunResult:
-    """Run a configuration to the end, or continue its run.
+    """Run a configuration to the end; if its run was begun before, generate and score only what is missing.
 
     resume: require that the run exists. notice: receives one-line warnings; by default they go to stderr. Raises
     KVBenchError: Interrupted after Ctrl-C, SIGTERM or SIGHUP, with all finished rows saved.
@@ -80,7 +80,10 @@ def execute(
 
 
 def _run(folder: RunFolder, plan: RunPlan, done: set[str], progress: Progress | None, say: Notice) -> RunResult:
-    """Generate missing rows, score answers without a score, make the tables. `done`: keys of the rows saved before."""
+    """Generate missing rows, score answers without a score, and write the run's tables.
+
+    done: keys of rows saved before.
+    """
     keys = {row.key for cell in plan.cells for row in cell.rows}
     runner = Runner(folder, plan, len(keys & done), progress, say)
     with signals.handled(), runner.failures():

@@ -23,7 +23,7 @@ Notice = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """The model as far as it is known without weights, and every task's prompts."""
+    """What a run reads before the weights: the model's configuration and context, and every task's prompts."""
 
     info: models.ModelInfo
     where: str  # folder, or the hub's name
@@ -32,7 +32,7 @@ class Inputs:
     works: dict[str, TaskWork]
 
     def tasks(self) -> dict[str, Any]:
-        """Version, data and the hash of the prompts of every task, for the run's record."""
+        """Return each task's version, its data and a hash of its prompts, for the run's record."""
         return {
             name: {"version": w.task.version, "data": dict(w.data), "prompts": w.prompts_hash()}
             for name, w in self.works.items()
@@ -40,7 +40,7 @@ class Inputs:
 
 
 def read_inputs(config: RunConfig, say: Notice, info: models.ModelInfo | None = None) -> Inputs:
-    """Read everything but weights, and check judge and sandbox. info: the model, if the hub was already asked for it.
+    """Read all inputs except weights, and check judge and sandbox. info: the model, if it was looked up before.
 
     Raises KVBenchError if the model or data are missing, a prompt cannot be made, or no judge or sandbox can score.
     """
@@ -73,7 +73,10 @@ def read_inputs(config: RunConfig, say: Notice, info: models.ModelInfo | None = 
 
 
 def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any, works: dict[str, TaskWork]) -> None:
-    """Raise UserError when only the maximum length could end an answer: no end token, no stop string."""
+    """Raise UserError if a task's answers could end only at the maximum length.
+
+    That is so if the model has no end token and the task no stop string.
+    """
     generation = None
     with models.reading(config.model, where), contextlib.suppress(OSError):  # no generation config
         generation = transformers.GenerationConfig.from_pretrained(where, revision=config.revision or "main")

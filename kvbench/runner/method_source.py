@@ -25,9 +25,9 @@ SELECTION = "kvbench.eviction.select"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One hash over all files, and each file's hash by its import path.
+    """The source of a method: one hash over all its files, and each file's own hash by the file's import path.
 
-    A plug-in may move, so its hash takes the place of its path.
+    A plug-in's file may be moved, so it is listed by its hash instead of its path.
     """
 
     hash: str
@@ -42,7 +42,7 @@ class _Module:
 
 
 def source_of(method: Method) -> Source:
-    """The source of a method with its options."""
+    """Return the source of a method; the method's options decide which other methods belong to it."""
     modules: dict[str, _Module] = {}
     for part in _parts(method):
         name = type(part).__module__
@@ -55,7 +55,7 @@ def source_of(method: Method) -> Source:
 
 
 def _parts(method: Method) -> Iterator[Method]:
-    """The method itself and all methods that it holds."""
+    """Yield the method itself and all methods in its fields, such as the two parts of ``snapkv+gkv``."""
     yield method
     for value in vars(method).values():
         if isinstance(value, Method):
@@ -63,7 +63,7 @@ def _parts(method: Method) -> Iterator[Method]:
 
 
 def _follow(name: str, packages: tuple[str, ...], modules: dict[str, _Module]) -> None:
-    """Add a module and its imports from these packages to `modules`."""
+    """Add a module to `modules`, and all modules of these packages that it imports, directly or indirectly."""
     if name in modules or (module := _read(name)) is None:
         return
     modules[name] = module
@@ -74,7 +74,7 @@ def _follow(name: str, packages: tuple[str, ...], modules: dict[str, _Module]) -
 
 @functools.cache
 def _read(name: str) -> _Module | None:
-    """A module's label, hash and imports; None for a name without a file."""
+    """Read a module's file; return its label, its hash and the names it imports, or None if the module has no file."""
     path = _path(name)
     if path is None:
         return None
@@ -86,7 +86,7 @@ def _read(name: str) -> _Module | None:
 
 
 def _path(name: str) -> Path | None:
-    """Return a module's file. A module that no code has imported yet is searched in the folders of its package."""
+    """Return a module's file, or None. A module that is not imported yet is searched in the folders of its package."""
     if file := getattr(sys.modules.get(name), "__file__", None):
         return Path(file)
     package = next((p for p in (*SHARED, name.partition(".")[0]) if name.startswith(f"{p}.")), name)
@@ -106,7 +106,7 @@ def _label(name: str, path: Path) -> str | None:
 
 
 def _imports(tree: ast.AST, name: str, package: bool) -> Iterator[str]:
-    """Names that a module imports; relative imports by their full names."""
+    """Yield the full names of the modules, and of names in modules, that a module imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

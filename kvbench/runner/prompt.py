@@ -18,8 +18,10 @@ from kvbench.taskkit.reader import ModelReader, Talk
 class Prompt:
     """One document as token ids.
 
-    `max_new_tokens` bounds one turn, `max_tokens` all that a sample reads and writes. `cut` tokens were removed from a
-    text that was too long. `compress_at` tokens stand before the question, for a query-agnostic run.
+    max_new_tokens: most tokens that a sample generates in one turn. max_tokens: most that it reads and generates
+    together.
+    cut: number of tokens removed, because the text was too long. compress_at: in a query-agnostic run, how many tokens
+    stand before the question.
     """
 
     doc: Doc
@@ -85,7 +87,10 @@ class PromptMaker:
         )
 
     def _cut(self, doc: Doc, spec: GenSpec) -> tuple[Doc, int]:
-        """The document with its first turn cut to fit, and how many tokens were cut."""
+        """Shorten a document's first turn so that it fits into the model's context or --max-prompt-tokens.
+
+        Returns the document and the number of tokens that were removed.
+        """
         limit = self.config.max_prompt_tokens
         if limit is None and spec.truncate == "middle":
             limit = self.reader.context - spec.max_new_tokens - spec.reserve
@@ -97,7 +102,7 @@ class PromptMaker:
 
 
 def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
-    """A task's default sampling, overridden by the user's settings."""
+    """Return a task's default sampling settings, overridden by those that the user gave."""
     settings: dict[str, Any] = {
         "n": config.samples,
         "max_new_tokens": config.max_new_tokens,
@@ -112,7 +117,10 @@ def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
 
 
 def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> tuple[list[int], int]:
-    """Token ids of a prompt, and how many of them stand before the question. Raises UserError without a context."""
+    """Return a prompt's token ids, and how many of them stand before the question.
+
+    Raises UserError for a document without a context before its question.
+    """
     turn = doc.turns[0]
     if not turn.context.strip():
         raise UserError(
@@ -122,7 +130,7 @@ def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> 
     ids, leading = prompts.encode_to_context(tokenizer, text, turn, chat)
     if not 0 < leading < len(ids):
         raise UserError(
-            f"task {quote(task.name)}: no token boundary parts context and question of {quote(doc.doc_id)}. "
-            "Use --compress query-aware."
+            f"task {quote(task.name)}: in {quote(doc.doc_id)} one token covers the end of the context and "
+            "the start of the question. Use --compress query-aware."
         )
     return ids, leading

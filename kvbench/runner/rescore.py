@@ -33,7 +33,7 @@ KEPT = "kept"  # counted like a status: the answer keeps its score, because no j
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """Counts of answers by the result of scoring them again."""
+    """How many answers got a score, failed, or were left as they are, when a run was scored again."""
 
     scored: int = 0  # have a new score
     failed: Mapping[str, int] = field(default_factory=dict)  # could not be scored, by status
@@ -56,7 +56,7 @@ def rescore(
     wanted: Callable[[Entry], bool],
     progress: Progress | None = None,
 ) -> Rescored:
-    """Score the answers of a run that are `wanted`.
+    """Score those stored answers of a run for which `wanted` is true.
 
     Raises SetupError if the judge refuses the key, or no scoring process starts; earlier scores are saved.
     """
@@ -89,7 +89,7 @@ def rescore(
 
 
 class _Scoring:
-    """The answers that are being scored; their scores are written in the order in which they were submitted."""
+    """Answers that are being scored. The scores are written in the order in which the answers were submitted."""
 
     def __init__(
         self, works: Mapping[str, TaskWork], journal: Journal, pool: ScorePool, progress: Progress | None
@@ -99,7 +99,7 @@ class _Scoring:
         self._waiting: deque[tuple[Future[Score], _Job]] = deque()
 
     def submit(self, job: _Job, output: Output) -> None:
-        """Score an answer. Waits while too many are being scored."""
+        """Begin to score an answer; first wait while too many answers are being scored."""
         task = self.works[job.entry.row["task"]].task
         self._waiting.append((self.pool.submit(task, job.prompt.doc, output), job))
         while len(self._waiting) >= AT_ONCE or (self._waiting and self._waiting[0][0].done()):
@@ -111,7 +111,7 @@ class _Scoring:
             self._write_oldest()
 
     def write_ready(self) -> None:
-        """Write all finished scores, even behind unfinished ones: a lost score may have cost a judge's fee."""
+        """Write all scores that are known now, in any order, so that no score is lost that a judge was paid for."""
         for future, job in self._waiting:
             if future.done():
                 self._write(future, job)
@@ -142,7 +142,7 @@ class _Scoring:
 
 
 def _jobs(chosen: list[Entry], works: Mapping[str, TaskWork], reader: TextReader) -> Iterator[_Job | None]:
-    """Every chosen answer with its document; None for an answer if no document has its prompt now."""
+    """Yield every chosen answer with its document, or None for an answer whose prompt the task no longer makes."""
     prompts = {(name, p.doc.doc_id): p for name, work in works.items() for p in work.prompts}
     for entry in chosen:
         prompt = prompts.get((entry.row["task"], entry.row["doc_id"]))
@@ -154,7 +154,7 @@ def _jobs(chosen: list[Entry], works: Mapping[str, TaskWork], reader: TextReader
 
 
 class _Baselines:
-    """The full cache's answers, with which a judge compares other answers."""
+    """The run's answers with the full cache, with which a judge compares the answers of other methods."""
 
     def __init__(self, entries: Mapping[str, Entry], reader: TextReader) -> None:
         rows = (e for e in entries.values() if e.row["method"] == "full" and e.generated)

@@ -25,7 +25,7 @@ MOMENT = 1.0  # seconds between two commits while waiting
 class RowWriter:
     """Writes the rows of a run.
 
-    host: the columns device and dtype. keep_prompts: store questions of gated data too.
+    host: values of the columns `device` and `dtype`. keep_prompts: store the questions of gated data too.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class RowWriter:
         self.collect(most=BACKLOG)
 
     def poll(self) -> None:
-        """Commit the rows that have waited long enough. Called once per engine step."""
+        """Write rows to the disk if the oldest unsaved row has waited long enough. Called once per engine step."""
         self.saved += len(self.journal.poll())
 
     def collect(self, *, most: int = 0, seconds: float | None = None) -> None:
-        """Write rows as their scores come, until at most `most` answers wait or `seconds` have passed."""
+        """Write rows as scores become known, until at most `most` answers wait for one or `seconds` have passed."""
         deadline = None if seconds is None else time.monotonic() + seconds
         self._write_scored()
         while len(self._waiting) > most and (deadline is None or time.monotonic() < deadline):
@@ -76,7 +76,7 @@ class RowWriter:
         self.saved += len(self.journal.flush())
 
     def leave(self, seconds: float) -> None:
-        """Wait `seconds` for scores; write the other answers without one, for a resumed run to score."""
+        """Wait at most `seconds` for scores, then write the other answers without one; a resumed run scores them."""
         self.collect(seconds=seconds)
         for answer in self._waiting.values():
             self._write(answer, LATER)

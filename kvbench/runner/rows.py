@@ -1,4 +1,4 @@
-"""One sample as a tidy row: identity, outcome, measured use. The columns are `kvbench.store.schema.COLUMNS`."""
+"""Makes the row of a finished sample: settings, score, measured use. Its columns are `kvbench.store.schema.COLUMNS`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEASURED = tuple(f.name for f in fields(Usage) if f.name not in ("prompt_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A finished sample of a planned row."""
+    """The finished generation of one planned sample, ready to be scored and stored as its row."""
 
     planned: PlannedRow
     generation: Generation
@@ -32,7 +32,7 @@ class Answer:
         return usage.output_tokens if usage else len(self.generation.token_ids)
 
     def output(self) -> Output:
-        """The sample as a task's `score` receives it."""
+        """Return the sample's text and facts in the form that a task's method `score` takes."""
         return Output(
             text=self.generation.text,
             turns=self.generation.turns,
@@ -44,7 +44,7 @@ class Answer:
 
 
 def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, str]) -> dict[str, Any]:
-    """Build the row of a finished sample. `score` is None when generation failed; then every score column is null."""
+    """Return the row of a finished sample. score: None when generation failed; then every score column is null."""
     planned, generation, cell_plan = answer.planned, answer.generation, answer.cell_plan
     cell, doc = cell_plan.cell, planned.prompt.doc
     usage = generation.usage
@@ -81,7 +81,7 @@ def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, st
 
 
 def scored(score: Score) -> dict[str, Any]:
-    """The columns that a score fills. Without a value every score column is null."""
+    """Return the row's columns that depend on the score. They are null for a score without a value."""
     shown = score if score.value is not None else Score(value=None)
     aux = dict(shown.aux)
     no_answer = aux.pop("no_answer", None)
@@ -99,7 +99,7 @@ def scored(score: Score) -> dict[str, Any]:
 
 
 def _usage(usage: Usage, limit: float) -> dict[str, Any]:
-    """The columns of measured use.
+    """Return the row's columns of measured use: seconds, entries, bytes and speeds. limit: the most tokens per second.
 
     A sample's seconds are shares of the engine's time, so tokens / seconds is the engine's own rate. The first token
     comes with the prompt and is not counted.

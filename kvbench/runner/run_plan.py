@@ -30,7 +30,7 @@ from kvbench.store import again
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """A run before its weights are loaded."""
+    """A run as it is planned before its weights are loaded: inputs, methods, cells, device."""
 
     config: RunConfig
     inputs: Inputs
@@ -45,7 +45,10 @@ class RunPlan:
 
     @classmethod
     def make(cls, config: RunConfig, before: Mapping[str, Any], name: str, *, dry_run: bool, say: Notice) -> RunPlan:
-        """Read all inputs and plan every cell. before: an earlier run's record. Raises KVBenchError."""
+        """Read all inputs and plan every cell.
+
+        before: the record of the run to continue, or empty. Raises KVBenchError.
+        """
         device = pick_device(config.device)
         dtype = pick_dtype(config.dtype, device)
         check_attn(config.attn, device, dtype)
@@ -82,15 +85,15 @@ class RunPlan:
 
     @property
     def rows(self) -> int:
-        """How many rows the run will have."""
+        """The number of rows that the complete run has."""
         return sum(len(cell.rows) for cell in self.cells)
 
     def load(self) -> LoadedModel:
-        """The model with its weights. Raises KVBenchError."""
+        """Load the model's weights and return the model. Raises KVBenchError."""
         return self.early or _loader(self.config, self.inputs, self.device)()
 
     def record(self, sources: Mapping[str, Any]) -> dict[str, Any]:
-        """The environment of run.json. sources: where each setting comes from."""
+        """Return the part `environment` of run.json. sources: where each setting comes from."""
         return {
             **{f"{package}_version": env.version(package) for package in ("kvbench", "torch", "transformers")},
             "versions": env.versions(),
@@ -118,7 +121,7 @@ class RunPlan:
         }
 
     def _unused(self) -> tuple[str, ...]:
-        """The settings for scoring that no task of the run uses."""
+        """Return the names of settings for judge and sandbox that no task of this run uses."""
         needs = {need for work in self.inputs.works.values() for need in work.task.needs}
         return (*(again.JUDGE if "judge" not in needs else ()), *(("unsafe_run_code",) if "code" not in needs else ()))
 
@@ -129,7 +132,7 @@ def _loader(config: RunConfig, inputs: Inputs, device: torch.device) -> partial[
 
 
 def _plan_shape(inputs: Inputs, say: Notice) -> ModelShape:
-    """The model's shape from its configuration; if only loaded weights tell the layers, an estimate and a notice."""
+    """Return the model's shape by its configuration. If that lacks the layers, estimate them and say so."""
     try:
         return read_shape(inputs.config)
     except ProbeFailed:

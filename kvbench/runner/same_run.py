@@ -1,8 +1,8 @@
 """Checks that a continued run still has the model, template, methods and questions that it began with.
 
-A run's record (`environment` in run.json) has a hash for each file that decides its rows. A file that differs is
-refused by name: a report would average rows of two models, or of two states of a method. Messages escape all text of a
-record, since a folder may come from anyone.
+A run's record (`environment` in run.json) has a hash for each file that its rows depend on. If a file has changed, the
+error names it: otherwise a report would average rows of two models, or of two versions of a method. Messages escape all
+text of a record, since a folder may come from anyone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST = 4  # files or methods that a message lists
 
 
 def model_record(config: RunConfig, state: State) -> dict[str, Any]:
-    """The model, its files and the chat template, for the run's record."""
+    """Return what a run's record states of the model, its files and the chat template."""
     template = config.chat_template
     return {
         "model": {"model": config.model, "model_revision": state.revision or config.revision},
@@ -35,7 +35,7 @@ def model_record(config: RunConfig, state: State) -> dict[str, Any]:
 
 
 def method_record(states: Mapping[MethodChoice, MethodState]) -> dict[str, Any]:
-    """The methods with versions, sources and artefacts, for the run's record."""
+    """Return what a run's record states of the methods: versions, sources and artefacts."""
     files = {file: digest for state in states.values() for file, digest in state.source.files.items()}
     return {
         "methods": [
@@ -53,7 +53,10 @@ def method_record(states: Mapping[MethodChoice, MethodState]) -> dict[str, Any]:
 
 
 def began(out: Path, name: str, config: RunConfig, *, resume: bool) -> Mapping[str, Any]:
-    """The record of an earlier run of this name; empty if there is none or, without `resume`, its settings differ."""
+    """Return the record of the run of this name that is to be continued; empty if there is no such run.
+
+    Without `resume`, a run of this name with other settings is not continued.
+    """
     folder = out / check_run_name(name)
     if not (folder / manifest.NAME).is_file():
         return {}
@@ -65,7 +68,9 @@ def began(out: Path, name: str, config: RunConfig, *, resume: bool) -> Mapping[s
 def check(
     run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, allow_version_change: bool = False
 ) -> list[str]:
-    """Compare the record of a run with the present one. Returns notices; raises UserError.
+    """Check that model, data, plug-ins and methods are those of the run's record; return notices about allowed changes.
+
+    before, now: the run's record, and the record that a run begun now would have. Raises UserError.
 
     allow_version_change: methods of the same version may have another source.
     """
@@ -82,7 +87,10 @@ def check(
 def check_model(
     run: str, before: Mapping[str, Any], now: Mapping[str, Any], wanted: Callable[[str], bool] = lambda file: True
 ) -> None:
-    """Raise UserError if the model's files, its revision or the chat template differ. wanted: whether a file counts."""
+    """Raise UserError if the model's files, its revision or the chat template differ.
+
+    wanted: whether to compare the file of this name.
+    """
     if not before:
         return
     model = quote(now["model"]["model"])
@@ -100,9 +108,10 @@ def check_model(
 
 
 def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Check as `check_model`, but only the files that make prompts. Raises UserError.
+    """Raise UserError if one of the model's files changed that make prompts, such as the tokenizer's.
 
-    Scoring calls this, as it reads no weights. For a model of the hub, scoring compares the prompts themselves instead.
+    Scoring calls this instead of `check_model`, because it reads no weights. For a model of the hub it compares the
+    prompts themselves.
     """
     if now["model_files"] and before.get("model_files"):
         check_model(run, before, now, makes_prompts)
@@ -111,7 +120,7 @@ def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, An
 
 
 def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, versions: bool = True) -> None:
-    """Raise UserError when the documents of a task changed; with `versions`, also when the task's version did."""
+    """Raise UserError if the documents of a task changed; with `versions`, also if the task's version changed."""
     for task, has in now.items():
         if (was := before.get(task)) is None:
             raise UserError(f"run {quote(run)} does not say which data task {quote(task)} had. {NEW_RUN.capitalize()}.")
@@ -135,7 +144,10 @@ def _check_version(run: str, what: str, was: Mapping[str, Any], has: Mapping[str
 
 
 def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> list[str]:
-    """Compare versions, artefacts and sources of the methods. Returns a notice on changed sources that are allowed."""
+    """Raise UserError if a method's version, artefacts or source changed.
+
+    Returns notices about changed sources if `allowed`.
+    """
     known = {entry["method"]: entry for entry in before.get("methods", [])}
     edited = []
     for entry in now["methods"]:
@@ -156,7 +168,7 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
 
 
 def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterable[str]) -> str:
-    """Names of changed files, for a message. `own`: the files that the methods import now."""
+    """Return the names of changed source files for a message. own: the files that the method consists of now."""
     was, has = (_hashes(record.get("method_files", [])) for record in (before, now))
     return few(sorted(bare(file) for file in own if was.get(file) != has[file]), MOST) or "it imports other files"
 
@@ -188,7 +200,7 @@ def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _listed(hashes: Mapping[str, str]) -> list[dict[str, str]]:
-    """Hashes as a list of name and hash; a dictionary's key ``token.json`` would look like the name of a secret."""
+    """Return hashes by name as a list of pairs, because redaction would hide the value of a key like ``token.json``."""
     return [{"name": name, "hash": digest} for name, digest in sorted(hashes.items())]
 
 
@@ -205,7 +217,10 @@ def _changes(was: Mapping[str, str], has: Mapping[str, str]) -> Changes:
 
 
 def _describe(changes: Mapping[str, tuple[str | None, str | None]], of: str, run: str) -> str:
-    """What changed and how to undo it: a sentence to which the caller adds the last clause."""
+    """Return which files changed and how to undo it, as a sentence without its end, which the caller adds.
+
+    changes: old and new hash by file name; None where a file was missing. of: whose files they are.
+    """
     since = f"since run {quote(run)} began"
     if len(changes) > 1:
         listed = [f"{name} ({_fate(*pair)})" for name, pair in changes.items()]

@@ -1,4 +1,4 @@
-"""Drives one execution cell by cell through engine, scores and journal, until it is done or stopped.
+"""Executes a run's missing rows cell by cell: the engine generates, tasks score, the journal stores.
 
 Signals and failures end it with all finished rows saved.
 """
@@ -31,7 +31,7 @@ AFTER_STOP = 3.0  # seconds to wait for scores after a signal or a failure
 
 
 class Runner:
-    """State of one execution. done: number of rows saved before it; say: receives warnings, one line each."""
+    """Executes the missing rows of a run. done: number of rows saved before. say: receives warnings, one line each."""
 
     def __init__(self, folder: RunFolder, plan: RunPlan, done: int, progress: Progress | None, say: Notice) -> None:
         self.folder, self.plan, self.progress, self.say = folder, plan, progress, say
@@ -53,7 +53,7 @@ class Runner:
 
     @contextlib.contextmanager
     def failures(self) -> Iterator[None]:
-        """Turn signals and failures of memory or device into one line that states the saved rows."""
+        """Turn signals, and failures of memory or device, into errors of one line that say how many rows are saved."""
         try:
             with signals.phase(lambda: f"interrupted: {self._saved()}"):
                 yield

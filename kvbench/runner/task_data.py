@@ -15,12 +15,12 @@ from kvbench.taskkit.names import LM_EVAL, collapsed
 
 
 def source(config: RunConfig) -> Data:
-    """The data source of a run."""
+    """Return the source from which a run's tasks read their data."""
     return Data(config.data, revision=config.data_revision, allow_mismatch=config.allow_data_mismatch)
 
 
 def fetch(config: RunConfig) -> None:
-    """Download data that are not on this machine. Raises SetupError when a task's data are missing.
+    """Download data that are not on this machine. Raises SetupError when a task's data cannot be had.
 
     The first lm-eval task and all tasks after it are left to `kvbench.runner.inputs`: lm-eval finds its data only when
     it makes prompts.
@@ -37,7 +37,10 @@ def fetch(config: RunConfig) -> None:
 
 
 def all_missing(first: DataMissing, names: Sequence[str], config: RunConfig, data: Data) -> KVBenchError:
-    """The error for all data that these tasks lack, as far as known offline. `first`: the error found first."""
+    """Return one error that lists all tasks without data, as far as this is known without a network.
+
+    first: the error that was found first. names: the tasks to look at, without those whose data are known to be here.
+    """
     others = {n: load_task(n, config.task_file).manifest for n in names if n != first.task}
     errors = [first, *data.missing({n: manifest for n, manifest in others.items() if manifest is not None})]
     own = [error for error in errors if not error.task.startswith(LM_EVAL)]  # 'kvbench data fetch' gets only these

@@ -36,12 +36,12 @@ def template_hash(path: str) -> str:
 
 
 def load_task(name: str, task_file: str | None) -> Task:
-    """A registered task, or the task of --task-file if `name` is that task's name, "file" or empty."""
+    """Return the task of this name; for "file", "" or the name of the task in --task-file, return that task."""
     return _own_task(name, task_file) or get_task(name)
 
 
 def expand_task(name: str, task_file: str | None) -> list[str]:
-    """The tasks that one entry of --task means. Raises UserError."""
+    """Return the names of all tasks that one item of --task means, such as ``ruler@*``. Raises UserError."""
     own = _own_task(name, task_file)
     return [own.name] if own else expand(name)
 
@@ -56,13 +56,16 @@ def _own_task(name: str, task_file: str | None) -> Task | None:
 
 
 def make_method(cell: Cell) -> Method:
-    """The method of a cell with its options."""
+    """Make the method of a cell, with its options."""
     return choose.make(cell.method.name, dict(cell.method.options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRow:
-    """One sample that a run will make. Its key is the hash of `identity`, whose fields are columns of the row."""
+    """One sample that a run is to generate. key: hash of `identity`. identity: the settings that make this sample
+    different
+    from all others; each is a column of its row.
+    """
 
     key: str
     prompt: Prompt
@@ -72,7 +75,7 @@ class PlannedRow:
 
 @dataclass(slots=True, kw_only=True)
 class TaskWork:
-    """One task's documents, sampling and prompts under one run configuration."""
+    """A task as one run uses it: its prompts, its sampling settings, and the facts about its data."""
 
     task: Task
     spec: GenSpec
@@ -127,7 +130,7 @@ class TaskWork:
         )
 
     def prompts_hash(self) -> str:
-        """16 hex digits over texts, tokens and sampling settings of all prompts."""
+        """Return a hash (16 hex digits) of the texts, tokens and sampling settings of all prompts."""
         digest = hashlib.sha256()
         for p in self.prompts:
             asked = (p.doc.doc_id, p.sha256, p.compress_at, p.max_new_tokens, p.stop_ids, dataclasses.astuple(p.spec))
@@ -136,7 +139,10 @@ class TaskWork:
         return digest.hexdigest()[:16]
 
     def rows(self, cell: Cell, config: RunConfig, model: Mapping[str, Any], dtype: str) -> list[PlannedRow]:
-        """Every planned row of a cell, in the order of documents and samples. `model`: name and revision."""
+        """Return the rows that a cell will have, in the order of documents and samples.
+
+        model: columns about the model.
+        """
         method = make_method(cell)
         chunked = method.evicts and config.prefill == "chunked"
         shared = {
@@ -180,7 +186,10 @@ class TaskWork:
         return planned
 
     def batches(self, rows: list[PlannedRow], seed: int) -> list[list[Request]]:
-        """Planned rows as requests to the engine, one per document; one list per sampling setting."""
+        """Group planned rows into requests to the engine, one per document.
+
+        Returns one list of requests for each set of sampling settings, because an engine batch has one set.
+        """
         samples: dict[str, list[int]] = {}
         prompt: dict[str, Prompt] = {}
         for row in rows:
@@ -213,7 +222,10 @@ class TaskWork:
 
 
 def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Prompt], context: int) -> list[str]:
-    """Notes for the user before the run. Raises UserError when a prompt and --max-new-tokens exceed the context."""
+    """Return notes that the user should read before the run, such as how many prompts are cut to fit.
+
+    Raises UserError when a prompt and --max-new-tokens together exceed the model's context.
+    """
     lengths = [len(p.ids) for p in all_prompts if len(p.ids) < context]
     notes = []
     if lengths and config.max_new_tokens and max(lengths) + config.max_new_tokens > context:
@@ -242,12 +254,15 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Promp
 
 
 def applied_budget(budget: Budget, method: Method, prompt_tokens: int) -> int:
-    """The entries of a budget for one prompt. A share never gives fewer than the method needs."""
+    """Return a budget as a number of entries for one prompt.
+
+    A share of the prompt gives at least what the method needs.
+    """
     size = entries(budget, prompt_tokens)
     return max(size, method.min_budget()) if isinstance(budget, float) else size
 
 
 def version(name: str) -> str:
-    """The version of a method; for two methods joined by ``+``, both versions joined by ``+``."""
+    """Return the version of a method; for two methods joined by ``+``, both versions joined by ``+``."""
     parts: list[Any] = [registry.methods.get(part) for part in choose.canonical(name).split("+")]
     return "+".join(str(part.version) for part in parts)

@@ -26,7 +26,7 @@ def after_thinking(text: str, thinking: bool | None) -> str:
 
 
 def last_box(text: str) -> str | None:
-    """Return the content of the last ``\\boxed{...}`` or ``\\fbox{...}`` whose braces balance, or None."""
+    """Return the content of the last ``\\boxed{...}`` or ``\\fbox{...}`` with balanced braces, or None."""
     for match in reversed(list(_BOX.finditer(text))):
         content = _balanced(text, match.end())
         if content is not None:

@@ -13,7 +13,7 @@ LONGEST = 200  # characters of an exception's text
 
 
 def failure(error: BaseException) -> str:
-    """Return the note, for example "RuntimeError: no such key (traceback 1a2b3c4d)"."""
+    """Return the note for a row whose grader raised `error`: "RuntimeError: no such key (traceback 1a2b3c4d)"."""
     frames = traceback.extract_tb(error.__traceback__)
     path = "\n".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
     digest = hashlib.sha256(f"{type(error).__name__}\n{path}".encode()).hexdigest()[:8]

@@ -22,7 +22,7 @@ Row = tuple[str, ...]
 
 
 def score_tsv(prediction: str, reference: str) -> dict[str, float]:
-    """Return f1, precision (share of the output's rows that are in the reference), recall and extraction_rate.
+    """Return f1, precision (the share of the output's rows that are in the reference), recall and extraction_rate.
 
     extraction_rate is 1 if both are tables with the same number of columns, else 0.
     """
@@ -36,20 +36,26 @@ def score_tsv(prediction: str, reference: str) -> dict[str, float]:
 
 
 def row_dup_rate(prediction: str) -> float:
-    """Return the share of the output's rows that repeat an earlier row; 0 without a table. Precision ignores these."""
+    """Return the share of an output's table rows that repeat an earlier row; 0 if the output has no table.
+
+    Precision ignores repeated rows, so this share is reported beside it.
+    """
     rows = _rows(_table(prediction))
     return 1 - len(set(rows)) / len(rows) if rows else 0.0
 
 
 def _table(prediction: str) -> str:
-    """Return the text between the output's fences, or all text after an unclosed fence, or without a fence all text."""
+    """Return the text inside an output's code fence.
+
+    An unclosed fence ends with the output; without a fence, return all.
+    """
     if fenced := _FENCED.search(prediction):
         return fenced[1]
     return prediction.split(_OPEN)[1] if _OPEN in prediction else prediction
 
 
 def _rows(table: str) -> list[Row]:
-    """Return the normalised rows after the head; [] if the table cannot be parsed."""
+    """Return a table's rows after its head, with normalised texts; [] if the table cannot be parsed."""
     try:
         head, *rows = csv.reader(table.strip().split("\n"), delimiter="\t")
     except (csv.Error, ValueError):  # ValueError: no row at all

@@ -1,4 +1,4 @@
-"""Grade a program on a LiveCodeBench problem, by two verdicts.
+"""Grade a program on the tests of a LiveCodeBench problem, by two verdicts.
 
 `lcb` is the verdict of LiveCodeBench's own checker, comparable with published numbers; `native` is the verdict of an
 ordinary process with an ordinary standard input.
@@ -48,7 +48,7 @@ _TURN_SECONDS = 120.0  # longest wait for other second tries to end; after that,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of a program on the tests of a problem."""
+    """The result of running a program on all tests of a problem, up to the first test that fails."""
 
     verdict: str  # pass, wrong_answer, runtime_error, time_limit, memory_limit or output_limit
     code: int  # LiveCodeBench's error code, 0 for a pass
@@ -137,7 +137,7 @@ class _Problem:
         return True
 
     def room(self, test: int) -> int:
-        """Return how many bytes a program may print on a test.
+        """Return how many bytes a program may print on the test with this index.
 
         A power of two, so that the limit, which a program can find out, reveals little about the expected output.
         """
@@ -175,7 +175,7 @@ def harness() -> str:
 
 
 def _as_lcb(box: Box, problem: _Problem) -> Verdict:
-    """Run all tests in one process, one after the other."""
+    """Run a program on all tests in one process, as LiveCodeBench's checker does, and return the verdict."""
     outcome = box.open(seconds=problem.seconds, total=problem.total)
     if (failed := failure(outcome)) is not None:  # before the first test, -5 or an exception
         code = -5 if failed[1] == -5 else -4
@@ -198,7 +198,7 @@ def _as_lcb(box: Box, problem: _Problem) -> Verdict:
 
 
 def failure(outcome: Outcome) -> tuple[str, int] | None:
-    """Return the verdict and code of a failed request; None if the harness answered."""
+    """Return verdict and error code of a test that the program did not answer; None if it answered."""
     if outcome.status == "answered":
         failures = {b"E": ("runtime_error", -4), b"M": ("memory_limit", -4), b"T": ("time_limit", -3)}
         # With any other first letter, the program itself wrote the answer in place of the harness.
@@ -223,7 +223,7 @@ def _failed(verdict: str, code: int, results: list[bool | int], outcome: Outcome
 
 
 def _natively(box: Box, problem: _Problem, run: Callable[[Box, _Problem, int], tuple[Outcome, bytes]]) -> Verdict:
-    """Run each test in a new process."""
+    """Run a program on each test in a new process, as an ordinary program runs, and return the verdict."""
     results: list[bool | int] = []
     slowest, peak = 0.0, 0
     for test in range(len(problem.inputs)):
@@ -261,7 +261,7 @@ def _call_once(box: Box, problem: _Problem, test: int) -> tuple[Outcome, bytes]:
 
 
 def _twice(run: Callable[[], Verdict]) -> Verdict:
-    """Run a program, and once more if it ran out of time: the machine may have been busy. One second try at a time."""
+    """Run a program, and once more if it ran out of time, since the machine may have been busy."""
     verdict = run()
     if verdict.code != -3:
         return verdict
@@ -271,7 +271,9 @@ def _twice(run: Callable[[], Verdict]) -> Verdict:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Hold this user's lock for second tries; after `_TURN_SECONDS` continue without it.
+    """Hold a lock while a second try runs, so that only one process of this user makes a second try at a time.
+
+    After waiting `_TURN_SECONDS` for the lock, the block runs without it.
 
     Does not use the package filelock: the audit grades as a user who can import only the standard library.
     """

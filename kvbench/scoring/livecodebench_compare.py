@@ -11,7 +11,10 @@ _DIGITS = 50000
 
 
 def same_lines(printed: str, expected: str) -> bool:
-    """Return whether both have the same number of lines, each pair equal when stripped, or as decimal numbers."""
+    """Return whether two texts have equally many lines, and line by line the same text without outer blanks.
+
+    Two lines also count as equal if their words are equal decimal numbers.
+    """
     ours, theirs = (text.strip().split("\n") for text in (printed, expected))
     return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
 

@@ -33,7 +33,7 @@ _options: dict[str, Any] = {}
 
 
 def setup(options: dict[str, Any]) -> None:
-    """Prepare what all programs share; called before the fork.
+    """Import and define what all runs of the program share; called before the fork.
 
     `options`: prelude (import lines), function (name, or None for standard input), preload (modules that the program
     mentions), native (call the function without the checker's oddities).
@@ -192,9 +192,10 @@ def _unparse(body: list[ast.stmt]) -> str:
 
 
 def _plain_module(program: str) -> Any:
-    """Run the prelude, then the program, in one new module; return its Solution, or the module if it has none.
+    """Run the prelude, then the program, in one new module.
 
-    The two are compiled apart, so that the program may begin with `from __future__`.
+    Returns an object of the program's class Solution, or the module if it has no such class. Prelude and program are
+    compiled separately, so that the program may begin with `from __future__`.
     """
     module = types.ModuleType("solution")
     sys.modules[module.__name__] = module
@@ -215,7 +216,10 @@ def _function(target: Any, name: str) -> Callable[[str], bytes]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON holds it; a value that equals no JSON value, as a tuple in a list, becomes `_unlike`."""
+    """Return a value as JSON holds it.
+
+    A value that equals no JSON value, such as a tuple in a list, becomes `_unlike`.
+    """
     if value is None or isinstance(value, (bool, str)):
         return value if value is None or isinstance(value, bool) else str.__str__(value)
     if isinstance(value, int):
@@ -237,7 +241,10 @@ def _plain(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return a number of numpy, fractions or decimal as JSON holds it. Raises ValueError for an array of several."""
+    """Return a number of numpy, fractions or decimal as JSON holds it.
+
+    Raises ValueError for an array of several numbers.
+    """
     if getattr(value, "ndim", 0):
         if value.size != 1:
             raise ValueError("the truth value of an array is ambiguous")

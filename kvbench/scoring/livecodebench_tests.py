@@ -20,7 +20,7 @@ LARGEST = 512 << 20  # bytes of a problem's unpacked tests
 
 
 class TestDataError(ValueError):
-    """Malformed test data."""
+    """The error for malformed tests in a problem's data."""
 
     __test__ = False
 
@@ -36,7 +36,7 @@ class Test:
 
 
 def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
-    """Return the tests in a column of the data. Raises TestDataError."""
+    """Return the tests in one column of the data set. largest: most bytes after unpacking. Raises TestDataError."""
     try:
         parsed = json.loads(data)
     except ValueError:
@@ -44,7 +44,7 @@ def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
     except RecursionError:
         raise TestDataError("the tests are nested too deeply") from None
     if not isinstance(parsed, Sequence) or isinstance(parsed, str):
-        raise TestDataError("the tests are no list")
+        raise TestDataError("the tests are not a list")
     tests = []
     for entry in parsed:
         if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in ("input", "output")):
@@ -54,9 +54,9 @@ def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
 
 
 def unpack(data: str, largest: int = LARGEST) -> str:
-    """Return the text in base64 of zlib of a pickle.
+    """Return the text in `data`, which is a pickle, compressed by zlib and written as base64.
 
-    Raises TestDataError for other data, or if the text unpacks to more than `largest` bytes.
+    Raises TestDataError for other data, or if they unpack to more than `largest` bytes.
     """
     try:
         stream = zlib.decompressobj()

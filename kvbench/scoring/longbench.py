@@ -38,7 +38,9 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def score_row(dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> float:
-    """Score an output by its best match with a reference answer. `all_classes`: a classification set's class names.
+    """Score an output by the reference answer that it matches best, with the metric of its data set.
+
+    all_classes: names of all classes, for a classification set.
 
     Raises SetupError if the set's metric needs a package that is missing or of another version.
     """
@@ -60,12 +62,18 @@ def require(dataset: str) -> None:
 
 
 def qa_f1(prediction: str, answer: str) -> float:
-    """F1 over words as multisets, without case, ASCII punctuation and articles."""
+    """F1 of the output's words against the answer's, each word counted as often as it occurs.
+
+    Case, ASCII punctuation and articles do not count.
+    """
     return _f1(_words(prediction), _words(answer))
 
 
 def qa_f1_zh(prediction: str, answer: str) -> float:
-    """F1 over jieba's words as multisets, without case, blanks and punctuation (except "《", as officially)."""
+    """F1 of the output's words against the answer's, as jieba separates them, each counted as often as it occurs.
+
+    Case, blanks and punctuation do not count, except "《", which the official code does not remove.
+    """
     return _f1(_words_zh(prediction), _words_zh(answer))
 
 
@@ -89,7 +97,7 @@ def rouge_l(prediction: str, answer: str) -> float:
 
 
 def rouge_l_zh(prediction: str, answer: str) -> float:
-    """ROUGE-L over jieba's words."""
+    """ROUGE-L of Chinese texts, over the words into which jieba separates them."""
     return rouge_l(" ".join(_cut(prediction)), " ".join(_cut(answer)))
 
 
@@ -107,7 +115,7 @@ def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> 
 
 
 def count(prediction: str, answer: str) -> float:
-    """Share of the numbers in the output that equal the answer, compared as text."""
+    """Share of the numbers in the output that equal the answer's number, both compared as text."""
     numbers = re.findall(r"\d+", prediction)
     return numbers.count(answer) / len(numbers) if numbers else 0.0
 

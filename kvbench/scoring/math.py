@@ -50,7 +50,10 @@ def boxed(answer: str) -> str:
 
 
 def int_match(answer: str, box: str | None) -> bool:
-    """Return whether the box holds a plain integer equal to a numeric reference (for example "025" or "27.0")."""
+    """Return whether a box holds a plain integer that equals the reference, such as "025" or "27.0".
+
+    answer: the reference. box: the content of the output's box; None without a box.
+    """
     if box is None or not re.fullmatch(r"\s*[-+]?\d{1,18}\s*", box):
         return False
     try:

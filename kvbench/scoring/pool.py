@@ -1,8 +1,8 @@
 """Compute scores in other processes, each under a hard time limit.
 
-A score over the time limit becomes `Score(value=None, note="timeout: ...")`, a score whose process dies gets the note
-``"crashed: ..."``; no other score is affected, and `pool.timeouts` and `pool.crashes` count them. Tasks with
-`cheap_score` are scored at once in the calling process.
+A score that exceeds the time limit becomes `Score(value=None, note="timeout: ...")`; if its process dies, the note is
+``"crashed: ..."``. No other score is affected. `pool.timeouts` and `pool.crashes` count both. Tasks with `cheap_score`
+are scored at once in the calling process.
 
 Why not a library's pool: `concurrent.futures` cannot kill one hung worker and continue. pebble 5.2 can, but (1) if the
 kernel kills its idle workers to free memory, the pool takes no more work; (2) a hung worker outlives a killed parent;
@@ -58,9 +58,10 @@ class ScorePool:
         signals.at_end(self._kill)
 
     def submit(self, task: Task, doc: Doc, output: Output) -> Future[Score]:
-        """Return a future with the score of one output.
+        """Begin to score one output, and return a future of the score.
 
-        Its result raises only SetupError: a scoring process does not start, or the judge refuses the key.
+        The future's `result` raises SetupError if no scoring process starts or the judge refuses the key, and nothing
+        else.
         """
         future: Future[Score] = Future()
         if self._closed:
@@ -83,7 +84,7 @@ class ScorePool:
         return future
 
     def close(self, *, cancel: bool = False) -> None:
-        """Wait for all scores; with `cancel`, drop the waiting ones and kill the scoring processes."""
+        """Wait for all scores; with `cancel`, do not wait, but drop waiting outputs and kill the scoring processes."""
         if self._closed:
             return
         self._closed = True
@@ -155,7 +156,10 @@ def _judge(task: Task, doc: Doc, output: Output) -> Score:
 
 
 class _Process:
-    """One scoring process, a member of `alive` until it is closed. `gone` is True after a time-out or a crash."""
+    """One scoring process.
+
+    It is in the set `alive` until it is closed; `gone` becomes True after a time-out or a crash.
+    """
 
     def __init__(self, alive: set[_Process]) -> None:
         self._among = alive
@@ -216,7 +220,7 @@ class _Process:
                     stream.close()
 
     def _answer(self, seconds: float) -> Any:
-        """Return the process's next message. Raises TimeoutError, or EOFError if the process ended."""
+        """Return the next message from the process. Raises TimeoutError, or EOFError if the process ended."""
         (size,) = HEADER.unpack(self._read(HEADER.size, deadline := time.monotonic() + seconds))
         return pickle.loads(self._read(size, deadline))
 

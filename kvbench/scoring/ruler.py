@@ -15,17 +15,17 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def postprocess(text: str) -> str:
-    """Return an output stripped, with every control character replaced by a line end."""
+    """Return an output without blanks at its ends, and with every control character replaced by a line end."""
     return _CONTROL.sub("\n", text.strip()).strip()
 
 
 def hits_in(prediction: str, references: Sequence[str]) -> list[bool]:
-    """Return for each reference whether it occurs in a postprocessed output."""
+    """Return for each reference whether it occurs in an output after `postprocess`."""
     return [reference.lower() in prediction.lower() for reference in references]
 
 
 def whole_words(prediction: str, references: Sequence[str]) -> list[bool]:
-    """Return for each reference whether it occurs with no letter, digit or underscore beside it."""
+    """Return for each reference whether it occurs in an output with no letter, digit or underscore beside it."""
     patterns = (rf"(?<!\w){re.escape(reference.lower())}(?!\w)" for reference in references)
     return [re.search(pattern, prediction.lower()) is not None for pattern in patterns]
 
@@ -48,7 +48,7 @@ def score_output(
 
 
 def share(hits: Sequence[bool]) -> float:
-    """Return the share of hits, from 0 to 1; `string_match_all` averages it over outputs."""
+    """Return the share of references that were found, from 0 to 1; `string_match_all` averages it over outputs."""
     return sum(hits) / len(hits)
 
 

@@ -1,4 +1,4 @@
-"""Find, read and check inputs: model folders, the hub, task data. Loads no weights and no torch.
+"""Finds, reads and checks inputs: model folders, the hub, task data. Loads no weights and no torch.
 
 Imports console and the store's reader of foreign JSON.
 """

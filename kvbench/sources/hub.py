@@ -1,4 +1,4 @@
-"""Ask the Hugging Face hub whether a repository exists, at which commit, and with which files.
+"""Asks the Hugging Face hub whether a repository exists, at which commit, and with which files.
 
 The hub's libraries retry a refused connection for half a minute per file. kvbench asks first, with at most `TRIES`
 attempts, so that the user learns of a wrong name or a missing network within seconds.
@@ -33,14 +33,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The hub's answer on a repository at a revision: its commit and file names."""
+    """The hub's reply about a repository at a revision: the commit and the file names."""
 
     commit: str
     files: tuple[str, ...]
 
 
 class HubError(Exception):
-    """The hub gave no usable answer; `why` is the reason."""
+    """The hub gave no usable reply; `why` is the reason."""
 
     def __init__(self, why: Why, error: Exception) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -52,7 +52,7 @@ _named: Collection[str] | None = None  # models and tasks that kvbench may downl
 
 @contextlib.contextmanager
 def only(names: Collection[str] | None) -> Iterator[None]:
-    """Within the block, kvbench may download only these models and the data of these tasks; None: no limit.
+    """Let kvbench download only these models and the data of these tasks while the block runs; None: no limit.
 
     A run's folder from another person may name a model; kvbench must not download it unasked. With an empty collection,
     the hub's libraries also are in offline mode, in this process and its children.
@@ -111,7 +111,7 @@ def ask(kind: Kind, name: str, revision: str | None) -> Answer:
 
 
 def may_read(kind: Kind, name: str, file: str, commit: str) -> None:
-    """Raise HubError if the hub refuses to serve a file of a gated repository, whose file list is public."""
+    """Raise HubError if the hub refuses to serve a file. The hub lists the files of a gated repository to everyone."""
     import huggingface_hub
 
     url = huggingface_hub.hf_hub_url(name, file, repo_type=kind, revision=commit)

@@ -1,4 +1,4 @@
-"""Hash the files in a model's folder that affect which tokens the model generates. No torch, no transformers."""
+"""Hashes the files in a model's folder that affect which tokens the model generates. No torch, no transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATTERNS = (
 )
 TEMPLATES = "additional_chat_templates"  # the only subfolder that transformers reads
 _NOT_READ_FOR_PROMPTS = ("*.safetensors", "*.index.json", "adapter_*", "generation_config*")
-WHOLE = 64 << 20  # bytes; larger weight files are hashed by samples
+WHOLE = 64 << 20  # bytes; larger weight files are hashed in parts
 BLOCK = 4096
 BLOCKS = 1024  # per sampled file, divided among its tensors
 LEAST = 3  # blocks per tensor: its start, middle and end
@@ -42,7 +42,7 @@ def names(folder: Path) -> list[str]:
 
 
 def is_of_a_method(path: Path) -> bool:
-    """Return whether a safetensors file holds a method's weights: then a card (NAME.json) lies beside it."""
+    """Return whether a safetensors file holds a method's weights, which a card (NAME.json) beside the file shows."""
     return path.suffix == ".safetensors" and path.with_suffix(".json").is_file()
 
 
@@ -62,13 +62,13 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def combined(files: Mapping[str, str]) -> str:
-    """Return one hash of 16 hex digits over the names and hashes of files."""
+    """Return one hash, of 16 hex digits, over the names and hashes of all files."""
     lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(files.items()))
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def tensors(file: BinaryIO) -> tuple[int, list[Span]] | None:
-    """Return the data's offset in a safetensors file and each tensor's byte range; None for a broken header."""
+    """Return where the data begin in a safetensors file, and each tensor's byte range; None for a broken header."""
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= _LONGEST_HEADER:
@@ -83,7 +83,7 @@ def tensors(file: BinaryIO) -> tuple[int, list[Span]] | None:
 
 
 def _is_span(start: object, end: object) -> bool:
-    """Return whether these are valid offsets. `model_weights.check` reports a file that ends before them."""
+    """Return whether these are valid offsets. A file that ends before them is reported by `model_weights.check`."""
     return type(start) is int and type(end) is int and 0 <= start <= end <= _LARGEST
 
 
@@ -109,7 +109,8 @@ def _content_hash(path: Path) -> str:
 
 
 def _blocks(spans: list[Span]) -> Iterator[int]:
-    """Yield the offsets of the blocks of every tensor; their number is odd, so that one is in the tensor's middle."""
+    """Yield the offset of each block to hash. Every tensor gets an odd number of blocks, so that one is in its
+    middle."""
     most = max(LEAST, BLOCKS // max(1, len(spans))) | 1
     for start, end in sorted(spans):
         length = end - start

@@ -1,4 +1,4 @@
-"""Check a model folder's weights: safetensors only, every file that the index names, every file of full length."""
+"""Checks a model folder's weights: safetensors only, every file that the index names, every file of full length."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def none_there(name: str, files: Sequence[Path]) -> SetupError:
 
 
 def lacking(folder: Path) -> list[str]:
-    """Return the names of the weight files that the folder lacks."""
+    """Return the names of the weight files that the folder should have but lacks."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return [] if _weights(folder) else ["model.safetensors"]

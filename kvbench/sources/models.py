@@ -1,4 +1,4 @@
-"""Find a model and read its configuration, without torch and without weights.
+"""Finds a model and reads its configuration, without torch and without weights.
 
 A name that looks like a path is never sent to the hub. For a hub name, `describe` reads only the local cache; facts
 that the cache lacks are None until `fetched` asks the hub. Damaged and pickled weights raise an error before loading.
@@ -35,7 +35,8 @@ class ModelInfo:
 
     @property
     def where(self) -> str:
-        """Return the argument for transformers: the folder, or the hub name if the cache lacks a part of the model."""
+        """The name under which transformers finds the model: the folder, or the hub name if the cache lacks a part of
+        the model."""
         if self.folder is None:
             return self.name
         cached = self.name != TINY and not is_path(self.name)
@@ -44,7 +45,7 @@ class ModelInfo:
 
     @property
     def commit(self) -> str | None:
-        """Return the hub's commit of the files in `folder`; None for a local folder or an unknown commit."""
+        """The hub's commit of the files in `folder`; None for a local folder or an unknown commit."""
         if self.folder is None or self.name == TINY or is_path(self.name):
             return None
         return self.folder.name if self.folder.parent.name == "snapshots" else None
@@ -55,20 +56,20 @@ class ModelInfo:
 
     @property
     def context(self) -> int | None:
-        """Return the length of the model's longest sequence, in tokens; None if it is unknown."""
+        """The length of the model's longest sequence, in tokens; None if it is unknown."""
         text = self.config.get("text_config")
         return self.config.get("max_position_embeddings") or (text or {}).get("max_position_embeddings") or None
 
     @property
     def group(self) -> int | None:
-        """Return the number of query heads per KV head; None if it is unknown."""
+        """The number of query heads per KV head; None if it is unknown."""
         text = self.config.get("text_config") or self.config
         query, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
         return query // kv if type(query) is int and type(kv) is int and kv > 0 else None
 
     @property
     def has_chat_template(self) -> bool | None:
-        """Return whether the tokenizer has a chat template; None if it is unknown."""
+        """Whether the tokenizer has a chat template; None if it is unknown."""
         if self.folder is None or not (self.folder / "tokenizer_config.json").is_file():
             return None
         if (self.folder / "chat_template.jinja").is_file() or (self.folder / "chat_template.json").is_file():
@@ -110,9 +111,7 @@ def _local(name: str, folder: Path) -> ModelInfo:
 def check_tokenizer(name: str, folder: Path) -> None:
     """Raise SetupError if the folder has no tokenizer files: for some models transformers makes an empty tokenizer."""
     if not any((folder / file).is_file() for file in TOKENIZERS):
-        raise SetupError(
-            f"model {quote(name)}: it has no tokenizer files ({TOKENIZERS[0]}). Copy them beside its weights."
-        )
+        raise SetupError(f"model {quote(name)} has no tokenizer files ({TOKENIZERS[0]}). Copy them beside its weights.")
 
 
 def located(name: str, revision: str | None = None) -> ModelInfo:
@@ -139,7 +138,8 @@ def fetched(name: str, revision: str | None = None) -> ModelInfo:
 
 @contextlib.contextmanager
 def reading(name: str, where: str) -> Iterator[None]:
-    """Turn an exception of transformers, while the block reads a model, into a SetupError of one line."""
+    """Turn an exception that transformers raises in the block, where it reads a model, into a SetupError of one
+    line."""
     try:
         yield
     except KVBenchError:
@@ -151,7 +151,7 @@ def reading(name: str, where: str) -> Iterator[None]:
 
 
 def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
-    """Return the model with its configuration from the hub, after a check of the hub's list of files."""
+    """Check a hub model's list of files, download its configuration, and describe the model again."""
     name = info.name
     import huggingface_hub
 
@@ -170,7 +170,7 @@ def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
 
 
 def _check_files(name: str, files: tuple[str, ...]) -> None:
-    """Check a hub model's list of files as `_local` checks a folder. Raises SetupError."""
+    """Raise SetupError unless a hub model's list of files has a config.json and safetensors weights."""
     if "config.json" not in files:
         raise SetupError(f"{quote(name)} has no config.json on the hub; it is not a model of transformers.")
     top = [Path(file) for file in files if "/" not in file]
@@ -180,7 +180,8 @@ def _check_files(name: str, files: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The identity of a model's content: a hub commit, or a combined hash and a hash per file of a local folder."""
+    """What identifies a model's content: the hub's commit, or for a local folder a hash per file and one over all of
+    them."""
 
     revision: str | None
     files: Mapping[str, str] = field(default_factory=dict)
@@ -189,8 +190,8 @@ class State:
 def state(info: ModelInfo) -> State:
     """Return the hub's commit, or the hashes of all files that affect a model's tokens.
 
-    `kvbench.sources.model_files` selects these files and samples large ones. For a hub model, the local cache is
-    trusted to match its commit.
+    `kvbench.sources.model_files` selects these files and hashes only parts of large ones. For a hub model, the local
+    cache is trusted to match its commit.
     """
     if info.folder is None or info.commit is not None:
         return State(info.commit)
@@ -199,7 +200,7 @@ def state(info: ModelInfo) -> State:
 
 
 def revision(info: ModelInfo) -> str | None:
-    """Return the commit of a model or one hash over its files; None if it is unknown."""
+    """Return the commit of a model, or one hash over its files; None if it is unknown."""
     return state(info).revision
 
 

@@ -30,7 +30,7 @@ def own_code(name: str) -> SetupError:
 
 
 def refused(what: str, reason: hub.Why, revision: str | None = None) -> str:
-    """Return the message for a reason that models and data sets share; "" for other reasons."""
+    """Return the message for a refusal that models and data sets share; "" for other reasons."""
     named = quote(revision) if revision else "that revision"
     sentences: dict[str, str] = {
         "missing": f"the hub has no {what} (or it is private and HF_TOKEN is not set).",
@@ -41,7 +41,7 @@ def refused(what: str, reason: hub.Why, revision: str | None = None) -> str:
 
 
 def refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupError | None:
-    """Return the error for the hub's refusal of a model; None for reasons without a message."""
+    """Return the error for the hub's refusal of a model; None if there is no message for the reason."""
     model = quote(name)
     if sentence := refused(f"model {model}", reason, revision):
         return SetupError(sentence)

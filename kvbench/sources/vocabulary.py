@@ -1,4 +1,4 @@
-"""Check that a model has an embedding for every token: a token without an embedding would crash a run."""
+"""Checks that a model has an embedding for every token: a token without an embedding would crash a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kvbench.store.strict_json import lenient
 
 
 def check(tokens: int | None, embeddings: int | None) -> None:
-    """Raise SetupError if there are more tokens than embeddings; None (unknown) passes."""
+    """Raise SetupError if there are more tokens than embeddings. If a number is None, which means unknown, nothing is
+    checked."""
     if tokens is not None and embeddings is not None and tokens > embeddings:
         raise SetupError(
             f"the tokenizer has {tokens} tokens and the model {embeddings} embeddings; they do not belong together."
@@ -19,7 +20,8 @@ def check(tokens: int | None, embeddings: int | None) -> None:
 
 
 def end_ids(owners: Iterable[Any]) -> frozenset[int]:
-    """Return the ids of all end tokens of tokenizers and configurations. Raises SetupError if an id is no integer."""
+    """Return the ids of all end tokens that tokenizers and configurations name. Raises SetupError if an id is no
+    integer."""
     end_tokens: set[int] = set()
     for owner in owners:
         named = getattr(owner, "eos_token_id", None)
@@ -31,7 +33,8 @@ def end_ids(owners: Iterable[Any]) -> frozenset[int]:
 
 
 def check_folder(folder: Path, config: Mapping[str, Any]) -> None:
-    """Check a folder's tokenizer.json against its config.json if both state a size. Raises SetupError."""
+    """Check that the config.json of a folder has an embedding for every token of its tokenizer.json, if both state a
+    size. Raises SetupError."""
     size = (config.get("text_config") or config).get("vocab_size")
     check(tokens(folder), size if type(size) is int else None)
 

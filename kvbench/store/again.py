@@ -1,7 +1,7 @@
 """Settings that kvbench never takes from a run's record, and command lines that repeat them for the user.
 
-In a record, plug-ins, addresses and variables with keys are only information for the user, who types them again to
-continue a run. A folder from elsewhere therefore neither runs code nor contacts a server.
+In a record, plug-ins, addresses and the names of variables with keys are only information for the user, who types them
+again to continue a run. A folder from elsewhere therefore neither runs code nor contacts a server.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _USUAL = {"judge_key_env": "OPENAI_API_KEY", "judge_mode": "single"}
 
 
 def used(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run that its user must give again: they run code, contact a server, or no hash covers them.
+    """Return the settings of a run that the user must give again on the command line: they run code, contact a server,
+    or are covered by no hash.
 
     `unsafe_run_code` is never asked for: without it, programs run in a sandbox.
     """
@@ -42,12 +43,12 @@ def used(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def names_no_judge(judge: str | None) -> bool:
-    """Whether a value of ``--judge`` means that answers are only stored and no judge is contacted."""
+    """Return whether this value of ``--judge`` means that answers are only stored and no judge is contacted."""
     return judge is None or judge.strip().lower() == "none"
 
 
 def resume_command(run_dir: Path) -> str:
-    """The command that continues a run, with all settings that must be given again."""
+    """Return the command that continues a run, with all settings that must be given again."""
     try:
         again = used(manifest.read(run_dir))
     except KVBenchError:  # the folder or its disk is gone; the rest of the line still holds
@@ -56,17 +57,17 @@ def resume_command(run_dir: Path) -> str:
 
 
 def repair_command(run_dir: Path) -> str:
-    """The command that makes the tables of a run again."""
+    """Return the command that makes the tables of a run again."""
     return line(["kvbench", "repair", *_place(run_dir)])
 
 
 def _place(run_dir: Path) -> list[str]:
-    """The arguments that name a run: its name, and its results folder unless that is the default."""
+    """Return the arguments that name a run: its name, and its results folder unless that is the default."""
     return [run_dir.name, *([] if run_dir.parent == Path(OUT) else ["--out", str(run_dir.parent)])]
 
 
 def words(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as options on a command line."""
+    """Return settings as options of a command line, such as ["--plugin", "mine.py"]."""
     typed: list[str] = []
     for name, value in settings.items():
         option = f"--{name.replace('_', '-')}"
@@ -79,7 +80,7 @@ def words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def line(command: Iterable[str]) -> str:
-    """A command as one line for a shell; control characters are written as escapes, as in ``$'a\\x1bb'``."""
+    r"""Return a command as one line for a shell; control characters are written as escapes, as in ``$'a\x1bb'``."""
     return " ".join(_quote(word) for word in command)
 
 

@@ -1,4 +1,4 @@
-"""One commit of the journal: a sync of its segment in a thread beside the generation.
+"""A commit of the journal: it syncs the journal's segment to disk in a thread, while generation goes on.
 
 A sync takes milliseconds on most disks and seconds on some. The writer waits only a moment; rows written meanwhile
 belong to the next commit.
@@ -25,9 +25,9 @@ class Commit:
             self._run()
 
     def ended(self, patience: float | None = None) -> bool:
-        """Whether the sync has ended, after waiting `patience` seconds for it (None: without limit).
+        """Return whether the sync has ended, after waiting for it up to `patience` seconds (None: without limit).
 
-        Raises what the sync raised.
+        Raises the exception that the sync raised.
         """
         if self._thread.ident is not None:
             self._thread.join(patience)

@@ -1,7 +1,7 @@
-"""decisions.parquet: which tokens each method kept at each eviction, for a few answers of a run. A row per KV head.
+"""decisions.parquet: which tokens each method kept at each eviction, for a few answers of a run; one line per KV head.
 
 `kvbench record` writes it beside the run's tables, and `report --html` shows it. An entry that is evicted never comes
-back, so one number per token says all: the eviction that dropped it. A run without this file is whole.
+back, so one number per token says all: the eviction that dropped it. A run is complete without this file.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _ROW = 4 << 20  # upper limit of a row's bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """What one KV head kept of one answer.
+    """What one KV head kept while the model read one answer.
 
     Attributes:
         row_key: the answer's row in rows.parquet.
-        prompt: tokens of the prompt; the others are the answer's.
+        prompt: number of tokens of the prompt; the further tokens are the answer's.
         tokens: the text of every token that was read.
-        seen: tokens that had been read at each eviction.
+        seen: for each eviction, how many tokens had been read.
         dropped: for each token the number of the eviction that dropped it, from 1; 0: held to the end.
     """
 
@@ -50,7 +50,7 @@ class Decisions:
 
 
 def write(folder: Path, rows: Sequence[Decisions]) -> Path:
-    """Write the file of a run, in place of an older one.
+    """Write decisions.parquet of a run, in place of an older file.
 
     Raises UserError for more than MOST bytes, SetupError when the folder cannot be written.
     """
@@ -73,9 +73,10 @@ def write(folder: Path, rows: Sequence[Decisions]) -> Path:
 
 
 def read(folder: Path) -> Iterator[Decisions]:
-    """Yield the decisions of a run; none without the file. Raises SetupError for a file that `write` did not write.
+    """Yield the decisions of a run; none if it has no such file. Raises SetupError for a file that `write` did not
+    write.
 
-    Rows with equal lists share them.
+    Decisions with equal lists share the list objects.
     """
     try:
         file = os.fdopen(open_plain(folder / NAME), "rb")
@@ -97,7 +98,8 @@ def read(folder: Path) -> Iterator[Decisions]:
 
 
 def _check_size(table: Any) -> None:
-    """Raise ValueError if the lists of all rows together exceed MOST bytes; a shared list counts in each row."""
+    """Raise ValueError if the lists of the whole file exceed MOST bytes; a list that several lines share counts in
+    each."""
     import pyarrow.compute as pc
 
     size = 0
@@ -117,7 +119,7 @@ def _schema() -> Any:
 
 
 def _row(row: dict[str, Any], parsed: Callable[[str], Any]) -> Decisions:
-    """A row with its lists. Raises ValueError for lists that do not fit together."""
+    """Return the decisions in one line of the file. Raises ValueError for lists that do not fit together."""
     lists = {name: parsed(row[name]) for name in _LISTS}
     tokens, seen, dropped = lists.values()
     if not (_all(tokens, str) and _all(seen, int) and _all(dropped, int) and len(tokens) == len(dropped)):

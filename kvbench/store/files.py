@@ -1,10 +1,11 @@
-"""Reads and writes a run's folder: files are whole or absent after a kill or a power cut; links never lead outside.
+"""Reads and writes files of a run's folder. After a kill or a power cut a file is complete or absent; no link leads
+kvbench outside the folder.
 
 `replacing` writes a temporary file in the target's folder and renames it to the target once it is on disk; a link in
 the target's place is replaced, and the file behind the link stays as it was. `open_plain` and `read_plain` open regular
 files only, so that a folder from elsewhere leads kvbench neither to another file nor into an endless pipe; `own_folder`
 does the same for folders. `probe` writes a file to find out whether a folder is writable: mode bits mean nothing to
-root or on a read-only mount. A disk that loses data after fsync is beyond these functions.
+root or on a read-only mount. These functions cannot help against a disk that loses data after fsync.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ _LEFTOVER = re.compile(r"\.[\w.]+\.\d+-[0-9a-f]{8}\.tmp")
 
 
 def crash_point(name: str) -> None:
-    """Mark a moment between two steps of a write, where tests kill the process."""
+    """Mark a moment between two parts of a write, where tests kill the process."""
 
 
 def reason(error: OSError) -> str:
-    """The system's message in lower case: "no space left on device" for ENOSPC."""
+    """Return the system's message in lower case: "no space left on device" for ENOSPC."""
     return (os.strerror(error.errno) if error.errno else str(error)).lower()
 
 
 def remedy(error: OSError) -> str:
-    """Advice to the user before trying again, as a clause."""
+    """Return what the user should do before trying again, as a clause: "free space"."""
     return next((text for text, numbers in _REMEDIES.items() if error.errno in numbers), "check the disk")
 
 
@@ -71,7 +72,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file.
+    """Open a regular file and return its descriptor.
 
     Raises SetupError for a link, a folder, a pipe or a device, OSError if the file cannot be opened.
     """
@@ -86,7 +87,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_plain(path: Path, limit: int) -> bytes:
-    """All bytes of a regular file. Raises as `open_plain`, and SetupError above `limit` bytes."""
+    """Return all bytes of a regular file. Raises as `open_plain`, and SetupError for more than `limit` bytes."""
     with open(open_plain(path), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -95,14 +96,14 @@ def read_plain(path: Path, limit: int) -> bytes:
 
 
 def plain_size(path: Path) -> int:
-    """Bytes of a regular file. Raises as `open_plain`."""
+    """Return the size of a regular file in bytes. Raises as `open_plain`."""
     status = os.lstat(path)
     _must_be(path, status, stat.S_IFREG)
     return status.st_size
 
 
 def own_folder(path: Path) -> bool:
-    """Whether there is a folder of this name. Raises SetupError for a link or a file in its place."""
+    """Return whether there is a folder of this name. Raises SetupError for a link or a file in its place."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -121,7 +122,7 @@ def _must_be(path: Path, status: os.stat_result, wanted: int) -> None:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
-    """A new file, open for writing and reading, that replaces `target` unless the block raises."""
+    """Yield a new file, open for writing and reading; it replaces `target` at the end, unless the block raises."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "x+b") as file:

@@ -24,7 +24,8 @@ LOCK = "lock"
 
 
 class RunFolder:
-    """An opened, locked run, made by `open` or `resume`. `notices`: warnings to the user; `info`: run.json."""
+    """A run's folder, opened and locked by `open` or `resume`. `notices`: warnings to the user; `info`: the content of
+    run.json."""
 
     def __init__(self, path: Path, lock: RunLock, notices: list[str], info: dict[str, Any]) -> None:
         self.path, self.name = path, path.name
@@ -48,7 +49,7 @@ class RunFolder:
         take_over: bool = False,
         allow_version_change: bool = False,
     ) -> RunFolder:
-        """A new run, or the run of that name continued when its configuration is the same.
+        """Make a new run, or continue the run of that name if its configuration is the same.
 
         environment: the record of versions, devices and inputs, in JSON types. `allow_version_change` allows other
         `manifest.VERSIONS`; `take_over` takes the lock of a process on another host.
@@ -81,12 +82,13 @@ class RunFolder:
 
     @classmethod
     def resume(cls, out: str | Path, name: str, **how: Any) -> RunFolder:
-        """An existing run with its own settings. how: further arguments of `open`."""
+        """Continue an existing run with its own settings. how: further arguments of `open`."""
         info = manifest.read(existing(out, check_run_name(name, "--resume")))
         return cls.open(out, name, info["config"], **how)
 
     def done_keys(self) -> set[str]:
-        """Keys of the rows that need not run again. Adds a notice about records dropped from the journal."""
+        """Return the keys of the rows that need not run again, and add a notice about records dropped from the
+        journal."""
         state = read_journal(self.path)
         self.notices += [n for n in state.notices if n not in self._reported]
         self._reported.update(state.notices)
@@ -95,7 +97,7 @@ class RunFolder:
         return done
 
     def journal(self) -> Journal:
-        """A new journal segment, for this process."""
+        """Return a journal that writes a new segment, for this process."""
         before = len(self.done_keys()) if self._done_before is None else self._done_before
         return Journal(self.path, rows_before=before)
 
@@ -115,7 +117,7 @@ class RunFolder:
 
 
 def check_out(out: str | Path) -> Path:
-    """The results folder, created if necessary, after a test write. A link to a folder is followed."""
+    """Make the results folder if necessary, test it by writing, and return it. A link to a folder is followed."""
     path = Path(out)
     _there(out)
     try:
@@ -129,7 +131,7 @@ def check_out(out: str | Path) -> Path:
 
 
 def check_writable(out: str | Path) -> None:
-    """Test by writing whether the results folder can be made or used. Raises UserError, SetupError."""
+    """Test whether the results folder can be made or used, by writing a file. Raises UserError, SetupError."""
     path = _there(out)
     try:
         probe(path)
@@ -138,7 +140,7 @@ def check_writable(out: str | Path) -> None:
 
 
 def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
-    """Raise UserError or SetupError when a run of that name has another configuration."""
+    """Raise UserError or SetupError if a run of that name has another configuration."""
     path = Path(out) / name
     _check_ours(path)
     if os.path.lexists(path / manifest.NAME):
@@ -146,7 +148,7 @@ def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
 
 
 def _there(out: str | Path) -> Path:
-    """The folder, or its nearest parent that exists. Raises UserError."""
+    """Return the folder `out` or, if it does not exist, its nearest parent that does. Raises UserError."""
     if not str(out).strip():
         raise UserError("--out is empty; give a folder.")
     for part in (Path(out), *Path(out).parents):
@@ -154,7 +156,7 @@ def _there(out: str | Path) -> Path:
             kind = part.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
             if part.is_symlink():
-                raise UserError(f"--out {quote(out)} leads through a link to nothing; give a folder.") from None
+                raise UserError(f"--out {quote(out)} leads through a broken link; give a folder.") from None
         except (OSError, ValueError) as error:
             raise UserError(f"--out {quote(out)} cannot be a folder ({_why(error)}).") from None
         else:
@@ -169,7 +171,7 @@ def _why(error: OSError | ValueError) -> str:
 
 
 def existing(out: str | Path, name: str) -> Path:
-    """The folder of a run. Raises UserError where there is none."""
+    """Return the folder of a run. Raises UserError if there is no such run."""
     path = Path(out) / name
     if not os.path.lexists(path / manifest.NAME):
         names = list_runs(out)
@@ -179,7 +181,7 @@ def existing(out: str | Path, name: str) -> Path:
 
 
 def list_runs(out: str | Path) -> list[str]:
-    """Names of the runs in a results folder."""
+    """Return the names of the runs in a results folder."""
     try:
         return sorted(p.name for p in Path(out).iterdir() if (p / manifest.NAME).is_file())
     except OSError:
@@ -191,9 +193,10 @@ def _unwritable(path: Path, error: OSError) -> SetupError:
 
 
 def _check_ours(path: Path) -> None:
-    """Raise UserError for a folder with foreign files. A run that was killed before it wrote run.json leaves a lock."""
+    """Raise UserError for a folder with foreign files. A lone lock is not foreign: it stays if a run is killed before
+    it writes run.json."""
     if path.is_symlink() and not path.exists():
-        raise UserError(f"{quote(path)} is a link to nothing. Give another --run-name.")
+        raise UserError(f"{quote(path)} is a broken link. Give another --run-name.")
     if path.exists() and not path.is_dir():
         raise UserError(f"{quote(path)} is a file. Give another --run-name.")
     if not path.is_dir() or os.path.lexists(path / manifest.NAME):

@@ -20,7 +20,8 @@ TEXT_NAMES = ("row_key", "prompt", "output", "turns")  # turns: a JSON list, whe
 
 
 def rows_schema(names: Collection[str] = NAMES) -> pa.Schema:
-    """The schema of rows.parquet, or of some of its columns. Unit and meaning stand in every field's metadata."""
+    """Return the schema of rows.parquet, or of some of its columns. Every field's metadata state its unit and
+    meaning."""
     import pyarrow as pa
 
     types = {
@@ -41,14 +42,14 @@ def rows_schema(names: Collection[str] = NAMES) -> pa.Schema:
 
 
 def texts_schema() -> pa.Schema:
-    """The schema of texts.parquet."""
+    """Return the schema of texts.parquet."""
     import pyarrow as pa
 
     return pa.schema([pa.field(n, pa.string()) for n in TEXT_NAMES], metadata={FORMAT_KEY: str(FORMAT)})
 
 
 def to_table(rows: Sequence[Mapping[str, Any]], names: Collection[str] = NAMES) -> pa.Table:
-    """Rows that `schema.check_row` returned, as an Arrow table; columns that a row lacks are null."""
+    """Return rows from `schema.check_row` as an Arrow table; columns that a row lacks are null."""
     import pyarrow as pa
 
     schema = rows_schema(names)
@@ -62,7 +63,7 @@ def to_table(rows: Sequence[Mapping[str, Any]], names: Collection[str] = NAMES) 
 
 
 def to_frame(table: pa.Table) -> pd.DataFrame:
-    """An Arrow table of rows as a pandas frame with plain, nullable types."""
+    """Return an Arrow table of rows as a pandas frame with plain, nullable types."""
     import pandas as pd
     import pyarrow as pa
 
@@ -75,7 +76,7 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
 
 
 def columns_as_lists(frame: pd.DataFrame, names: Sequence[str] = NAMES) -> dict[str, list[Any]]:
-    """Columns as lists of Python values with None for missing, whatever types the reader of the frame chose."""
+    """Return columns as lists of Python values with None for missing, whatever types the reader of the frame chose."""
     kinds = {c.name: c.kind for c in COLUMNS}
     dtypes = {"int32": "Int64", "int64": "Int64", "float64": "Float64", "bool": "boolean"}
     lists: dict[str, list[Any]] = {}

@@ -15,12 +15,12 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def host_name() -> str:
-    """This machine's name, in characters that file names may have."""
+    """Return this machine's name, reduced to characters that file names may have."""
     return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:40] or "host"
 
 
 def boot_id() -> str:
-    """An id that changes with every start of this machine; "" where the system has none."""
+    """Return an id that changes with every start of this machine; "" where the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -28,7 +28,7 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot. None if it has ended or is a zombie."""
+    """Return when the process started, in clock ticks since boot; None if it has ended or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -38,7 +38,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def is_alive(pid: int, ticks: int | None) -> bool:
-    """Whether the process of this machine that had this id and start time still runs."""
+    """Return whether the process of this machine that had this id and start time still runs."""
     if Path("/proc/self/stat").exists():
         now = start_ticks(pid)
         return now is not None and (ticks is None or now == ticks)

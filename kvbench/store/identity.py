@@ -1,7 +1,7 @@
-"""Keys of rows and hashes of the parts of run.json: SHA-256 of canonical JSON.
+"""Keys of rows and hashes of the parts of run.json: both are SHA-256 of canonical JSON.
 
-`row_key` names a planned sample before it is generated, so that a resumed run knows which samples are missing.
-`digest` detects an edited run.json, but does not protect against an attacker who recomputes the hash.
+`row_key` names a planned sample before it is generated, so that a resumed run knows which samples are missing. `digest`
+detects an edited run.json, but does not protect against an attacker who recomputes the hash.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Mapping
 
 
 def canonical_json(value: object) -> str:
-    """JSON with sorted keys and no blanks. Raises ValueError for NaN, TypeError for types that JSON lacks."""
+    """Return JSON with sorted keys and no blanks. Raises ValueError for NaN, TypeError for types that JSON lacks."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def row_key(identity: Mapping[str, object]) -> str:
-    """24 hex digits that name one sample. Everything that may change its output belongs in `identity`.
+    """Return 24 hex digits that name one sample. Everything that may change its output belongs in `identity`.
 
     Give task, task_version, data revision, doc_id, sample, seed, method, options, budget, interval, model,
     model_revision and the generation settings; leave out what may differ between hosts (device, slots).
@@ -26,5 +26,5 @@ def row_key(identity: Mapping[str, object]) -> str:
 
 
 def digest(value: object) -> str:
-    """SHA-256 of a JSON value, independent of the order of its keys."""
+    """Return the SHA-256 of a JSON value, independent of the order of its keys."""
     return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()

@@ -38,13 +38,14 @@ _datasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """A record as a line of the journal, with its checksum."""
+    """Return a record as a line of the journal, with its checksum."""
     payload = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     return b"%08x %s\n" % (zlib.crc32(payload), payload)
 
 
 class Journal:
-    """Appends rows to a new segment of the run's journal. `rows_before`: rows that were safe before, for messages."""
+    """Appends rows to a new segment of the run's journal. `rows_before`: number of rows that earlier segments hold, for
+    messages."""
 
     def __init__(self, run_dir: Path, *, rows_before: int = 0) -> None:
         self.run_dir = run_dir
@@ -84,7 +85,8 @@ class Journal:
         return self.poll()
 
     def poll(self) -> list[str]:
-        """Begin a commit if the last is two seconds old, without waiting for a slow disk. Returns keys now safe."""
+        """Begin a commit if the last one is two seconds old, without waiting for a slow disk. Returns the keys of rows
+        that became safe."""
         saved = self._collect(0.0)
         if self._commit is None and self._waiting and time.monotonic() - self._last_commit >= COMMIT_SECONDS:
             self._begin()
@@ -92,7 +94,7 @@ class Journal:
         return saved
 
     def flush(self) -> list[str]:
-        """Bring all written rows to the disk. Returns the keys that became safe."""
+        """Bring all written rows to the disk. Returns the keys of rows that became safe."""
         saved = self._collect(None)
         if self._waiting:
             self._begin()
@@ -124,7 +126,8 @@ class Journal:
             self._commit, self._waiting = Commit(lambda: _datasync(fd), self._waiting), []
 
     def _collect(self, patience: float | None) -> list[str]:
-        """The keys of the commit under way, if it ends within `patience` seconds (None: wait for it)."""
+        """Return the keys of the commit under way if it ends within `patience` seconds (None: wait for it), else no
+        keys."""
         if self._commit is None:
             return []
         try:
@@ -141,7 +144,7 @@ class Journal:
         return commit.keys
 
     def _unsaved(self) -> int:
-        """Number of rows that were written but are not known to be on the disk."""
+        """Return the number of rows that were written but are not known to be on the disk."""
         return len(self._waiting) + (len(self._commit.keys) if self._commit else 0)
 
     def _write(self, record: bytes) -> None:
@@ -180,7 +183,8 @@ class Journal:
         sync_folder(folder)
 
     def _check_place(self) -> None:
-        """Fail if the segment was deleted or moved: writing still works then, and its rows would be lost silently."""
+        """Raise SetupError if the segment was deleted or moved: writing still works then, but its rows would be lost
+        silently."""
         assert self.segment is not None
         here = os.fstat(self._fd)
         try:

@@ -55,7 +55,7 @@ class Owner:
 
 
 class RunLock:
-    """The lock of the run named `run`, at `path`. Not reentrant."""
+    """The lock of the run named `run`, held through the lock file at `path`. Not reentrant."""
 
     def __init__(self, path: Path, run: str) -> None:
         self.path, self.run = path, run
@@ -110,11 +110,12 @@ class RunLock:
                 if fd >= 0:
                     os.close(fd)
         _held.add(self._fd)
-        no_flock = "the file system of the results has no flock; an exclusively made lock file is used instead."
+        no_flock = "the file system of the results has no flock; the lock is the existence of its file instead."
         return taken_over if has_flock else [*taken_over, no_flock]
 
     def _open(self) -> tuple[int, bool]:
-        """The lock file, and whether this call created it. Raises SetupError for a link to another file."""
+        """Open the lock file, and return its descriptor and whether this call made the file. Raises SetupError for a
+        link to another file."""
         with suppress(FileExistsError):
             return os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o644), True
         try:
@@ -127,7 +128,8 @@ class RunLock:
         return fd, False
 
     def _flock(self, fd: int) -> bool:
-        """True if this process got flock, False if flock is missing. Raises RunInUseError if another process has it."""
+        """Return True if this process got flock, False if the file system has no flock. Raises RunInUseError if another
+        process has it."""
         if fcntl is None:
             return False
         try:
@@ -141,7 +143,8 @@ class RunLock:
         return True
 
     def _take_over(self, owner: Owner | None, asked: bool) -> str:
-        """The warning for taking over the lock of `owner`. Raises RunInUseError if the lock must be respected."""
+        """Return the warning for taking over the lock of `owner`. Raises RunInUseError if the lock must be
+        respected."""
         if owner is not None and owner.is_here(self.me):
             if is_alive(owner.pid, owner.ticks):
                 raise self._in_use(owner)
@@ -164,7 +167,7 @@ class RunLock:
 
 
 def _read(fd: int) -> Owner | None:
-    """The owner that a lock file names; None if it names none."""
+    """Return the owner that a lock file names; None if it names none."""
     try:
         o = document(os.pread(fd, 4096, 0))
         owner = Owner(str(o["host"]), str(o["boot"]), int(o["pid"]), o["ticks"] and int(o["ticks"]), float(o["since"]))
@@ -174,7 +177,7 @@ def _read(fd: int) -> Owner | None:
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Whether the open file is the one at `path`."""
+    """Return whether `path` is the name of the open file."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
     except OSError:

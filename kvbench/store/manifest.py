@@ -41,7 +41,7 @@ Differences = dict[str, tuple[Any, Any]]  # setting -> (the run's value, the oth
 def build(
     name: str, config: Mapping[str, Any], environment: Mapping[str, Any], command: Sequence[str], planned: int | None
 ) -> dict[str, Any]:
-    """The content of a new run.json."""
+    """Return the content of a new run.json."""
     content = {
         "format": FORMAT,
         "name": name,
@@ -55,17 +55,17 @@ def build(
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as JSON reads them back, without secrets."""
+    """Return settings without secrets, in the types that JSON reads back."""
     return as_json(hide_secrets(settings))
 
 
 def surroundings(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment as JSON reads it back: redacted, except for the parts in AS_GIVEN."""
+    """Return the environment in the types that JSON reads back: redacted, except for the parts in AS_GIVEN."""
     return as_json(redact_config(environment)) | plain({k: v for k, v in environment.items() if k in AS_GIVEN})
 
 
 def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as JSON reads them back."""
+    """Return settings in the types that JSON reads back."""
     return dict(json.loads(json.dumps(settings, allow_nan=False)))
 
 
@@ -75,7 +75,7 @@ def _hashes(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:
-    """Put run.json in place, whole or not at all."""
+    """Write run.json; after a crash it is complete or absent."""
     try:
         with replacing(run_dir / NAME) as file:
             file.write(json.dumps(manifest, indent=2).encode() + b"\n")
@@ -84,7 +84,7 @@ def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def read(run_dir: Path) -> dict[str, Any]:
-    """The content of run.json, checked.
+    """Return the content of run.json after checking it.
 
     Raises UserError if it is missing, changed by hand or of another format, SetupError if it is a link or unreadable.
     """
@@ -126,12 +126,12 @@ def _check_hashes(path: Path, content: dict[str, Any]) -> None:
 
 
 def compare(info: Mapping[str, Any], config: Mapping[str, Any]) -> Differences:
-    """How a configuration differs from the run's."""
+    """Return how a configuration differs from that of the run."""
     return differences(plain(info["config"]), plain(config))  # both: the environment's secrets may have changed
 
 
 def check_format(file: str, format: object) -> None:
-    """Raise UserError when a kvbench with another format wrote the file."""
+    """Raise UserError if a kvbench with another format wrote the file."""
     if format != FORMAT or isinstance(format, bool):
         raise UserError(
             f"{bare(file)} has format {bare(format)}; this kvbench reads format {FORMAT}. "
@@ -140,13 +140,14 @@ def check_format(file: str, format: object) -> None:
 
 
 def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> Differences:
-    """Settings that differ, nested settings by dotted name; None equals a missing setting."""
+    """Return the settings that differ, nested settings by dotted name. A setting that is None equals a missing one."""
     ours, theirs = _flat(run), _flat(other)
     return {n: (ours.get(n), theirs.get(n)) for n in {**ours, **theirs} if ours.get(n) != theirs.get(n)}
 
 
 def value(setting: Any) -> str:
-    """A setting's value for a message, without secrets: strings quoted, grids as methods on tasks, others as JSON."""
+    """Return a setting's value for a message, without secrets: strings quoted, grids as methods on tasks, others as
+    JSON."""
     if setting is None:
         return "default"
     if isinstance(setting, list) and setting and all(isinstance(g, dict) and "methods" in g for g in setting):
@@ -155,7 +156,7 @@ def value(setting: Any) -> str:
 
 
 def _grid(grid: Mapping[str, Any]) -> str:
-    """A grid as text: ``full, gkv(window=8) at 48, 25% on walk``."""
+    """Return a grid as text: ``full, gkv(window=8) at 48, 25% on walk``."""
     options = [", ".join(f"{k}={v}" for k, v in sorted(m.get("options", {}).items())) for m in grid["methods"]]
     methods = ", ".join(m["name"] + (f"({o})" if o else "") for m, o in zip(grid["methods"], options))
     budgets = ", ".join(map(str, grid.get("budgets", [])))

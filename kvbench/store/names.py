@@ -1,4 +1,4 @@
-"""Names that a run may have.
+"""Checks the names of runs.
 
 A run's name becomes a folder's name on every system that the results are copied to: it has only letters, digits and
 three signs, and is none of the names that Windows reserves.
@@ -15,7 +15,7 @@ _RESERVED = re.compile(r"(?:CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(?:\..*)?", re.IGN
 
 
 def check_run_name(name: str, option: str = "--run-name") -> str:
-    """Return a valid name as it is. Raises UserError for an invalid name."""
+    """Return the name if it is valid. Raises UserError for an invalid name."""
     for position, character in enumerate(name):
         if ord(character) < 32 or 127 <= ord(character) < 160:
             code = f"U+{ord(character):04X}"

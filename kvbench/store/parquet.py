@@ -1,8 +1,8 @@
 """Reads kvbench's tables from parquet files of any origin.
 
-A file is refused with one line when it is foreign or damaged, claims more rows or bytes than its size allows, lacks a
-column or holds other types. A column that older tables of the same format lack (`ADDED`) reads as null. The footer is
-checked first, before any page is read.
+A file is refused, with a message of one line, if it is foreign or damaged, claims more rows or bytes than its size
+allows, lacks a column or holds other types. A column that older tables of the same format lack (`ADDED`) reads as null.
+The footer is checked first, before any page is read.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _BYTES = 16 << 20  # unpacked, allowed for any table
 
 
 class Damaged(ValueError):
-    """The file is a damaged table; the text says why."""
+    """The file is a damaged table; the message says why."""
 
 
 def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str], row_bytes: int) -> pa.Table:
-    """The columns of `schema`, cast to its types, with the file's metadata.
+    """Read the columns of `schema`, cast to its types, with the file's metadata.
 
     required: columns that have a value in every row. row_bytes: largest average size of an unpacked row. Raises
     UserError if the file is not kvbench's or has another format, Damaged if it cannot be decoded.
@@ -62,7 +62,7 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
 
 
 def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
-    """Raise Damaged where a column of `schema` is missing, duplicated or nested."""
+    """Raise Damaged if a column of `schema` is missing, duplicated or nested."""
     import pyarrow as pa
 
     for name in schema.names:
@@ -71,20 +71,22 @@ def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
                 continue
             raise Damaged(f"it has no column {name}")
         if len(stored.get_all_field_indices(name)) > 1:
-            raise Damaged(f"it has several columns {name}")
+            raise Damaged(f"it has several columns named {name}")
         if pa.types.is_nested(stored.field(name).type):
             raise Damaged(f"column {name} holds {bare(stored.field(name).type)}")
 
 
 def _repeated(stored: pa.Schema, schema: pa.Schema) -> list[str]:
-    """The stored columns to read as dictionaries, which hold a repeated value once: small files stay small."""
+    """Return the stored columns to read as dictionaries, which hold a repeated value once: tables of small files stay
+    small in memory."""
     import pyarrow as pa
 
     return [field.name for field in schema if field.name in stored.names and pa.types.is_dictionary(field.type)]
 
 
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
-    """Raise Damaged if the footer claims more rows than the file's size allows: every row has its own key."""
+    """Raise Damaged if the footer claims more rows than the file has bytes (every row has its own key), or more bytes
+    than so many rows can take."""
     if footer.num_rows > size:
         raise Damaged(f"it claims {footer.num_rows} rows in {size} bytes")
     claimed = 0

@@ -1,8 +1,8 @@
 """Reads runs and tables, for reports and comparisons. Takes no lock and never writes.
 
-`read_run` gives one consistent state of a run: its sealed table when that has all rows, else the journal, which may
-still be growing. `read_columns` reads one rows.parquet wherever it lies. Damage is an error, never a wrong number: a
-sealed table must have the hash in seal.json, and every page its checksum.
+`read_run` gives one consistent state of a run: its sealed table if that has all rows, else the journal, which may still
+be growing. `read_columns` reads one rows.parquet in any place. Damage is an error, never a wrong number: a sealed table
+must have the hash in seal.json, and every page its checksum.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ROW, _TEXT = 64 << 10, 16 << 20  # upper limits, in bytes, of a row and of a pr
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. `saved` counts rows that are ok or wait for a score, `failed` the others."""
+    """A run at one moment. `saved` counts the rows that are ok or wait for a score, `failed` the others."""
 
     table: pa.Table
     saved: int
@@ -46,7 +46,7 @@ class Snapshot:
 
     @cached_property
     def rows(self) -> pd.DataFrame:
-        """The table as a frame."""
+        """The table as a pandas frame."""
         return to_frame(self.table)
 
     @property
@@ -56,7 +56,7 @@ class Snapshot:
 
 
 def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
-    """The rows of a run, finished or not. `columns`: the columns to read, `status` among them."""
+    """Read the rows of a run, finished or not. `columns`: the columns to read, `status` among them."""
     path = Path(run_dir)
     info = manifest.read(path)
     notices: list[str] = []
@@ -72,7 +72,7 @@ def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
 
 
 def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
-    """The planned number of rows: the recorded number, or what the cells imply if that is more; None if unknown.
+    """Return the planned number of rows: the recorded number, or what the cells imply if that is more; None if unknown.
 
     All cells of a task have equally many rows, so the largest cell with rows gives the number for the others.
     """
@@ -91,7 +91,8 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
 
 
 def _cells(table: pa.Table) -> list[dict[str, Any]]:
-    """Each cell with rows, and their number in `count_all`. A budget share is one cell for prompts of all lengths."""
+    """Return each cell that has rows, with their number as `count_all`. A budget given as a share is one cell, although
+    its entries differ with the prompts' lengths."""
     import pyarrow.compute as pc
 
     named = table.select(_CELL).unify_dictionaries()
@@ -112,12 +113,13 @@ def _from_journal(run_dir: Path, state: JournalContent, columns: Collection[str]
 
 
 def read_rows(run_dir: str | Path) -> pd.DataFrame:
-    """The rows of a run as a frame, finished or not (see `read_run`)."""
+    """Return the rows of a run as a frame, finished or not (see `read_run`)."""
     return read_run(run_dir).rows
 
 
 def read_texts(run_dir: str | Path, keys: Collection[str] | None = None) -> pd.DataFrame:
-    """row_key, prompt, output and turns of a run's rows, in the order of `read_rows`; with `keys`, of these rows."""
+    """Return row_key, prompt, output and turns of a run's rows, in the order of `read_rows`; with `keys`, of these rows
+    only."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -136,7 +138,7 @@ def read_texts(run_dir: str | Path, keys: Collection[str] | None = None) -> pd.D
 
 
 def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table:
-    """Columns of one rows.parquet.
+    """Read columns of one rows.parquet.
 
     Raises SetupError if it is damaged, UserError if it is missing, not kvbench's or of another format.
     """
@@ -146,9 +148,9 @@ def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table
 
 
 def table_hash(rows: pd.DataFrame) -> str:
-    """SHA-256 over the deterministic columns, independent of row order and of the types that a reader chose.
+    """Return a SHA-256 over the deterministic columns, independent of row order and of the types that a reader chose.
 
-    Equal for two runs of one configuration that gave the same outputs, scores and cache sizes.
+    It is equal for two runs of one configuration that gave the same outputs, scores and cache sizes.
     """
     columns = columns_as_lists(rows, DETERMINISTIC)
     values = zip(*columns.values(), strict=True)
@@ -160,7 +162,7 @@ def table_hash(rows: pd.DataFrame) -> str:
 
 
 def _sealed(run_dir: Path, name: str, schema: pa.Schema) -> pa.Table | None:
-    """A table of a sealed run, checked against its seal; None when the journal has to be read."""
+    """Return a table of a sealed run, checked against its seal; None if the journal has to be read instead."""
     seal = tables.read_seal(run_dir)
     while seal is not None and tables.is_current(run_dir, seal):
         path = run_dir / name

@@ -5,8 +5,8 @@ Texts are not kept in memory; `TextReader` fetches them one by one.
 
 A torn last record is dropped and a damaged record skipped; both are reported, and their rows run again. A record with a
 right checksum that is not a row counts as damaged, because a journal may come from anyone. If a row has several
-records, the record with the highest `score_pass` counts. Among equal passes, this is the first "ok" record by
-segment name and position, or without an "ok" record the last failure.
+records, the record with the highest `score_pass` counts. Of several with that pass, the first "ok" record counts, by
+segment name and position; if none is "ok", the last failure counts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Entry:
 
     @property
     def generated(self) -> bool:
-        """Whether there is an answer, scored or not."""
+        """Whether the row has an answer, scored or not."""
         return self.ok or self.row["status"] in UNSCORED
 
     @property
@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass(slots=True)
 class JournalContent:
-    """The journal's content at one moment."""
+    """The rows, segments and notices that a reading of the journal gave."""
 
     entries: dict[str, Entry] = field(default_factory=dict)  # by row key
     segments: list[dict[str, Any]] = field(default_factory=list)  # {"name", "bytes"} in order
@@ -78,14 +78,14 @@ class JournalContent:
 
 
 class TextReader:
-    """Fetches prompts and outputs of entries. A context manager, because it keeps the segments open."""
+    """Fetches the prompts and outputs of rows. A context manager, because it keeps the journal's segments open."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / FOLDER
         self._fds: dict[str, int] = {}
 
     def read(self, entry: Entry) -> tuple[str | None, str | None, str | None]:
-        """Prompt, output and turns (a JSON list), None where the row has none."""
+        """Return prompt, output and turns (a JSON list) of a row, each None if the row has none."""
         if entry.segment not in self._fds:
             self._fds[entry.segment] = open_plain(self._folder / entry.segment)
         record = decode(os.pread(self._fds[entry.segment], entry.length, entry.offset))
@@ -105,7 +105,8 @@ class TextReader:
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
-    """The record in a line (LF included), with every column in its row; None if it is torn, damaged or not a row."""
+    """Return the record in a line (LF included), with every column in its row; None if it is torn, damaged or not a
+    row."""
     payload = line[9:-1]
     if line[-1:] != b"\n" or line[:9] != b"%08x " % zlib.crc32(payload):
         return None
@@ -120,14 +121,14 @@ def decode(line: bytes) -> dict[str, Any] | None:
 
 
 def segments_on_disk(run_dir: Path) -> list[dict[str, Any]]:
-    """Names and lengths of the journal's segments, sorted by name."""
+    """Return names and lengths of the journal's segments, sorted by name."""
     folder = run_dir / FOLDER
     names = sorted(n for n in os.listdir(folder) if n.endswith(SUFFIX)) if own_folder(folder) else []
     return [{"name": name, "bytes": size} for name in names if (size := plain_size(folder / name))]
 
 
 def read_journal(run_dir: Path) -> JournalContent:
-    """Read the whole journal."""
+    """Read the whole journal, up to its present end."""
     state = JournalContent()
     for segment in segments_on_disk(run_dir):
         state.segments.append(segment)
@@ -164,7 +165,7 @@ def _lines(path: Path, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_texts(text: Any) -> bool:
-    """Whether all values are texts or None, and `turns` is a JSON list of texts."""
+    """Return whether all values are texts or None, and `turns` is a JSON list of texts."""
     if not isinstance(text, dict) or not all(v is None or is_text(v) for v in text.values()):
         return False
     try:

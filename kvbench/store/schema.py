@@ -1,4 +1,4 @@
-"""The tidy row: its columns, their types, units and meanings, and the check that every row passes before it is written.
+"""The columns of a row with their types, units and meanings, and the check that every row passes before it is written.
 
 FORMAT is increased whenever the content of a run's files changes; format 1 belongs to release 0.1. A row may leave any
 column empty except `status` and the columns that name the row, because a failure can leave a gap anywhere; a failed row
@@ -30,7 +30,7 @@ UNSCORED = ("unscored", "grader_error", "judge_error", "sandbox_error")  # gener
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column."""
+    """A column of rows.parquet: a field of every row."""
 
     name: str
     kind: str  # name (repeats, hence dictionary-encoded), text, int32, int64, float64, bool or time
@@ -45,7 +45,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("task_version", "name", "", "raised when prompt, extraction or metric change"),
     Column("doc_id", "text", "", "question within the task"),
     Column("sample", "int32", "", "which of the question's samples, from 0"),
-    Column("cluster_id", "text", "", "questions that share a source share it; for standard errors"),
+    Column("cluster_id", "text", "", "source that this question shares with others; for standard errors"),
     Column("category", "name", "", "the task's own grouping (subject, length)"),
     Column("method", "name", "", "eviction method"),
     Column("method_version", "name", "", "raised when the method's results change"),
@@ -58,7 +58,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("compress", "name", "", "query-aware: the prompt is evicted with its question; query-agnostic: before it"),
     Column("prefill", "name", "", "full: the prompt is evicted once read; chunked: after every chunk of it"),
     Column("prefill_chunk", "int32", "tokens", "read between two evictions of a chunked prompt"),
-    Column("decode_bounded", "bool", "", "whether the budget also bounds what is generated"),
+    Column("decode_bounded", "bool", "", "whether the budget also bounds generated entries"),
     Column("model", "name", "", "model name or path"),
     Column("model_revision", "name", "", "commit, or hash of the files that decide its tokens"),
     Column("seed", "name", "", "run seed, an unsigned 64-bit integer as text"),
@@ -146,11 +146,11 @@ _LIMITS = {"int32": 2**31, "int64": 2**63}
 
 
 def check_row(row: Mapping[str, object]) -> dict[str, Any]:
-    """The row in JSON types with every column in order, ready for the journal.
+    """Return the row in JSON types with every column in order, ready for the journal.
 
     `options` and `aux` may be dictionaries, `seed` an integer, `created` a datetime (now, when absent), numbers numpy
-    scalars. NaN and infinities become null. Raises ValueError on an unknown column, a wrong type, or a failed row
-    with a score, so that errors of the caller show before the table is made.
+    scalars. NaN and infinities become null. Raises ValueError on an unknown column, a wrong type, or a failed row with
+    a score, so that errors of the caller show before the table is made.
     """
     unknown = sorted(set(row) - set(NAMES))
     if unknown:
@@ -166,12 +166,12 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
 
 
 def as_stored(column: str, value: Any) -> Any:
-    """A value as rows hold it in a column, in JSON types. Raises ValueError on a wrong type."""
+    """Return a value in the JSON type in which rows hold it in this column. Raises ValueError on a wrong type."""
     return None if value is None else _convert(_BY_NAME[column], value)
 
 
 def read_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A row from a journal with every column, or None when a column has a value that `check_row` never gives."""
+    """Return a row from a journal with every column, or None if a column has a value that `check_row` never gives."""
     checked: dict[str, Any] = {}
     for name, fits in _FITS:
         value = checked[name] = row.get(name)
@@ -183,7 +183,7 @@ def read_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def is_text(value: object) -> bool:
-    """Whether a value is text that UTF-8 can hold."""
+    """Return whether a value is text that UTF-8 can hold."""
     return type(value) is str and (value.isascii() or _encodes(value))
 
 
@@ -211,7 +211,7 @@ def _is_time(value: object) -> bool:
 
 
 def _fitting(column: Column) -> Callable[[Any], bool]:
-    """The test that a column's values pass when a journal is read."""
+    """Return the test that a column's values must pass when a journal is read."""
     limit = _LIMITS.get(column.kind, 2**53)
     if column.name == "score_pass":
         return lambda v: type(v) is int and 0 <= v <= MOST_PASSES
@@ -233,12 +233,13 @@ _FITS = tuple((column.name, _fitting(column)) for column in COLUMNS)
 
 
 def clean_text(text: str) -> str:
-    """Text that UTF-8 can hold: half surrogate pairs, which models do write, become U+FFFD."""
+    """Return text that UTF-8 can hold: half surrogate pairs, which models do write, become U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def sort_key(row: Mapping[str, Any]) -> tuple[object, ...]:
-    """Orders rows by their identity, not by time. Numbers in a doc_id compare as numbers: q2 before q10."""
+    """Return a key that orders rows by task, method, budget, question and sample, not by time. Numbers in a doc_id
+    compare as numbers: q2 before q10."""
     return (
         row.get("task") or "",
         row.get("method") or "",
@@ -253,7 +254,7 @@ def sort_key(row: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
-    """A sort key in which runs of digits compare as numbers."""
+    """Return a sort key for text in which digits in sequence compare as one number: q2 before q10."""
     parts = re.split(r"([0-9]+)", text)
     return tuple((0, len(p.lstrip("0")), p.lstrip("0")) if p.isdigit() else (1, 0, p) for p in parts if p)
 

@@ -1,4 +1,5 @@
-"""The types of the parts of a run.json, checked when one is read, so that no reader finds a text in place of a table.
+"""The types of the parts of a run.json. A record is checked against them when it is read, so that later code never
+meets, for example, a text in place of a table.
 
 Only parts that kvbench reads are listed; a part whose name ends with a question mark may be absent.
 """
@@ -17,12 +18,13 @@ _SCALAR = (str, int, float, bool, type(None))
 
 
 def _given(value: Any) -> bool:
-    """Whether a text may come from a user, such as a path: short, without NUL and half surrogate pairs."""
+    """Return whether a text may come from a user, such as a path: short, without NUL and half surrogate pairs."""
     return isinstance(value, str) and len(value) <= LONGEST and "\0" not in value and _encodes(value)
 
 
 def _text(value: Any) -> bool:
-    """Whether a text may come from kvbench, such as a hash or a version: as `_given`, without control characters."""
+    """Return whether a text may come from kvbench, such as a hash or a version: as `_given`, without control
+    characters."""
     return _given(value) and not any(unicodedata.category(character) == "Cc" for character in value)
 
 
@@ -43,7 +45,8 @@ def _size(value: Any) -> bool:
 
 
 def _setting(value: Any) -> bool:
-    """Whether a value may be a setting of the configuration: a plain value, or lists and tables of plain values."""
+    """Return whether a value may be a setting of the configuration: a plain value, or lists and tables of plain
+    values."""
     if isinstance(value, dict):
         return all(map(_setting, value.values()))
     if isinstance(value, list):
@@ -113,7 +116,7 @@ _MAY_BE_NULL = {("environment", part) for part in ("kv_cache", "plugins", "plugi
 
 
 def why_not(content: Any) -> str:
-    """The dotted name of the first part with a wrong type; "" if all types are right."""
+    """Return the dotted name of the first part with a wrong type; "" if all types are right."""
     return _wrong(content, _CONTENT, ()) or ""
 
 

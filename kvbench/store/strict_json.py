@@ -1,6 +1,6 @@
 """Readers for JSON of any origin. Every kind of invalid input raises ValueError.
 
-Python's own reader takes NaN, reads 1e400 as infinity, and ends deep nesting with a RecursionError.
+Python's own reader accepts NaN, reads 1e400 as infinity, and raises RecursionError for deep nesting.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LARGEST = 2**64  # seeds are unsigned
 
 
 def parse(data: bytes | str) -> Any:
-    """One JSON value. Raises ValueError, also for NaN, infinities and nesting beyond the interpreter's limit."""
+    """Parse one JSON value. Raises ValueError, also for NaN, infinities and nesting beyond the interpreter's limit."""
     try:
         return json.loads(data, parse_constant=constant, parse_float=finite)
     except RecursionError:
@@ -22,7 +22,7 @@ def parse(data: bytes | str) -> Any:
 
 
 def lenient(data: bytes | str) -> Any:
-    """One JSON value, with NaN and infinities as Python and transformers write them. Raises ValueError."""
+    """Parse one JSON value, with NaN and infinities as Python and transformers write them. Raises ValueError."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -30,7 +30,8 @@ def lenient(data: bytes | str) -> Any:
 
 
 def document(data: bytes | str) -> Any:
-    """One JSON value, shallow and small enough to be walked and written again. Raises ValueError."""
+    """Parse one JSON value that is shallow, with numbers of at most 64 bits, so that code can walk it and write it
+    again. Raises ValueError."""
     value = parse(data)
     level = [value]
     for _ in range(DEEPEST):
@@ -47,7 +48,7 @@ def _inside(value: dict[str, Any] | list[Any]) -> list[Any]:
 
 
 def constant(name: str) -> Any:
-    """Refuse NaN and the infinities, which Python's reader takes."""
+    """Raise ValueError for NaN and the infinities, which Python's reader would accept."""
     raise ValueError(f"{name} is not allowed")
 
 

@@ -1,4 +1,4 @@
-"""From journal to tables: rows.parquet, texts.parquet and seal.json.
+"""Makes a run's tables from its journal: rows.parquet, texts.parquet and seal.json.
 
 `seal` writes both tables beside the old tables, reads them back, and only then replaces the old ones; seal.json comes
 last and lists the journal segments behind the tables. A kill at any moment leaves whole tables; without seal.json
@@ -72,7 +72,7 @@ def seal(run_dir: Path) -> dict[str, Any]:
 
 
 def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str], object] = str) -> dict[str, Any]:
-    """Make the tables of a run again from its journal. `say` receives one-line warnings."""
+    """Make the tables of a run again from its journal. `say` is called with each warning, a line."""
     path = Path(run_dir)
     name = manifest.read(path)["name"]
     lock = RunLock(path / "lock", name)
@@ -96,7 +96,7 @@ def _remedy(run_dir: Path) -> str:
 
 
 def read_seal(run_dir: Path) -> dict[str, Any] | None:
-    """The content of seal.json, or None when the run is not sealed.
+    """Return the content of seal.json, or None if the run is not sealed.
 
     Raises SetupError if it cannot be read or `seal` did not write it, UserError if it has another format.
     """
@@ -118,7 +118,7 @@ def read_seal(run_dir: Path) -> dict[str, Any] | None:
 
 
 def _is_seal(content: Any) -> bool:
-    """Whether a seal has the parts that readers use, with the right types."""
+    """Return whether a seal has the parts that readers use, with the right types."""
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         return False
     segments, hashes = content.get("segments"), content.get("sha256")
@@ -129,12 +129,12 @@ def _is_seal(content: Any) -> bool:
 
 
 def is_current(run_dir: Path, sealed: dict[str, Any]) -> bool:
-    """Whether the tables have all rows of the journal. A copy of a run without its journal counts as current."""
+    """Return whether the tables have all rows of the journal. A copy of a run without its journal counts as current."""
     return all(segment in sealed["segments"] for segment in segments_on_disk(run_dir))
 
 
 def check_journal_complete(run_dir: Path) -> None:
-    """Raise SetupError when segments that the tables were made from are gone: new tables would lack their rows."""
+    """Raise SetupError if segments are gone from which the tables were made: new tables would lack their rows."""
     sealed = read_seal(run_dir)
     here = {segment["name"] for segment in segments_on_disk(run_dir)}
     gone = [segment["name"] for segment in sealed["segments"] if segment["name"] not in here] if sealed else []
@@ -151,7 +151,8 @@ def sha256(path: Path) -> str:
 
 
 def write_rows(file: BinaryIO, table: pa.Table) -> int:
-    """Write a table of rows, read it back, and return the number of rows. Raises OSError for a difference."""
+    """Write a table of rows, read it back, and return the number of rows. Raises OSError if it does not read back as
+    written."""
     import pyarrow.parquet as pq
 
     pq.write_table(table, file, use_dictionary=_NAMES, **_OPTIONS)

@@ -69,7 +69,7 @@ REFUSED = {
         "--task gsm8k --data d",
         3,
         "(--data) are not the expected ones: 2 rows instead of 1319. Point --data or KVBENCH_DATA to the right ones; "
-        "--allow-data-mismatch takes these and records it.",
+        "--allow-data-mismatch uses these and records the mismatch.",
     ),
     "no JSON": (
         "--task math500 --data d",

@@ -76,14 +76,14 @@ def test_what_reads_answers_takes_it_too(session: dict, case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "code", "words"),
     [
-        ("absent", 2, "error: --model there/none is no folder; run 'r1' began with the model in './m'.\n"),
+        ("absent", 2, "error: --model there/none is not a folder; run 'r1' began with the model in './m'.\n"),
         (
             "other",
             2,
             "error: --model ./other differs from model './m' of run 'r1' in config.json. Give the folder as it was, "
             "or start a new run (kvbench run --run-name).\n",
         ),
-        ("hub", 2, "error: --model org/model is no folder; "),
+        ("hub", 2, "error: --model org/model is not a folder; "),
     ],
 )
 def test_only_the_same_model_is_taken(session: dict, case: str, code: int, words: str) -> None:

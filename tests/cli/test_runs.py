@@ -40,7 +40,7 @@ REFUSED = {
     "two names": ("--resume r1 --run-name r2", 2, "--resume 'r1' and --run-name 'r2' name two runs"),
     "B079": (f"--method full {SMALL} --out /proc/nowhere", 3, "cannot write in '/proc/nowhere'"),
     "B078": (f"--method full {SMALL} --out results/r1/run.json", 2, "is a file; give a folder."),
-    "B085": (f"--method full {SMALL} --out link", 2, "leads through a link to nothing"),
+    "B085": (f"--method full {SMALL} --out link", 2, "leads through a broken link"),
 }
 VARIABLES = {"resume variable": {"KVBENCH_SEED": "7"}, "resume grid": {"KVBENCH_BUDGET": "16"}}
 
@@ -119,8 +119,8 @@ def test_models_are_not_mixed(session: dict, kvbench: Callable, folder: Path) ->
     assert session["other model"].code == 0, session["other model"].err
     mixed = kvbench("report", "r1", "r2", cwd=folder)
     assert mixed.code == 2
-    assert "r1 is of model tiny and r2 of model ./copy; scores are not comparable." in mixed.err
-    assert "--group-by model makes one table each." in mixed.err
+    assert "r1 has model tiny and r2 has model ./copy; scores are not comparable." in mixed.err
+    assert "--group-by model makes separate tables." in mixed.err
     apart = kvbench("report", "r1", "r2", "--group-by", "model", "--format", "json", cwd=folder)
     assert len(json.loads(apart.out)["tables"]) == 2
     assert kvbench("report", "--format", "csv", cwd=folder).out.count("\n") == 4

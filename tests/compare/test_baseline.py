@@ -107,13 +107,13 @@ def test_hostile_files(saved, name: str) -> None:
     with pytest.raises(UserError) as caught:
         baseline.read(path)
     assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith(f"'{path}' is no baseline of 'kvbench compare --save': ")
+    assert str(caught.value).startswith(f"'{path}' is not a baseline from 'kvbench compare --save': ")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{", b"\xff\xfe", b"[" * 100_000, b'{"format": NaN}'])
 def test_files_that_are_no_document(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.json").write_bytes(data)
-    with pytest.raises(UserError, match="is no baseline"):
+    with pytest.raises(UserError, match="is not a baseline"):
         baseline.read(tmp_path / "x.json")
 
 

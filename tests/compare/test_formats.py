@@ -83,7 +83,7 @@ def test_answers_to_gated_questions_are_withheld(make_run, rows) -> None:
 def test_answers_of_a_file_are_not_here(make_run, rows, side) -> None:
     new = read_runs([make_run("b", rows([0.0] * 8, **OTHER))], "b")
     text = flips.text(compare(side("a", rows([1.0] * 8)), new, Policy()))
-    assert "base  (not in a baseline file)" in text
+    assert "base  (a baseline file holds no answers)" in text
     assert "new   answer 0.0" in text
 
 

@@ -22,7 +22,7 @@ def verdicts(outcome: Outcome) -> list[str]:
 def test_questions_that_were_not_asked(side, rows) -> None:
     outcome = compare(side("a", rows([1.0] * 24)), side("b", rows([1.0] * 3)), NONE)
     assert (verdicts(outcome), outcome.exit_code) == (["missing"], 4)
-    assert "21 samples have no score, but one in the base" in outcome.judged[0].reasons[0]
+    assert "21 samples have a score in base but none in new" in outcome.judged[0].reasons[0]
 
 
 def test_samples_that_were_not_drawn(side, rows) -> None:

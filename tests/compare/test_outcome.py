@@ -94,7 +94,7 @@ def test_failed_samples_are_missing(side, rows) -> None:
     outcome = compare(side("a", rows(drawn(0.5))), side("b", new), NONE)
     assert verdicts(outcome) == {"gkv": "missing"}
     assert outcome.exit_code == 4
-    assert "1 sample has no score, but one in the base" in outcome.judged[0].reasons[0]
+    assert "1 sample has a score in base but none in new" in outcome.judged[0].reasons[0]
 
 
 def test_an_unfinished_run_is_compared_on_what_it_has(side, rows) -> None:

@@ -74,7 +74,7 @@ def test_what_a_file_registers_is_there_once(file: Path, monkeypatch: pytest.Mon
         ),
         ("raise SystemExit(3)\n", ", line 1: SystemExit (3) while it was imported."),
         ("x = 1\n", " registers nothing; use @methods.register or @tasks.register of kvbench.registry."),
-        (METHOD.replace('"newest"', '"Newest"'), ": method 'Newest': a name has lower-case letters, digits"),
+        (METHOD.replace('"newest"', '"Newest"'), ": method 'Newest': a name may have only lower-case letters, digits"),
         (METHOD.replace('"mine"', '"walk"'), ": task 'walk' is defined twice: in kvbench.tasks.walk and in"),
         (METHOD.replace('"latest"', '"gkv"'), "Register it under another name."),
     ],

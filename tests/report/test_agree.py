@@ -84,7 +84,7 @@ def test_rows_that_an_earlier_run_has_are_left_out_and_this_is_said(make_run: Ca
     more = [row | {"row_key": f"new{i}", "doc_id": f"n{i}"} for i, row in enumerate(rows("gkv", 48, SCORES))]
     loaded = load([today, yesterday, make_run("more", more)])
     assert loaded.repeated == [
-        "4 rows of yesterday left out: today has the same row keys and counts (all scores are equal). "
+        "4 rows of yesterday left out: today has the same rows, which count (all scores are equal). "
         "'kvbench compare yesterday today' tests one against the other."
     ]
     assert make_tables(loaded)[0].cells[0].samples == 8
@@ -97,9 +97,7 @@ def test_scores_that_differ_between_equal_rows_are_counted(make_run: Callable, r
     worse = rows("gkv", 48, [0.0, *SCORES[1:]])
     loaded = load([make_run("today", rows("gkv", 48, SCORES)), make_run("yesterday", worse)])
     (line,) = loaded.repeated
-    assert line.startswith(
-        "4 rows of yesterday left out: today has the same row keys and counts (1 of 4 scores differ)"
-    )
+    assert line.startswith("4 rows of yesterday left out: today has the same rows, which count (1 of 4 scores differ)")
     assert make_tables(loaded)[0].cells[0].score.mean == pytest.approx(sum(SCORES) / 4)
 
 
@@ -143,7 +141,7 @@ def test_an_edited_plug_in_is_named_in_words(make_run: Callable, rows: Callable)
         load(edited(make_run, rows))
     assert str(error.value) == (
         "no table of walk: method 'mine' used plug-in mine 3f2a9c01 in r1, but plug-in mine 77aa01de in r2; scores are "
-        "not comparable. --group-by all makes one table each."
+        "not comparable. --group-by all makes separate tables."
     )
 
 
@@ -167,8 +165,8 @@ def test_one_cause_is_one_line_for_all_its_tasks(make_run: Callable, rows: Calla
     with pytest.raises(UserError) as error:
         load([*runs])
     assert str(error.value) == (
-        "no table of chain, walk: r1 is of seed 1 and r2 of seed 2; scores are not comparable. "
-        "--group-by seed makes one table each."
+        "no table of chain, walk: r1 has seed 1 and r2 has seed 2; scores are not comparable. "
+        "--group-by seed makes separate tables."
     )
 
 

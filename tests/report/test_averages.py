@@ -90,7 +90,7 @@ def test_every_format_has_them_below_the_last_member(make_run: Callable, longben
     (table,) = report.averages
     shown = f"{table.rows[1].means['avg16'].value:.3f}"
     for name in ("text", "markdown"):
-        text = FORMATS[name](report).partition("Steps may be noise.")[2]  # after the first page
+        text = FORMATS[name](report).partition("Small gains may be noise.")[2]  # after the first page
         block = text[text.index("longbench: averages") :]
         assert text.index("longbench/repobench-p") < text.index("longbench: averages") < text.index("walk")
         assert shown in block

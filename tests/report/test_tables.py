@@ -245,14 +245,14 @@ def test_a_run_of_failures_only_has_a_table_without_scores(make_run: Callable, r
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"model": "other"}, "r1 is of model tiny and r2 of model other"),
-        ({"seed": 7}, "seed 0 and r2 of seed 7"),
+        ({"model": "other"}, "r1 has model tiny and r2 has model other"),
+        ({"seed": 7}, "seed 0 and r2 has seed 7"),
         ({"temperature": 0.6}, "temperature"),
-        ({"interval": 64}, "interval 32 and r2 of interval 64"),
-        ({"attention": "flash"}, "r1 is of attention sdpa and r2 of attention flash"),
-        ({"stop": '["x"]'}, 'r1 is of stop strings [] and r2 of stop strings ["x"]'),
-        ({"prompt_style": "plain"}, "prompt style default and r2 of prompt style plain"),
-        ({"task_version": "2"}, "task version 1 and r2 of task version 2"),
+        ({"interval": 64}, "interval 32 and r2 has interval 64"),
+        ({"attention": "flash"}, "r1 has attention sdpa and r2 has attention flash"),
+        ({"stop": '["x"]'}, 'r1 has stop strings [] and r2 has stop strings ["x"]'),
+        ({"prompt_style": "plain"}, "prompt style default and r2 has prompt style plain"),
+        ({"task_version": "2"}, "task version 1 and r2 has task version 2"),
         ({"dtype": "bfloat16"}, "dtype"),
     ],
 )
@@ -264,7 +264,7 @@ def test_runs_that_do_not_compare_are_refused(
     with pytest.raises(UserError) as error:
         load(runs)
     assert word in str(error.value)
-    assert str(error.value).endswith(f"scores are not comparable. --group-by {column} makes one table each.")
+    assert str(error.value).endswith(f"scores are not comparable. --group-by {column} makes separate tables.")
     tables = make_tables(load(runs, [column]))
     assert sorted(c.method for t in tables for c in t.cells) == ["gkv", "tova"]
     assert len(tables) == 2
@@ -289,7 +289,7 @@ def test_only_the_task_that_differs_is_taken_apart(make_run: Callable, rows: Cal
 
 def test_versions_of_one_method_do_not_mix_but_other_methods_may(make_run: Callable, rows: Callable) -> None:
     old, new = rows("gkv", 48, GOOD), rows("gkv", 64, GOOD, method_version="2")
-    with pytest.raises(UserError, match=r"gkv version 1 and r2 of gkv version 2"):
+    with pytest.raises(UserError, match=r"gkv version 1 and r2 has gkv version 2"):
         load([make_run("r1", old), make_run("r2", new)])
     load([make_run("r3", old), make_run("r4", rows("tova", 64, GOOD, method_version="2"))])
 
@@ -429,12 +429,12 @@ def test_compression_and_prefill_are_not_mixed(make_run: Callable, rows: Callabl
     same = make_run("same", rows("rkv", 48, GOOD, compress="query-aware", prefill="full"), full)
     assert [c.method for c in make_tables(load([old, same]))[0].cells] == ["full", "gkv", "rkv"]
     other = make_run("other", rows("tova", 48, GOOD, compress="query-agnostic", prefill="full"), full)
-    with pytest.raises(UserError, match="old is of compression query-aware and other of compression query-agnostic"):
+    with pytest.raises(UserError, match="old has compression query-aware and other has compression query-agnostic"):
         load([old, other])
     tables = make_tables(load([old, other], ["compress"]))
     assert [[c.method for c in t.cells] for t in tables] == [["full", "tova"], ["full", "gkv"]]
     chunked = make_run("chunked", rows("h2o", 48, GOOD, prefill="chunked", prefill_chunk=64))
-    with pytest.raises(UserError, match="prefill full and chunked of prefill chunked"):
+    with pytest.raises(UserError, match="prefill full and chunked has prefill chunked"):
         load([same, chunked])
 
 

@@ -153,7 +153,7 @@ def test_what_transformers_could_not_read_is_told_in_one_line(tmp_path: Path, mo
         error.__cause__ = cause
         return str(refusals.unreadable("org/x", where, error))
 
-    no_tokenizer = "model 'org/x': it has no tokenizer files (tokenizer.json). Copy them beside its weights."
+    no_tokenizer = "model 'org/x' has no tokenizer files (tokenizer.json). Copy them beside its weights."
     with pytest.raises(SetupError, match=re.escape(no_tokenizer)):
         models.check_tokenizer("org/x", tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")

@@ -110,8 +110,8 @@ def test_b085_links(tmp_path: Path, start: Start) -> None:
     text = message(UserError, lambda: start(out=tmp_path / "link", name="r2"))
     assert "has files but no kvbench run (it holds 'ours')" in text
     (tmp_path / "broken").symlink_to(tmp_path / "nothing")
-    assert "a link to nothing" in message(UserError, lambda: start(out=tmp_path / "broken"))
-    assert "a link to nothing" in message(UserError, lambda: start(out=tmp_path, name="broken"))
+    assert "a broken link" in message(UserError, lambda: start(out=tmp_path / "broken"))
+    assert "a broken link" in message(UserError, lambda: start(out=tmp_path, name="broken"))
     assert (precious / "passwd").read_text() == "root"
     assert sorted(p.name for p in precious.iterdir()) == ["ours", "passwd", "r2"]
 

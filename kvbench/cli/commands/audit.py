@@ -48,7 +48,12 @@ def audit(
     method_opt: Annotated[Texts, plain("--method-opt", "An option of a method.", "[METHOD.]NAME=VALUE")] = None,
     plugin: Plugins = None,
     model: Annotated[
-        Text, plain("--model", "Folder or hub name. Default: the built-in model and three small random ones.", "MODEL")
+        Text,
+        plain(
+            "--model",
+            "Model to check on: folder or hub name. Default: the built-in model and three small random ones.",
+            "MODEL",
+        ),
     ] = None,
     parity: Annotated[
         Text, plain("--parity", "Compare methods with decisions recorded from the papers' code.", "DIR")
@@ -58,7 +63,7 @@ def audit(
         bool, plain("--throughput", "With --sandbox: also measure how fast programs are graded.")
     ] = False,
     scorers: Annotated[
-        Text, plain("--scorers", "Compare scorers with recorded results of the official scorers.", "DIR")
+        Text, plain("--scorers", "Compare kvbench's scorers with recorded results of the official scorers.", "DIR")
     ] = None,
     compare: Annotated[
         Text, plain("--compare", "Plant faults in a copy of a run; 'kvbench compare' must catch each.", "RUN")
@@ -118,7 +123,7 @@ def audit(
 
 
 def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple[str, Method]]:
-    """The chosen methods with their options, by the name that tables show. Raises UserError."""
+    """Return (name in tables, method with its options) for each method to audit. Raises UserError."""
     if every and names:
         raise UserError("give methods or --all, not both.")
     if not every and not names:
@@ -148,7 +153,8 @@ def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple
         with problems.collect():
             if place not in used and owner:
                 raise UserError(
-                    f"--method-opt is for method {quote(owner)}, which is not audited or has no such option."
+                    f"--method-opt is for method {quote(owner)}, which is not among the checked methods or has no such "
+                    "option."
                 )
             if place not in used:
                 raise UserError(f"--method-opt {quote(f'{option}={value}')}: none of these methods has the option.")
@@ -157,7 +163,10 @@ def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple
 
 
 def _taken(name: str, owner: str | None, option: str, value: str) -> list[tuple[str, str]]:
-    """The (option, value) pairs that `choose.parse` takes for the method `name`; empty if the option is not for it."""
+    """Return one typed option as the (option, value) pairs that `choose.parse` takes for the method `name`.
+
+    The list is empty if the option belongs to another method. owner: the method that the user named before the option.
+    """
     if "(" in name:
         return []
     parts = name.split("+")

@@ -19,9 +19,9 @@ from kvbench.scoring.sandbox import SelfTest, findings
 
 
 def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool) -> int:
-    """Run the hostile programs of `folder`; as root, also as an ordinary user. Returns 1 if an attack succeeds.
+    """Run the hostile programs of `folder` in each tier, and return exit code 1 if an attack succeeds, else 0.
 
-    Raises SetupError if no tier works.
+    If root calls it, the programs run a second time as an ordinary user. Raises SetupError if no tier works.
     """
     from kvbench.audit.attacks.corpus import audit, read_corpus
     from kvbench.audit.attacks.grader import BY_NAME
@@ -67,7 +67,10 @@ def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool)
 
 
 def _as_ordinary_user(corpus: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Run the attacks in a process of another user and yield its rows. Raises OSError when no attack could run."""
+    """Run all attacks again in a process of an ordinary user, and yield the result of each.
+
+    corpus: hostile programs by name. Raises OSError when no attack could run.
+    """
     with tempfile.TemporaryDirectory(prefix="kvbench-ordinary-") as folder, tempfile.TemporaryFile() as errors:
         os.chmod(folder, 0o755)
         command = [sys.executable, "-P", "-m", "kvbench.audit.attacks.ordinary", folder, "kvbench.audit.attacks.corpus"]

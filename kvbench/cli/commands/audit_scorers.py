@@ -18,7 +18,10 @@ SHOWN = 3  # printed differences per file
 
 
 def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
-    """Compare every golden file of a folder, and print the result. Returns exit code 1 unless all values are equal."""
+    """Score the answers in a folder's recorded files again, and print whether the scores equal the recorded ones.
+
+    Returns exit code 0 if all are equal, else 1.
+    """
     from kvbench.audit import scorers
 
     goldens = scorers.read_goldens(folder)

@@ -49,18 +49,30 @@ def bench(
     baseline: Annotated[
         str, typer.Option("--baseline", metavar="NAME,NAME", help=f"{', '.join(BASELINES)}, or none.")
     ] = "transformers",
-    sequences: Annotated[str, typer.Option("--sequences", metavar="N,N", help="Decoded side by side.")] = "1,8,32",
-    samples: Annotated[str, typer.Option("--samples", metavar="N", help="Sequences that share a prompt.")] = "1",
+    sequences: Annotated[
+        str, typer.Option("--sequences", metavar="N,N", help="Numbers of sequences decoded side by side.")
+    ] = "1,8,32",
+    samples: Annotated[
+        str, typer.Option("--samples", metavar="N", help="Number of sequences that share a prompt.")
+    ] = "1",
     prompt: Annotated[str, typer.Option("--prompt", metavar="N", help="Tokens of each prompt.")] = "64",
     new_tokens: Annotated[str, typer.Option("--new-tokens", metavar="N", help="Tokens of each answer.")] = "1024",
-    interval: Annotated[str, typer.Option("--interval", metavar="N", help="Tokens between evictions.")] = "32",
-    shape: Annotated[str, typer.Option("--shape", metavar="NAME", help=f"Model: {', '.join(SHAPES)}.")] = "A",
+    interval: Annotated[
+        str, typer.Option("--interval", metavar="N", help="Generated tokens between evictions.")
+    ] = "32",
+    shape: Annotated[
+        str, typer.Option("--shape", metavar="NAME", help=f"Shape of the model: {', '.join(SHAPES)}.")
+    ] = "A",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)}.")] = "auto",
     threads: Annotated[str, typer.Option("--threads", metavar="N", help="Processor threads.")] = "1",
     plugin: options.Plugins = None,
-    repeats: Annotated[str, typer.Option("--repeats", metavar="N", help="Timed rounds; medians are shown.")] = "5",
-    plot: Annotated[str | None, options.plain("--plot", "Also draw the speeds there, SVG and PDF.", "DIR")] = None,
+    repeats: Annotated[
+        str, typer.Option("--repeats", metavar="N", help="Number of timed rounds; tables show medians.")
+    ] = "5",
+    plot: Annotated[
+        str | None, options.plain("--plot", "Also draw the speeds into this folder, as SVG and PDF.", "DIR")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
 ) -> None:
     """Measure decoding speed with random weights: methods, baselines, and the share of the hardware limit.
@@ -99,7 +111,11 @@ def bench(
 
 
 def _parsed(axes: Mapping[str, Any], lists: Mapping[str, str], raw: Mapping[str, tuple[Parser, str]]) -> dict[str, Any]:
-    """The parsed and checked options, keyed by field of `Setting`. raw: per option, its parser and the typed text."""
+    """Parse and check all options; return their values by the name of the field of `Setting`.
+
+    axes: the typed methods and budgets. lists: the texts with commas. raw: for each other option, its parser and its
+    text.
+    """
     problems = Problems()
     values: dict[str, Any] = {}
     for name, (parser, text) in raw.items():
@@ -125,7 +141,7 @@ def _baselines(text: str) -> tuple[str, ...]:
     names = split("--baseline", text, "Example: --baseline transformers,continuous.")
     named = [str(parse("--baseline", choice(*BASELINES, "none"), name)) for name in names]
     if "none" in named and len(named) > 1:
-        raise UserError(f"--baseline {text}: none stands alone.")
+        raise UserError(f"--baseline {text}: none cannot be joined with other names.")
     return tuple(name for name in dict.fromkeys(named) if name != "none")
 
 
@@ -137,7 +153,7 @@ def _check(method: MethodChoice, budget: Budget) -> None:
 
 
 def _print(results: Sequence[Any], baselines: tuple[str, ...]) -> None:
-    """Print, per number of sequences, the speed of all systems and the cache of the engine's own."""
+    """Print two tables per number of sequences: the speed of all systems, and the size of the engine's caches."""
     for n in dict.fromkeys(r.sequences for r in results):
         rows = [r for r in results if r.sequences == n]
         base = next((r.warm.rate for r in rows if r.system in baselines[:1]), None)

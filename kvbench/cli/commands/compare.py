@@ -43,21 +43,29 @@ FORMATS = ("text", "json", "markdown", "junit", "github")
 @takes(*AGAIN)
 def compare(
     typed: Mapping[str, Any],
-    base: Annotated[str, typer.Argument(metavar="BASE", help="Runs (with commas), or a saved baseline file.")],
+    base: Annotated[
+        str, typer.Argument(metavar="BASE", help="Folders of runs (with commas), or a saved baseline file.")
+    ],
     new: Annotated[
-        str | None, typer.Argument(metavar="[NEW]", help="Runs to compare with BASE.", show_default=False)
+        str | None, typer.Argument(metavar="[NEW]", help="Folders of runs to compare with BASE.", show_default=False)
     ] = None,
-    margin: Annotated[str | None, plain("--margin", "Accept a drop up to this, as in 0.02.", "M")] = None,
-    gate: Annotated[str | None, plain("--gate", "Tiers, margins and limits of cells (TOML).", "FILE")] = None,
-    strict: Annotated[bool, plain("--strict", "Undecided cells end with 5.")] = False,
-    two_stage: Annotated[bool, plain("--two-stage", "Alarm only if a second seed rejects too.")] = False,
-    map_: Annotated[list[str] | None, plain("--map", "Compare two methods or models.", "BASE=NEW")] = None,
+    margin: Annotated[
+        str | None, plain("--margin", "Accept a score that is lower by up to M, as in 0.02.", "M")
+    ] = None,
+    gate: Annotated[str | None, plain("--gate", "TOML file with tiers, margins and limits of cells.", "FILE")] = None,
+    strict: Annotated[bool, plain("--strict", "End with exit code 5 also for undecided cells.")] = False,
+    two_stage: Annotated[
+        bool, plain("--two-stage", "Report a drop only if the test on a second seed finds it too.")
+    ] = False,
+    map_: Annotated[
+        list[str] | None, plain("--map", "Compare BASE's method or model with another one of NEW.", "BASE=NEW")
+    ] = None,
     format: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}.")] = "text",
-    flips: Annotated[bool, plain("--flips", "Show questions whose answers changed score.")] = False,
-    plan: Annotated[bool, plain("--plan", "How many questions the margin takes; BASE alone.")] = False,
-    save: Annotated[str | None, plain("--save", "Write BASE to a baseline file; BASE alone.", "FILE")] = None,
+    flips: Annotated[bool, plain("--flips", "Show the questions whose scores changed.")] = False,
+    plan: Annotated[bool, plain("--plan", "Print how many questions the margin needs; takes BASE alone.")] = False,
+    save: Annotated[str | None, plain("--save", "Save BASE as a baseline file; takes BASE alone.", "FILE")] = None,
     replay: Annotated[
-        bool, plain("--replay", "Record what is kept while reading answers again, and compare it.")
+        bool, plain("--replay", "Read the answers again, record which entries are kept, and compare them.")
     ] = False,
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
 ) -> int:
@@ -89,7 +97,10 @@ def compare(
 
 
 def _check(typed: Mapping[str, Any], alone: str, new: str | None, others: Sequence[str], *, replay: bool) -> None:
-    """Raise UserError for options that would do nothing."""
+    """Raise UserError for options that have no effect together.
+
+    alone: the option, if any, that takes BASE without NEW.
+    """
     if alone and new is not None:
         raise UserError(f"{alone} takes BASE alone; leave out {quote(new)}.")
     if alone and others:
@@ -121,7 +132,10 @@ def _load(plugin: list[str] | None) -> None:
 
 
 def _both_decided(old: Side, now: Side, mapping: Mapping[str, str], typed: Mapping[str, Any]) -> tuple[Side, Side]:
-    """Both sides with decisions. What cannot be compared is refused before a model is loaded."""
+    """Return both runs with their decisions (which entries the methods keep), recorded now where none are stored.
+
+    Raises UserError for runs that cannot be compared; this is checked before a model is loaded.
+    """
     from kvbench.compare.decisions import one_run
     from kvbench.compare.matching import match
 
@@ -133,7 +147,7 @@ def _both_decided(old: Side, now: Side, mapping: Mapping[str, str], typed: Mappi
 
 
 def _decided(side: Side, typed: Mapping[str, Any]) -> Side:
-    """A side with what the installed code keeps when it reads the run's answers again.
+    """Let the installed code read a run's answers again, and return the run with the decisions of its methods.
 
     A run's folder may come from anyone: kvbench asks the hub only for what the command line names.
     """
@@ -158,7 +172,10 @@ def _decided(side: Side, typed: Mapping[str, Any]) -> Side:
 
 
 def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json: bool) -> int:
-    """What BASE alone serves: a baseline file, and the plan of a comparison."""
+    """Carry out --plan and --save, which take BASE alone, and return the exit code.
+
+    --plan prints how many questions a margin needs; --save writes BASE to a baseline file.
+    """
     import dataclasses
 
     from kvbench.compare import baseline, planning, words
@@ -168,7 +185,7 @@ def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json:
     if plan:
         found = list(planning.plans(side, policy))
         if not found and any(policy.margin_of(key) > 0 for key in side.cells):
-            raise UserError(f"--plan needs scores; {quote(side.name)} has none.")
+            raise UserError(f"--plan needs scores, but {quote(side.name)} has none.")
         if not found:
             raise UserError("--plan needs a margin above 0, as in --margin 0.02.")
         if as_json:
@@ -185,7 +202,10 @@ def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json:
 
 
 def _say(outcome: Outcome, *, quiet: bool) -> None:
-    """Notices, warnings and failures on stderr. quiet: what becomes an annotation is not said twice."""
+    """Print notices, warnings and failures on stderr.
+
+    quiet: leave out those that are printed as GitHub annotations too.
+    """
     from kvbench.compare import words
 
     for side in (outcome.base, outcome.new):
@@ -230,7 +250,10 @@ def _drawn(outcome: Outcome, format: str, flips: bool) -> str:
 
 
 def _summary(markdown: str, fenced: Callable[[str], str]) -> str:
-    """The Markdown for GitHub's page of a job: in the file that GitHub names, else on stdout."""
+    """Append Markdown to the file from which GitHub makes a job's summary page, and return "".
+
+    Outside GitHub, return the Markdown inside a code fence, to be printed.
+    """
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
         return fenced(markdown)

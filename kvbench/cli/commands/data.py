@@ -64,7 +64,7 @@ def fetch(
 ) -> None:
     """Download the data of tasks into a folder, for --data or KVBENCH_DATA on any machine.
 
-    Complete files stay as they are, so that the same command goes on where it was cut off.
+    Complete files stay as they are, so that the same command, typed again after an interruption, continues.
     """
     load_plugins(plugin or [])
     folder = Path(out or os.environ.get("KVBENCH_DATA") or "data").expanduser()
@@ -92,7 +92,7 @@ def fetch(
 
 
 def _downloads(named: dict[str, Manifest | None], problems: Problems, *, quiet: bool) -> dict[str, Manifest]:
-    """The tasks whose data kvbench downloads. Raises UserError for tasks of lm-eval."""
+    """Return those of the named tasks that have data to download. Raises UserError for tasks of lm-eval."""
     for name in named:
         with problems.collect():
             if name.startswith(LM_EVAL):
@@ -164,7 +164,10 @@ def path(
     plugin: Plugins = None,
     json: Document = False,
 ) -> None:
-    """Print the files that a run would read. Downloads nothing; exit code 3 when they are missing."""
+    """Print the data files that a run of these tasks would read.
+
+    Downloads nothing; exit code 3 when files are missing.
+    """
     load_plugins(plugin or [])
     problems = Problems()
     wanted = _manifests(tasks, problems)
@@ -194,7 +197,7 @@ def _source(data: str | None, revision: str | None = None) -> Data:
 
 
 def _manifests(names: list[str], problems: Problems) -> dict[str, Manifest | None]:
-    """The manifest of each named task's data; None for a task without data files."""
+    """Return the manifest (source, size, hashes) of each named task's data; None for a task without data files."""
     manifests: dict[str, Manifest | None] = {}
     for name in names:
         with problems.collect():
@@ -206,7 +209,7 @@ def _manifests(names: list[str], problems: Problems) -> dict[str, Manifest | Non
 
 
 def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
-    """A row of the table that `check` prints: source, licence and size from the manifest."""
+    """Return the facts about a task's data that `check` and `fetch` print: state, source, licence and size."""
     if manifest is None:
         return {"task": name, "state": state}
     where = manifest.hub or manifest.url or "bundled"
@@ -215,7 +218,7 @@ def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
 
 
 def _state(source: Data, name: str, manifest: Manifest) -> dict[str, Any]:
-    """The state of the data on this machine (ok, sample, wrong or missing), with source, rows and hashes."""
+    """Return the state of a task's data on this machine: ok, sample, wrong or missing, with source, size and hashes."""
     try:
         if source.find(name, manifest) is None:
             return {"state": "missing", "note": "on the hub, not on this machine"}
@@ -242,7 +245,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 
 class _Bytes(Progress):
-    """Progress of a download in bytes instead of rows."""
+    """The progress display of a download, which counts bytes instead of rows."""
 
     def show(self, name: str, done: int, total: int | None) -> None:
         if bare(name) != self._cell:

@@ -82,7 +82,10 @@ def _accelerators() -> str:
 
 
 def _sandbox() -> str:
-    """A line of text: the sandboxes that work, and why others do not. Only tasks that run programs need one."""
+    """Return one line for all tiers of the sandbox: which of them work here, and why the others do not.
+
+    Only tasks that run programs need a sandbox.
+    """
     from kvbench.scoring.sandbox import findings
 
     return "; ".join(f"{r.tier} {f'does not work: {r.problems[0]}' if r.problems else 'works'}" for r in findings())

@@ -42,20 +42,20 @@ OF_LM_EVAL: dict[str, Any] = {
 def list_(
     kind: Annotated[str, typer.Argument(metavar="methods|tasks|models|runs", help="What to list.", show_default=False)],
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One of them, in full.", show_default=False)
+        str | None, typer.Argument(metavar="[NAME]", help="Show one method, task or model in full.", show_default=False)
     ] = None,
     plugin: Plugins = None,
-    out: Annotated[str | None, plain("--out", "With runs: their folder. Default: results.", "DIR")] = None,
+    out: Annotated[str | None, plain("--out", "With runs: the folder of all runs. Default: results.", "DIR")] = None,
     json: Document = False,
 ) -> None:
-    """List methods, tasks, models or runs; with a name, that one with its options and defaults."""
+    """List methods, tasks, models or runs; with a name, show one method, task or model, its options and defaults."""
     if kind not in KINDS:
         raise UserError(f"cannot list {quote(kind)}.{did_you_mean(kind, KINDS)} There are {', '.join(KINDS)}.")
     if kind == "runs":
         _list_runs(name, out, json)
         return
     if out is not None:
-        raise UserError(f"--out {quote(out)} is the folder of runs; it goes with 'kvbench list runs'.")
+        raise UserError(f"--out {quote(out)} names the folder of all runs; use it with 'kvbench list runs' only.")
     load_plugins(plugin or [])
     rows, one = {"methods": (_methods, _method), "tasks": (_tasks, _task), "models": (_models, _model)}[kind]
     if name is not None:
@@ -81,7 +81,7 @@ def _print_table(entries: list[dict[str, Any]]) -> None:
 
 
 def _list_runs(name: str | None, out: str | None, json: bool) -> None:
-    """The runs of a results folder. All their text is of unknown origin, and printed with escapes."""
+    """Print the runs of a results folder. Control characters are escaped, since a run's texts may come from anyone."""
     from kvbench.report.runs import described
 
     if name is not None:
@@ -102,7 +102,11 @@ def _list_runs(name: str | None, out: str | None, json: bool) -> None:
 
 
 def _short_run(entry: dict[str, Any]) -> dict[str, Any]:
-    """A run in one row: short lists, the rows with what is missing, the minute of its start."""
+    """Shorten the description of a run to one line of the table.
+
+    It has the first members of each list, the number of rows, with the number planned if some are missing, and the
+    minute in which the run began.
+    """
     lists = {key: _few(entry[key]) for key in ("methods", "budgets", "tasks")}
     done, status = entry["rows"], entry["status"]
     rows = status if done is None else done.partition(" of ")[0] if status == "complete" else f"{done}, {status}"
@@ -122,7 +126,7 @@ def _methods() -> list[dict[str, Any]]:
 
 
 def _nature(name: str, method: Any) -> dict[str, Any]:
-    """The properties of a method, at its default options, that the list shows."""
+    """Return the properties that ``kvbench list methods`` shows of a method, with the method's default options."""
     decodes = method.trigger(1).growth is not None
     return {
         "name": name,
@@ -138,7 +142,7 @@ def _nature(name: str, method: Any) -> dict[str, Any]:
 
 
 def _scope(method: Any) -> str:
-    """A text: which entries compete for a method's budget, and whether heads get uneven shares of it."""
+    """Return a short text: which entries compete for a method's budget, and whether heads get uneven shares of it."""
     return str(method.scope) if method.uniform or method.scope != "head" else "head, uneven"
 
 
@@ -156,7 +160,7 @@ def _method(name: str) -> dict[str, Any]:
 
 
 def _pair(name: str, method: Any) -> dict[str, Any]:
-    """Properties of two methods under one budget (``snapkv+gkv``)."""
+    """Return the properties of two methods joined under one budget (``snapkv+gkv``)."""
     first, second = name.split("+")
     parts: list[Any] = [registry.methods.get(part) for part in (first, second)]
     both: dict[str, Any] = {
@@ -201,7 +205,7 @@ def _tasks() -> list[dict[str, Any]]:
 
 
 def _questions(tasks: list[Task]) -> int | None:
-    """The number of questions of several tasks; None if it is unknown without the data."""
+    """Return how many questions several tasks have together; None if this cannot be known before the data are read."""
     sizes = [task.size() for task in tasks]
     return None if None in sizes or not sizes else sum(size or 0 for size in sizes)
 
@@ -211,7 +215,7 @@ def _kinds(tasks: list[Task]) -> str:
 
 
 def _kind(task: Task) -> str:
-    """The kind of source that a task's data come from."""
+    """Return the kind of place that a task's data come from: hub, web, bundled, generated or lm-eval."""
     manifest = task.manifest
     if manifest is None:
         return "lm-eval" if task.name.startswith(LM_EVAL) else "generated"
@@ -250,7 +254,7 @@ def _task(name: str) -> dict[str, Any]:
 
 
 def _source(task: Task) -> str:
-    """The source of a task's data, by name."""
+    """Return the place that a task's data come from: its name on the hub or its address, else its kind."""
     manifest = task.manifest
     place = manifest and (manifest.hub or manifest.url)
     return f"{place}{' (gated)' if manifest and manifest.gated else ''}" if place else _kind(task)

@@ -96,7 +96,7 @@ def _prepare(options: Any, from_file: dict[str, Any]) -> None:
 
 
 def _from_file(options: Any) -> dict[str, Any]:
-    """The settings of lm-eval's ``--config``."""
+    """Return the settings in the file that lm-eval's option ``--config`` names; empty without the option."""
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
     config = getattr(options, "config", None)
@@ -104,7 +104,7 @@ def _from_file(options: Any) -> dict[str, Any]:
 
 
 def _innermost(error: BaseException) -> str:
-    """The name of the module that raised the error."""
+    """Return the name of the module in which an error was raised."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -112,7 +112,7 @@ def _innermost(error: BaseException) -> str:
 
 
 def _foreign(error: Exception) -> KVBenchError:
-    """One line for an error of lm-eval or a library below it; --debug shows more."""
+    """Turn an error of lm-eval or of a library that it uses into an error of one line; --debug shows the traceback."""
     from kvbench.sources.hub import why
 
     if why(error) == "unreachable":

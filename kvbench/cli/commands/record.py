@@ -39,7 +39,7 @@ def record(
     run: Run,
     limit: Annotated[str, plain("--limit", f"Number of questions per task. Default: {QUESTIONS}.", "N")] = QUESTIONS,
     sample: Annotated[
-        str | None, plain("--sample", "Only the question with this id, instead of the first ones.", "ID")
+        str | None, plain("--sample", "Record only the question with this id, not the first ones.", "ID")
     ] = None,
 ) -> None:
     """Record which tokens each method kept at each eviction, for the first questions of a run.
@@ -91,5 +91,5 @@ def _record(
     finally:
         progress.end()
     if sample is not None and not found:
-        raise UserError(f"--sample {quote(sample)}: no task of the run has evictions on this question.")
+        raise UserError(f"--sample {quote(sample)}: in no task of the run did a method evict entries on this question.")
     return found

@@ -72,7 +72,7 @@ Limit = Annotated[str | None, plain("--limit", f"Number of answers per task. Def
 Folder = Annotated[str | None, plain("--out", "Folder for tables (CSV, Parquet), figures and JSON.", "DIR")]
 Analyses = Annotated[
     list[str] | None,
-    plain("--analysis", "Analyses to make instead of the comparison (see below), repeatable or with commas.", "NAME"),
+    plain("--analysis", "Analyses to make instead of the comparison, repeatable or with commas; listed below.", "NAME"),
 ]
 Sample = Annotated[str | None, plain("--sample", "With --analysis: only the answer to this question.", "ID")]
 
@@ -157,7 +157,10 @@ def replay(
 
 
 def _kinds(given: list[str] | None, flags: Mapping[str, Any], problems: Problems) -> list[type[Analysis]]:
-    """The analyses that the user chose. Refuses options that these analyses ignore."""
+    """Return the analyses that --analysis names.
+
+    Options that would have no effect on them are errors, added to `problems`.
+    """
     with problems.collect():
         if not given:
             if flags["sample"] is not None:
@@ -186,7 +189,7 @@ def _names(given: list[str] | None, problems: Problems) -> list[str]:
 
 
 def _config(flags: Mapping[str, Any], methods: list[str], run: str | None, problems: Problems) -> RunConfig | None:
-    """The typed options as a run's configuration; with --run, that run's configuration with the typed methods."""
+    """Return the typed options as a configuration; with --run, the run's configuration with the typed methods."""
     typed = {**flags, "method": methods, "plugin": None}  # plug-ins are loaded already
     if run is None:
         return build(gather(typed, os.environ), problems)
@@ -205,14 +208,14 @@ def _check(config: RunConfig, problems: Problems) -> None:
 
 
 def _unscored(config: RunConfig) -> RunConfig:
-    """The configuration without judge and sandbox, because replay scores nothing."""
+    """Return the configuration without judge and sandbox, which replay does not need because it scores nothing."""
     return dataclasses.replace(config, judge="none", unsafe_run_code=True)
 
 
 def _work(
     config: RunConfig, asked: Work, progress: Readings
 ) -> tuple[list[Result], dict[type[Analysis], list[Row]], list[LeftOut]]:
-    """The results of the comparison or the rows of the analyses, and the methods left out."""
+    """Do the work; return the comparison's results, the tables of the analyses, and the methods that were left out."""
     from kvbench.replay.session import Session
     from kvbench.runner.inputs import read_inputs
 

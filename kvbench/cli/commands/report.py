@@ -31,18 +31,28 @@ BY = ("category",)
 def report(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUNS]...", help="Runs; default: all below results.", show_default=False),
+        typer.Argument(
+            metavar="[RUNS]...", help="Folders of runs. Default: all runs below results.", show_default=False
+        ),
     ] = None,
     format: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}.")] = "text",
-    baseline: Annotated[str | None, plain("--baseline", "Compare with it. Default: full.", "METHOD")] = None,
-    group_by: Annotated[str | None, plain("--group-by", "A table per value; all: of everything.", "COLUMN")] = None,
-    out: Annotated[str | None, plain("--out", "Also write Markdown, CSV and JSON files there.", "DIR")] = None,
-    html: Annotated[str | None, plain("--html", "Also write one page: tables, figures, questions.", "FILE")] = None,
-    plot: Annotated[str | None, plain("--plot", "Also draw figures there, SVG and PDF.", "DIR")] = None,
-    by: Annotated[str | None, plain("--by", "Scores of each category of questions.", "category")] = None,
-    summary: Annotated[bool, plain("--summary", "Only the overview, without the tables of each task.")] = False,
-    memory: Annotated[bool, plain("--memory", "Nominal and measured bytes instead of scores.")] = False,
-    require_complete: Annotated[bool, plain("--require-complete", "Unfinished runs end with 4.")] = False,
+    baseline: Annotated[
+        str | None, plain("--baseline", "Method to compare all others with. Default: full.", "METHOD")
+    ] = None,
+    group_by: Annotated[
+        str | None, plain("--group-by", "One table per value of a column; all: of every column that differs.", "COLUMN")
+    ] = None,
+    out: Annotated[str | None, plain("--out", "Also write Markdown, CSV and JSON files into DIR.", "DIR")] = None,
+    html: Annotated[
+        str | None, plain("--html", "Also write one HTML page with tables, figures and questions.", "FILE")
+    ] = None,
+    plot: Annotated[str | None, plain("--plot", "Also draw figures into DIR, as SVG and PDF.", "DIR")] = None,
+    by: Annotated[str | None, plain("--by", "Show the scores of each category of questions.", "category")] = None,
+    summary: Annotated[bool, plain("--summary", "Show only the overview, without the tables of each task.")] = False,
+    memory: Annotated[bool, plain("--memory", "Show nominal and measured bytes instead of scores.")] = False,
+    require_complete: Annotated[
+        bool, plain("--require-complete", "End with exit code 4 if a run is unfinished.")
+    ] = False,
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
 ) -> None:
     """Tables of quality, memory and speed: each method at each budget, with error bars and paired comparisons."""

@@ -1,4 +1,4 @@
-"""``kvbench show RUN [--ids | --sample ID]``: a run's record, its questions, the texts of one. Imports no torch.
+"""``kvbench show RUN [--ids | --sample ID]``: a run's record, its questions, the texts of one question. No torch.
 
 Model-written text is printed with control characters escaped, never raw. A run stores the first prompt and every answer
 of a conversation; the later questions come from the task's data, if they are on this machine.
@@ -65,7 +65,10 @@ def show_(
 
 
 def one_run(name: str, out: Path) -> Path:
-    """The folder of a run, given by path or name."""
+    """Return the folder of the one run that `name` means, a path or a run's name.
+
+    Raises UserError if it means several.
+    """
     runs = find_runs([name], out)
     if len(runs) > 1 or not runs[0].is_dir():
         listed = ", ".join(path.name for path in runs)
@@ -113,7 +116,7 @@ def _print_summary(document: dict[str, Any]) -> None:
 
 
 def _questions(folder: Path) -> list[dict[str, Any]]:
-    """Every question of a run with its number of rows, and the mean, lowest and highest score over all methods."""
+    """Return every question of a run, with the number of its rows and their mean, lowest and highest score."""
     rows = read_run(folder, ("task", "doc_id", "category", "status", "score")).rows
     found = []
     for (task, doc), part in rows.groupby(["task", "doc_id"], sort=False, observed=True):
@@ -174,9 +177,9 @@ def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, An
 
 
 def _later_questions(info: dict[str, Any], entry: dict[str, Any]) -> list[str]:
-    """The questions of a conversation after its first turn; none where the task or its data are missing or changed.
+    """Return the questions of a conversation after its first turn, read from the task's data.
 
-    Nothing is downloaded. Data in a folder must have the recorded hash.
+    The list is empty if the task or its data are not on this machine, or if the data do not have the recorded hash.
     """
     environment = info["environment"]
     path = environment.get("data")
@@ -198,7 +201,7 @@ def _later_questions(info: dict[str, Any], entry: dict[str, Any]) -> list[str]:
 
 
 def _method(folder: Path, name: str, there: list[str]) -> str:
-    """The run's method of this name. The method need not be installed here."""
+    """Return the name in the run's rows of the method that the user named. The method need not be installed here."""
     plain = name.strip().lower()
     if plain in there:
         return plain
@@ -211,7 +214,7 @@ def _method(folder: Path, name: str, there: list[str]) -> str:
 
 
 def _plain(row: pd.Series) -> dict[str, Any]:
-    """A row in JSON types, without empty columns."""
+    """Return a row as a dictionary of JSON types, without columns that are empty."""
     kept = row.dropna()
     return {
         k: v.isoformat() if hasattr(v, "isoformat") else getattr(v, "item", lambda v=v: v)() for k, v in kept.items()
@@ -227,7 +230,7 @@ def _texts(texts: pd.DataFrame, key: str) -> dict[str, Any]:
 
 
 def _turns(text: str) -> list[str] | None:
-    """The answers of all turns; None if the table holds no list of texts."""
+    """Parse a stored conversation into the answers of its turns; None if the text is not a list of texts."""
     try:
         turns = parse(text)
     except ValueError:
@@ -236,7 +239,7 @@ def _turns(text: str) -> list[str] | None:
 
 
 def _print_samples(entries: list[dict[str, Any]]) -> None:
-    """The samples of a question; a prompt is printed once, with the first sample that has it."""
+    """Print the samples of a question. A prompt that several samples share is printed once, with the first of them."""
     former: tuple[Any, Any] | None = None
     for entry in entries:
         prompt = entry["doc_id"], entry["prompt"]
@@ -245,7 +248,7 @@ def _print_samples(entries: list[dict[str, Any]]) -> None:
 
 
 def _print_sample(entry: dict[str, Any], *, known: bool) -> None:
-    """One sample. `known`: its prompt was printed with the sample before."""
+    """Print one sample. known: leave out the prompt, because it was printed with the sample before."""
     budget = f" at {entry['budget']}" if "budget" in entry else ""
     budget += f" ({label(entry['budget_share'])})" if "budget_share" in entry else ""
     title = f"{entry['task']} {entry['doc_id']} sample {entry.get('sample', 0)}: {entry['method']}{budget}"

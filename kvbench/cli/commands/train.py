@@ -56,9 +56,9 @@ def train(
         plain("--data", "File of JSON lines with a field 'question'. Default: problems of built-in tasks.", "FILE"),
     ] = None,
     samples: Annotated[Text, plain("--samples", "Number of texts to read, or of questions to ask.", "N")] = None,
-    steps: Annotated[Text, plain("--steps", "Optimiser steps.", "N")] = None,
+    steps: Annotated[Text, plain("--steps", "Number of optimiser steps.", "N")] = None,
     lr: Annotated[Text, plain("--lr", "Peak learning rate.", "X")] = None,
-    batch: Annotated[Text, plain("--batch", "Answers per step.", "N")] = None,
+    batch: Annotated[Text, plain("--batch", "Number of answers per step.", "N")] = None,
     opt: Annotated[Texts, plain("--opt", "A setting of the recipe; repeatable.", "NAME=VALUE")] = None,
     seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")] = "0",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
@@ -103,7 +103,7 @@ def train(
 
 
 def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
-    """The recipe's own settings: its defaults, overridden by --opt."""
+    """Return the settings that only this recipe has: the texts of --opt over the recipe's defaults."""
     known: dict[str, Any] = {}
     if kind in RECIPES:
         known = dict(RECIPES[kind].options) | dict(RECIPES[kind].tiny if model == TINY else {})
@@ -126,7 +126,10 @@ def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """The checked options of the command. `numbers`: samples, steps, lr, batch and seed; None: the recipe's own."""
+    """The checked options of the command, and the work they ask for.
+
+    numbers: samples, steps, lr, batch and seed; None stands for the recipe's default.
+    """
 
     kind: str
     model: str
@@ -140,7 +143,7 @@ class _Training:
     quiet: bool
 
     def train(self) -> None:
-        """Train by a recipe. Only the first of several processes prints."""
+        """Train weights by a recipe, and print the result. Of several processes, only the first prints."""
         from kvbench.engine.model.weights import Base
         from kvbench.train.log_figure import log_figure
         from kvbench.train.loop import LOG, steps_done
@@ -196,7 +199,7 @@ class _Training:
             terminal.data(done.card | {"path": str(done.path)})
 
     def estimate(self) -> None:
-        """Estimate a table of heads."""
+        """Estimate the importance of every head from the model's attention, and print the most important ones."""
         from kvbench.train.recipes.head_tables import make
 
         samples, seed = self.numbers["samples"] or TABLE_SAMPLES, self.numbers["seed"]
@@ -210,7 +213,7 @@ class _Training:
 
 
 def _command(kind: str, model: str, data: str | None, settings: Settings) -> str:
-    """The command that repeats this training, without the paths of this machine."""
+    """Return the command line that repeats this training, without the paths of this machine, for the weights' card."""
     numbers = f"--steps {settings.steps} --lr {settings.lr:g} --batch {settings.batch} --seed {settings.seed}"
     own = "".join(" --opt " + shlex.quote(f"{name}={settings.more[name]}") for name in RECIPES[kind].options)
     file = f" --data {shlex.quote(Path(data).name)}" if data else ""
@@ -219,14 +222,14 @@ def _command(kind: str, model: str, data: str | None, settings: Settings) -> str
 
 
 def _print_trained(done: Trained) -> None:
-    """Print held-out figures before and after training."""
+    """Print the recipe's held-out figures before and after training, and the files."""
     rows = [(name, f"{done.before[name]:.4g}", f"{done.after[name]:.4g}") for name in done.after]
     terminal.table(("held out", "before", "after"), rows, right=("before", "after"))
     _print_files(done.path)
 
 
 def _print_table(heads: HeadTable) -> None:
-    """Print the most important heads."""
+    """Print the heads of a table with the highest importance."""
     columns = ("layer", "query head", "importance")
     width, importance = heads.table.shape[1], heads.table.flatten()
     first = importance.argsort(descending=True)[:SHOWN].tolist()

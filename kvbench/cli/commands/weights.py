@@ -28,10 +28,14 @@ app = group("Trained weights of methods: import published checkpoints.")
 @app.command("import", epilog=EPILOG)
 def import_(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="File or folder: .safetensors, .pth.")],
-    method: Annotated[str, plain("--method", "trimkv, retention, foresightkv.", "METHOD")],
+    method: Annotated[
+        str, plain("--method", "Method that the weights are for: trimkv, retention, foresightkv.", "METHOD")
+    ],
     model: Annotated[str, plain("--model", "Folder of the model that the weights are for.", "MODEL")],
     out: Annotated[str, plain("--out", "Folder for the weights and their card.", "DIR")],
-    gate: Annotated[str | None, plain("--gate", "Kind of gate, rg or rg2, if SOURCE does not tell.", "GATE")] = None,
+    gate: Annotated[
+        str | None, plain("--gate", "Kind of gate, rg or rg2, if SOURCE does not state it.", "GATE")
+    ] = None,
     json: Annotated[bool, plain("--json", "Last line of stdout is one JSON document.")] = False,
 ) -> None:
     """Convert gates or scorers from their authors' checkpoints, and check that they fit a model.

@@ -1,4 +1,4 @@
-"""Capacity loss of retention gates: the number of entries, each weighted by its decay beta^age, in excess of a budget.
+"""Capacity loss of retention gates: by how much the entries, weighted by their decay beta^age, exceed a budget.
 
 TRIM-KV (arXiv 2512.03324) compares the entries of each layer and head with a budget of M; global retention (arXiv
 2605.09649) compares the entries of all L layers and Hk heads together with M L Hk. Both papers divide the excess at

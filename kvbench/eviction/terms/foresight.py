@@ -48,7 +48,8 @@ def scorer_shapes(features: Features, model: Sizes, hidden: int = HIDDEN) -> Sha
 
 
 def attention_statistics(view: LayerView) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return sum, maximum and minimum over the queries of their attention to each entry, each [b, Hk, g, N].
+    """Return statistics of the attention that queries pay to each entry: sum, maximum and minimum over the queries,
+    each [b, Hk, g, N].
 
     A query pays 0 to entries newer than itself.
     """

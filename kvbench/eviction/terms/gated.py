@@ -1,4 +1,4 @@
-"""Base of methods with retention gates: log beta of every entry, fixed when its token is read, and its score."""
+"""Base of methods with retention gates, which compute log beta of an entry when its token is read, and score by it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True)
 class Gated(Method):
-    """A method that scores entries by log G (`retention.log_gain`). Subclasses choose the scope of the competition."""
+    """A method that scores entries by log G (`retention.log_gain`). Subclasses choose which entries compete with each
+    other."""
 
     kind = "weights"
     trained = True
@@ -29,7 +30,7 @@ class Gated(Method):
     gates: str = option("auto", "file with the trained gates; auto: the method's own beside the model's weights")
     gate: Literal["auto", "rg", "rg2", "rg3", "rg10"] = option("auto", "form of the gate; auto: as in the file")
     tie: Literal["auto", "none", "layers", "layers_and_heads"] = option(
-        "auto", "who shares the gate's last projection; auto: as in the file"
+        "auto", "which layers and heads share the gate's last projection; auto: as in the file"
     )
     horizon: int = option(1, "coming queries over which retention is summed", low=1)
     age_offset: int = option(0, "added to the age of every entry", low=0)
@@ -47,7 +48,7 @@ class Gated(Method):
         return Protect(recent=self.recent)
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
-        """Return log beta of new tokens; later tokens do not change it."""
+        """Return log beta of new tokens, which stays the same from then on."""
         return {"log_beta": log_retention(new)}
 
     def score(self, view: LayerView) -> torch.Tensor:

@@ -14,7 +14,7 @@ last hidden layer h is
     layers             one projection for all layers, with an output per head (the released code)
     layers_and_heads   one vector u for all, log beta = logsigmoid(u h_head + b); h has one part per head (the paper)
 
-Tensors, with a row per layer of the model unless shared (I: the width, D: hidden size, S = 2 Hk d):
+Tensors, stacked over the layers of the model unless shared (I: the width, D: hidden size, S = 2 Hk d):
 
     rg     in.weight [L, I, D]   in.bias [L, I]
     rg2    kv.weight [L, I, S]   kv.bias [L, I]

@@ -26,7 +26,8 @@ SCRATCH_FLOATS = 1 << 25  # logits at a time
 
 @dataclass(frozen=True, slots=True)
 class GoldenTrace:
-    """All s evictions of one layer of one sequence: Hk KV heads, C competing entries, L dropped per eviction."""
+    """All s evictions by the oracle in one layer of one sequence: Hk KV heads, C competing entries, L dropped per
+    eviction."""
 
     candidates: torch.Tensor  # [s, Hk, C] int64 positions, ascending
     scores: torch.Tensor  # [s, Hk, C] float32, -alpha: the largest are dropped
@@ -69,7 +70,8 @@ def block_attention(
 
 
 def upcoming(attention: torch.Tensor) -> torch.Tensor:
-    """Return alpha at every eviction, [Hk, blocks, T]: the maximum of `block_attention` over its and later blocks."""
+    """Return alpha at every eviction, [Hk, blocks, T]: the maximum of `block_attention` over that block and all later
+    ones."""
     return attention.flip(1).cummax(dim=1).values.flip(1)
 
 

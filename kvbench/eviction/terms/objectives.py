@@ -12,10 +12,11 @@ PAIRS = 1 << 24  # pairs in memory at a time
 def ranking_losses(
     scores: torch.Tensor, wanted: torch.Tensor, margin: float = MARGIN
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the pairwise hinge loss of each row against the oracle's ranking (supervised stage).
+    """Return the pairwise hinge loss of each set of scores against the oracle's ranking (supervised stage).
 
-    A row's loss is the mean of max(0, margin - (score_i - score_j)) over all pairs with wanted_i > wanted_j; scores and
-    wanted are [rows, n]. Returns the losses [rows], 0 for a row without such a pair, and bool [rows]: rows with a pair.
+    scores, wanted: [r, n], r sets of n scores. The loss of a set is the mean of max(0, margin - (score_i - score_j))
+    over all pairs with wanted_i > wanted_j. Returns the losses [r], 0 for a set without such a pair, and bool [r]: sets
+    with a pair.
     """
     losses, slopes, counts = [], [], []
     size = max(1, PAIRS // max(1, scores.shape[1] ** 2))
@@ -35,13 +36,13 @@ def ranking_losses(
 
 
 def ranking_loss(scores: torch.Tensor, wanted: torch.Tensor, margin: float = MARGIN) -> torch.Tensor:
-    """Return the mean of `ranking_losses` over the rows with a pair; 0 if no row has one."""
+    """Return the mean of `ranking_losses` over the sets with a pair; 0 if no set has one."""
     losses, counts = ranking_losses(scores, wanted, margin)
     return losses.sum() / counts.sum().clamp_min(1)
 
 
 def advantages(rewards: torch.Tensor) -> torch.Tensor:
-    """Return the rewards [G] of a group minus their mean, in standard deviations of the group."""
+    """Return the rewards [G] of a group, less their mean and divided by their standard deviation."""
     return (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-8)
 
 

@@ -1,7 +1,7 @@
 """SnapKV's score, the base of several methods: the last queries of the prompt vote for its entries (arXiv 2404.14469).
 
-A vote is softmax attention over all keys, summed over the window, reduced over the group, then pooled along the text.
-The window's entries always stay.
+A vote is softmax attention over all keys. Votes are summed over the window, reduced over the query heads of a group,
+and then pooled along the text. The window's entries always stay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PromptVote(Method):
     kernel: int = option(7, "pooling width, 1 for none", low=1, odd=True)
     pool: Literal["max", "avg"] = option("max", "how votes are smoothed along the text")
     reduce_g: Literal["mean", "max"] = option("mean", "how the query heads of a group become one score")
-    heads: Literal["kv", "query"] = option("kv", "whose caches are evicted: query gives every query head its own")
+    heads: Literal["kv", "query"] = option("kv", "heads with a cache of their own: KV heads, or every query head")
 
     @property
     def per_query_head(self) -> bool:

@@ -1,4 +1,4 @@
-"""Convert published checkpoints to kvbench's gates and scorers.
+"""Converts published checkpoints to kvbench's gates and scorers.
 
     ngocbh/trimkv           model.layers.N.self_attn.retention_gate.linear1.weight ...
     RUCAIBox/ForesightKV    model.layers.N.self_attn.judge_model.fc1.weight ...
@@ -36,7 +36,8 @@ UNUSED = ("feature_norm.weight", "feature_norm.bias")
 
 
 def wanted(names: Iterable[str], module: str) -> dict[str, tuple[int, str]]:
-    """Return the names of the tensors of `module` (GATE or SCORER), each with its layer and its name in the module."""
+    """Return those names that belong to tensors of `module` (GATE or SCORER), each with its layer and its name inside
+    the module."""
     matches = ((name, NAMES.search(name)) for name in names)
     return {name: (int(m[1]), m[3]) for name, m in matches if m is not None and m[2] == module}
 
@@ -53,7 +54,7 @@ def dimensions(module: str, name: str) -> int | None:
 
 
 def gate_kinds(layer: Mapping[str, torch.Tensor]) -> list[Gate]:
-    """Return the kinds of gate that have these tensor names in a layer; rg and rg2 have the same names."""
+    """Return the kinds of gate whose tensors have the names found in a layer; rg and rg2 have the same names."""
     return [gate for gate, names in GATES.items() if layer.keys() == names.keys() | {"bias"}]
 
 

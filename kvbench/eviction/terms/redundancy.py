@@ -1,8 +1,8 @@
 """How much each cached key repeats others: the redundancy of R-KV (arXiv 2505.24133), which G-KV uses too.
 
-Compute the cosine similarities of all keys of a head, with diagonal 0. In each row, set the similarity to the most
-recent similar key (cosine above the threshold) to 0: this "spares" that key, so of several copies the newest survives.
-The mean over rows and a softmax give one number per entry.
+Compute the matrix of cosine similarities of all keys of a head, with diagonal 0. In each of its rows, set the
+similarity to the most recent similar key (cosine above the threshold) to 0: this "spares" that key, so of several
+copies the newest survives. The mean over the matrix's rows and a softmax give one number per entry.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def redundancy(
     Args:
         threshold: cosine above which two keys count as similar, 0 or more.
         order: [b, Hk, N] indices that list the entries, as `LayerView.text_order` does.
-        spare: which similar key a row spares: the last or the first in `order`.
-        column_zero: reproduce the released R-KV code: a row without a similar key spares the first entry in `order`,
-            and if `spare` is "first" every row does.
+        spare: which similar key each row of the matrix spares: the last or the first in `order`.
+        column_zero: reproduce the released R-KV code: a row of the matrix without a similar key spares the first entry
+            in `order`, and if `spare` is "first" every row does.
     """
     b, hk, n, d = view.keys.shape
     heads = b * hk
@@ -57,10 +57,10 @@ def redundancy(
 def _column_sums(
     unit: torch.Tensor, place: torch.Tensor, by_place: torch.Tensor, default: torch.Tensor, threshold: float
 ) -> torch.Tensor:
-    """Return the column sums [h, N] of the similarities after each row spared an entry.
+    """Return the column sums [h, N] of the matrix of similarities after each of its rows spared an entry.
 
-    unit: [h, N, d] normalised keys; place: [h, N], 0..N: of a row's similar keys, the row spares the one with the
-    highest place; by_place: [h, N + 1], the entry at each place; default: [h, N], the entry that a row without a
+    unit: [h, N, d] normalised keys; place: [h, N], 0..N: of its similar keys, a row of the matrix spares the one with
+    the highest place; by_place: [h, N + 1], the entry at each place; default: [h, N], the entry that a row without a
     similar key spares.
     """
     h, n, _ = unit.shape

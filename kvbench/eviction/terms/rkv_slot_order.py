@@ -16,7 +16,8 @@ RANK = Column(name="rank", init=float("nan"))
 
 
 def slot_order(view: LayerView) -> torch.Tensor:
-    """Return the indices of the entries in the released code's storage order, invalid ones last, [b, Hk, N] int64."""
+    """Return the indices of the entries in the released code's storage order, [b, Hk, N] int64; invalid entries come
+    last."""
     rank = view.columns[RANK.name]
     key = torch.where(rank.isnan(), view.positions + (1 << 32), rank.nan_to_num().long())
     return torch.where(view.valid, key, torch.iinfo(torch.int64).max).argsort(dim=-1)
@@ -25,7 +26,7 @@ def slot_order(view: LayerView) -> torch.Tensor:
 def keep_in_score_order(view: LayerView, score: torch.Tensor, order: torch.Tensor, window: int) -> ScoreOut:
     """Choose the best entries outside the window by ``torch.topk``; return their ranks, and scores made of the ranks.
 
-    Every other entry has no rank (NaN) and the score -inf.
+    All other entries get no rank (NaN) and the score -inf.
     """
     outside = int(view.older(window).sum(dim=-1).max())
     row = score.gather(-1, order)[..., :outside]  # the window and invalid entries lie behind

@@ -1,4 +1,4 @@
-"""Split a total over layers and heads into whole numbers that sum to it exactly."""
+"""Splits a total over layers and heads into whole numbers that sum to it exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of a few queries to cached entries, which every attention-based score uses.
+"""Attention of a few queries to cached entries, from which every attention-based score is made.
 
 It is float32 throughout, causal by absolute position (the cache is not in text order and may have gaps), ignores
 invalid entries, and works in blocks of queries to bound scratch memory. Methods differ in domain, order and reductions.
@@ -132,7 +132,8 @@ def _join(blocks: list[torch.Tensor], how: Reduce | None) -> torch.Tensor:
 def _reduce_group(logits: torch.Tensor, hidden: torch.Tensor, order: Order, how: Reduce | None) -> torch.Tensor:
     """Turn logits [b, Hk, g, r, N] into probabilities, reduced over the group to [b, Hk, r, N] unless `how` is None.
 
-    hidden: bool [b, Hk, r or 1, N], keys that a query does not see. Rows with all keys hidden are NaN.
+    hidden: bool [b, Hk, r or 1, N], keys that a query does not see. The probabilities of a query that sees no key are
+    NaN.
     """
     if order == "group_then_softmax":
         if how is None:

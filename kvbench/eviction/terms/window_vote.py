@@ -23,7 +23,8 @@ MEMORY = Column(name="memory", init=float("nan"))
 
 
 def normalised(x: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """Return scores [b, Hk, N] divided by their maximum over the marked entries of a head; zeros stay zeros."""
+    """Return scores [b, Hk, N] divided by their maximum over the entries of a head that `among` marks; zeros stay
+    zeros."""
     return x / x.masked_fill(~among, 0.0).amax(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
 
 
@@ -33,7 +34,8 @@ def rkv_votes(view: LayerView) -> torch.Tensor:
 
 
 class WindowVote(Method):
-    """Base of methods in which a window of queries votes; no dataclass, so that subclasses declare the options."""
+    """Base of methods in which a window of queries votes. It is no dataclass, so that subclasses declare the
+    options."""
 
     window: int | None
     compat: str
@@ -52,12 +54,13 @@ class WindowVote(Method):
 
     @property
     def memory(self) -> tuple[str, float] | None:
-        """Form (max, mean or sum) and alpha of the global score; None if votes are not merged with earlier ones."""
+        """The form (max, mean or sum) and alpha of the global score; None if votes are not merged with earlier ones."""
         return (self.global_score, self.alpha) if self.global_score != "none" else None
 
     @property
     def by_rank(self) -> bool:
-        """Whether to store entries in score order and to call the method at exactly the budget, as R-KV's code does."""
+        """Whether entries are stored in score order and the method is called at exactly the budget, as in R-KV's
+        code."""
         return self.compat == "reference"
 
     def needs(self) -> Needs:
@@ -77,7 +80,8 @@ class WindowVote(Method):
     def remember(
         self, view: LayerView, local: torch.Tensor, among: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return F, merged from the local score and the stored F', and the new F to store. Without memory F = local."""
+        """Return F, merged from the local score and the stored F', and the columns to store, which hold the new F.
+        Without memory F is the local score and nothing is stored."""
         if self.memory is None:
             return local, {}
         (form, alpha), before = self.memory, view.columns[MEMORY.name]
@@ -89,7 +93,8 @@ class WindowVote(Method):
         return score, {MEMORY.name: torch.where(among, score, float("nan"))}
 
     def order(self, view: LayerView) -> torch.Tensor:
-        """Return the order in which entries are neighbours, as indices like `LayerView.text_order`'s."""
+        """Return the order in which entries are neighbours for pooling, as indices like those of
+        `LayerView.text_order`."""
         return slot_order(view) if self.by_rank else view.text_order()
 
     def ranked(

@@ -1,4 +1,4 @@
-"""The lines of a report's block, each with the task, method, budget and verdict that the page filters by.
+"""The lines of a report's block with the task, method, budget and verdict of each, by which the page filters lines.
 
 for line in lines(block): line.method, line.budget, line.line
 """
@@ -20,7 +20,8 @@ _VERDICT = re.compile(rf"\b({'|'.join(VERDICTS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a block, and what it is about; `task` is empty where the block has one task."""
+    """A line of a block, with the task, method, budget and verdict that it is about; `task` is empty if the block has
+    one task."""
 
     task: str
     method: str
@@ -44,13 +45,14 @@ def lines(block: Block) -> Iterator[Line]:
 
 
 def verdict_in(text: str) -> str:
-    """Return the CSS class of the verdict in a table cell's text; empty without a verdict."""
+    """Return the CSS class of the verdict that a text in a table contains; empty without a verdict."""
     found = _VERDICT.search(text)
     return found[1].replace(" ", "-") if found else ""
 
 
 def _cell(line: Any) -> Any:
-    """Return the cell that a line is about: an overview's line has several, the first of them counts."""
+    """Return the cell that a line is about; a line of the overview has a cell per task, of which the first is
+    returned."""
     if isinstance(line, Mapping):
         return next(iter(line.values()))
     return getattr(line, "cell", line)

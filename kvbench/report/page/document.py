@@ -50,7 +50,7 @@ ENDING = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}  # may end a sc
 
 
 def html(report: ScoreReport) -> str:
-    """The page as text."""
+    """Return the page's HTML."""
     shown.cache_clear()
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -72,7 +72,7 @@ def html(report: ScoreReport) -> str:
 
 
 def write(report: ScoreReport, path: Path) -> Path:
-    """Write the page in place of an older one. Raises SetupError when the file cannot be written."""
+    """Write the page to `path`, where it replaces an older file. Raises SetupError if the file cannot be written."""
     page = html(report).encode("utf-8", "backslashreplace")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def write(report: ScoreReport, path: Path) -> Path:
 
 
 def _values(report: ScoreReport) -> dict[str, Any]:
-    """What the template shows."""
+    """Return the variables of the page's template."""
     tables = list(scored.read(report))
     decisions = kept.read(report)
     asked = questions.read(report, tables, decisions.questions)
@@ -122,14 +122,14 @@ def _notices(loaded: Loaded) -> Iterator[str]:
 
 
 def _cells(report: ScoreReport) -> Iterator[tuple[str, Block]]:
-    """The report's blocks below its overview, with the table that each belongs to."""
+    """Yield the report's blocks below its overview, each with the title of the table that it belongs to."""
     for table in report.tables:
         for one in (block(table), *(averages.block() for averages in report.averages if averages.last is table)):
             yield scored.title(table), one
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """What a run's record says about model, device and versions; nothing for a table without a run."""
+    """Return what a run's record says about model, date and versions; empty texts for a table without a run folder."""
     if not path.is_dir():
         return {"model": "", "created": "", "versions": ""}
     info = manifest.read(path)
@@ -142,14 +142,14 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _clean(value: Any) -> Any:
-    """A value of the template; Markup stays as it is."""
+    """Clean a value before the template prints it; Markup, which is HTML of our own, stays as it is."""
     if value is None:
         return ""
     return shown(value) if type(value) is str else value
 
 
 def _json(data: Any) -> str:
-    """JSON that stands inside a script element."""
+    """Return JSON in which no character can end the script element around it."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(ENDING)
 
 

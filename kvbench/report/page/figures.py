@@ -1,7 +1,6 @@
-"""The page's figures, each drawn light and dark; the stylesheet shows the drawing that fits the reader's setting.
+"""The page's figures, each drawn light and dark; the stylesheet shows the one for the reader's light or dark setting.
 
-drawn = read(report)
-drawn.of("curves"), drawn.reason
+drawn = read(report) drawn.of("curves"), drawn.reason
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MOST_BYTES = 1_000_000  # of all pictures, light and dark
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A figure as SVG."""
+    """A figure drawn as SVG, once light and once dark, and the panel of the page that shows it."""
 
     panel: str
     figure: Figure
@@ -34,7 +33,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures that fit on the page. `reason`: why figures are missing; empty if none is missing."""
+    """The figures that fit on the page. `reason`: why figures are missing; empty if the page has all of them."""
 
     drawn: list[Drawn]
     reason: str

@@ -3,7 +3,7 @@
     kept = read(report)
     kept.answers["5f0c..."]["heads"]["2.1"]      # one character per token: "0" held to the end, "1" dropped first
 
-`kvbench record` made them by reading the stored answers again (`kvbench.store.decisions`).
+`kvbench record` records the decisions by letting the model read stored answers again (`kvbench.store.decisions`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MOST_EVICTIONS = 0xD800 - FIRST - 1  # so that every character is below the surr
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """`answers`: decisions by row key. `questions`: (task, question) of these answers. `note`: what the page leaves
-    out, or how to record decisions."""
+    """The decisions that the page shows. `answers`: decisions by row key. `questions`: (task, question) of these
+    answers. `note`: what the page leaves out, or how to record decisions."""
 
     answers: dict[str, dict[str, Any]]
     questions: set[tuple[str, str]]
@@ -56,14 +56,14 @@ def read(report: ScoreReport) -> Kept:
 
 
 def _with_prompt(path: Path, keys: set[str]) -> Iterator[str]:
-    """Yield the keys whose prompts the run stores; it stores no prompts of gated data."""
+    """Yield those row keys whose prompts the run stores; of gated data it stores none."""
     if keys:
         texts = read_texts(path, keys=keys)
         yield from texts["row_key"][texts["prompt"].notna()]
 
 
 def _by_answer(runs: list[Path]) -> Iterator[tuple[Decisions, Iterator[Decisions]]]:
-    """Yield the first row of each recorded answer, and all its rows."""
+    """Yield for each recorded answer the decisions of its first KV head, and those of all its KV heads."""
     for path in runs:
         for _, group in itertools.groupby(decisions.read(path), key=lambda row: row.row_key):
             rows = iter(group)
@@ -72,8 +72,8 @@ def _by_answer(runs: list[Path]) -> Iterator[tuple[Decisions, Iterator[Decisions
 
 
 def _answer(first: Decisions, rows: Iterator[Decisions], most: int) -> dict[str, Any] | None:
-    """Return an answer in the form of the page's data; None if this is longer than `most` characters or the answer has
-    too many evictions."""
+    """Return the decisions on an answer in the form of the page's data; None if they take more than `most` characters
+    or the answer has too many evictions."""
     if len(first.seen) > MOST_EVICTIONS or len(first.tokens) > most:
         return None
     heads: dict[str, str] = {}

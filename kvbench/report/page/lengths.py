@@ -17,7 +17,8 @@ from kvbench.report.rows import Rows
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Answers of one cell: lengths in tokens, and shares of all answers. NaN without an answer."""
+    """How long the answers of one cell are, in tokens, and the shares that are truncated or have no extracted answer.
+    NaN without an answer."""
 
     answers: int
     mean: float

@@ -26,7 +26,8 @@ OPPOSITE = {"better": "worse", "worse": "better"}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One method minus another. `low` and `high` bound its 95% interval; NaN where the test gives none."""
+    """The mean score of one method minus that of another. `low` and `high` bound its 95% interval; NaN if the test
+    gives no interval."""
 
     diff: float
     low: float
@@ -41,7 +42,7 @@ class Difference:
 
     @property
     def brief(self) -> str:
-        """The difference with two decimals, or with three where two would show 0."""
+        """The difference as text, with two decimals, or with three where two would show 0."""
         digits = 2 if abs(self.diff) >= 0.005 else 3
         return f"{round(self.diff, digits) + 0.0:+.{digits}f}"  # + 0.0 turns -0.0 into 0.0
 
@@ -52,7 +53,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The methods at one budget, the full cache among them. `left_out`: methods beyond MOST_METHODS."""
+    """The differences between all methods at one budget, the full cache among them. `left_out`: number of methods
+    beyond MOST_METHODS."""
 
     budget: str  # as `named` writes it
     methods: list[str]
@@ -61,14 +63,14 @@ class Matrix:
     left_out: int
 
     def between(self, a: str, b: str) -> Difference | None:
-        """The difference a minus b; None for a method with itself, or without a shared question."""
+        """Return the difference a minus b; None if they are the same method or share no question."""
         if (a, b) in self.pairs:
             return self.pairs[a, b]
         return self.pairs[b, a].reversed() if (b, a) in self.pairs else None
 
 
 def matrices(scored: Scored) -> list[Matrix]:
-    """Return one matrix per budget of a task; a single one if no method has a budget."""
+    """Return one matrix per budget of a task; if no method has a budget, a single matrix."""
     budgets = scored.budgets or [named(None)]
     chosen = {budget: _methods(scored, budget) for budget in budgets}
     found = _differences(scored, [pair for budget in budgets for pair in _pairs(scored, budget, chosen[budget][0])])
@@ -86,14 +88,15 @@ def matrices(scored: Scored) -> list[Matrix]:
 
 
 def _pairs(scored: Scored, budget: str, cells: list[Cell]) -> Iterator[Pair]:
-    """Yield all pairs of cells, the cell with the higher mean second: `stats.judge` counts drops from its score."""
+    """Yield all pairs of cells, the cell with the higher mean second: `stats.judge` counts drops from the second's
+    score."""
     means = {(cell.method, named(cell.budget)): cell.score.mean for cell in scored.table.cells}
     for a, b in itertools.combinations(cells, 2):
         yield (budget, a, b) if means[a] <= means[b] else (budget, b, a)
 
 
 def _differences(scored: Scored, pairs: list[Pair]) -> dict[Pair, Difference]:
-    """The differences of one family, without pairs that share no question."""
+    """Return the differences of the pairs that share a question, all of one family."""
     floors = {(cell.method, named(cell.budget)): cell.floor for cell in scored.table.cells}
     tested = {(at, a, b): found for at, a, b in pairs if (found := _paired(scored, a, b)) is not None}
     judged = stats.judge(list(tested.values()), floors=[floors[a] for _, a, _ in tested])
@@ -104,7 +107,7 @@ def _differences(scored: Scored, pairs: list[Pair]) -> dict[Pair, Difference]:
 
 
 def _methods(scored: Scored, budget: str) -> tuple[list[Cell], int]:
-    """The cells at a budget, and how many are left out."""
+    """Return the cells at a budget, at most MOST_METHODS, and the number of the others."""
     cells = [cell for cell in scored.cells if cell[1] in (named(None), budget)]
     return cells[:MOST_METHODS], max(0, len(cells) - MOST_METHODS)
 

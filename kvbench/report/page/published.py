@@ -1,6 +1,6 @@
 """Numbers that papers print for the same model, task, method and budget as a cell.
 
-    found = read(report)
+    found = read(tables)
     found.lines, found.reason
 
 They come from results/published/published.csv of the checkout. Papers used their own code, prompts and budgets: the
@@ -33,7 +33,7 @@ OTHER_NAMES = {"full-kv": "full", "snapkv (decode)": "snapkv-decode"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A published score beside the cell's own."""
+    """A published score beside the score of the cell with the same model, task, method and budget."""
 
     task: str
     method: str
@@ -46,7 +46,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The matches; `reason` says why there are none."""
+    """The published scores that match a cell of the report; `reason` says why no score matches, and is empty
+    otherwise."""
 
     lines: list[Line]
     reason: str
@@ -83,7 +84,8 @@ def _models(scored: Scored) -> list[str]:
 
 
 def _key(row: dict[str, str]) -> Key | None:
-    """Return model, task, method and budget in kvbench's names; None without a score or a known method."""
+    """Return model, task, method and budget of a line of published.csv in kvbench's names; None if it has no score or
+    no method of kvbench."""
     budget = BUDGET.match(row["budget"])
     if row["unit"] != "%" or not SCORE.fullmatch(row["metric"]) or not (budget or row["budget"] == "full"):
         return None

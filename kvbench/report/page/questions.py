@@ -41,14 +41,14 @@ SCORES = ("score", "score_partial", "score_strict")
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What the page shows of a run's questions. `note`: how they were chosen, or why there are none."""
+    """The questions of the runs that the page shows. `note`: how they were chosen, or why there are none."""
 
     questions: list[dict[str, Any]]
     note: str
 
 
 def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> Questions:
-    """Choose questions and read their texts. `recorded`: (task, question) with recorded decisions."""
+    """Choose questions and read their texts. `recorded`: the (task, question) pairs that have recorded decisions."""
     folders = [path for run in report.loaded.runs if (path := Path(run["path"])).is_dir()]
     wanted: dict[str, list[str]] = {}
     for scored in tables:  # several tables of one task have different models or settings
@@ -85,8 +85,9 @@ def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str,
 def chosen(scored: Scored, recorded: set[tuple[str, str]]) -> list[str]:
     """Return the questions of a task to show, in order.
 
-    Questions with recorded decisions come first. Then every cell that somewhere scores unlike the first cell, which is
-    the full cache's where it was run, gets a question on which it does. The widest differences come last.
+    Questions with recorded decisions come first. Next come questions until every cell that ever scores unlike the first
+    cell has one on which it does; the first cell is the full cache's if that was run. The others follow, the widest
+    differences between cells first.
     """
     means = [{q: sum(samples) / len(samples) for q, samples in cell.items()} for cell in scored.cells.values()]
     asked: dict[str, list[float]] = {}
@@ -107,13 +108,14 @@ def chosen(scored: Scored, recorded: set[tuple[str, str]]) -> list[str]:
 
 
 def _in_turn(wanted: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
-    """Each task's first question, then each task's second, so that the cap treats tasks alike."""
+    """Yield each task's first question, then each task's second, and so on: the limit on the page's size then treats
+    tasks alike."""
     for place in range(MOST_QUESTIONS):
         yield from ((task, names[place]) for task, names in wanted.items() if place < len(names))
 
 
 def _rows(folders: Sequence[Path], wanted: dict[str, list[str]]) -> pd.DataFrame:
-    """The first sample of every cell for the wanted questions, with texts."""
+    """Return the row of the first sample of every cell for each wanted question, with its texts."""
     import pandas as pd
     import pyarrow.compute as pc
 
@@ -136,7 +138,7 @@ def _rows(folders: Sequence[Path], wanted: dict[str, list[str]]) -> pd.DataFrame
 
 
 def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return a question in the form of the page's data."""
+    """Return a question with the answers of all cells, in the form of the page's data."""
     gated = is_gated(task)
     prompt = next((text for text in rows["prompt"] if isinstance(text, str)), None)
     withheld = gated or prompt is None
@@ -154,7 +156,8 @@ def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[s
 
 
 def _open(questions: Sequence[dict[str, Any]]) -> None:
-    """Give each question its `opening`: the prompt's first words, without those that the task's prompts share."""
+    """Give each question its `opening`: its prompt's first words after the beginning that all prompts of the task
+    share."""
     prompts: dict[str, list[str]] = {}
     for question in questions:
         prompts.setdefault(question["task"], []).append(question["prompt"][0])
@@ -167,13 +170,13 @@ def _open(questions: Sequence[dict[str, Any]]) -> None:
 
 
 def _shared(texts: Sequence[str]) -> int:
-    """The length of the beginning that all texts share."""
+    """Return the length of the beginning that all texts share."""
     low, high = min(texts), max(texts)
     return next((place for place, (a, b) in enumerate(zip(low, high)) if a != b), min(len(low), len(high)))
 
 
 _WITHHELD = "The task's data are gated: the page shows ids and scores, no texts."
-_NOT_STORED = "The run did not store this prompt, as it does for gated data: the page shows ids and scores, no texts."
+_NOT_STORED = "The run stored no prompt here, as for gated data: the page shows ids and scores, no texts."
 
 
 def _answer(row: dict[str, Any], shared: dict[str, dict[str, Any]], withheld: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The scores of every cell question by question, and the table of the report that the cell belongs to.
+"""The scores of every cell question by question, for each table of the report.
 
     for scored in read(report):
         scored.cells["gkv", "48"]["q17"]      # the samples' scores of the task's headline column
@@ -22,7 +22,8 @@ Cell = tuple[str, str]  # method with its options, budget as `named` writes it
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A table with its rows and scores by cell. `clusters`: the source of each question, for standard errors."""
+    """A table of the report, with the rows and the scores of each of its cells. `clusters`: the source of each
+    question, for standard errors."""
 
     table: TaskTable
     parts: dict[Cell, Rows]
@@ -39,7 +40,7 @@ class Scored:
 
 
 def read(report: ScoreReport) -> Iterator[Scored]:
-    """Yield the report's tables, in its order."""
+    """Yield the report's tables with their rows and scores, in the report's order."""
     shared = shared_options(report.loaded)
     for group, table in zip(report.loaded.groups, report.tables, strict=True):
         parts = {(method, named(budget)): rows for method, budget, rows in cells_of(group.rows, shared)}
@@ -48,5 +49,5 @@ def read(report: ScoreReport) -> Iterator[Scored]:
 
 
 def title(table: TaskTable) -> str:
-    """What the page calls a table: its task, and what sets it apart from the task's other tables."""
+    """Return what the page calls a table: its task, and how it differs from the task's other tables."""
     return ", ".join(filter(None, (table.task, table.group)))

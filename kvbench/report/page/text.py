@@ -1,6 +1,6 @@
-"""Text of unknown origin as the page shows it: without secrets, control and direction characters.
+"""Cleans text of unknown origin for the page: removes secrets, control characters and direction characters.
 
-Escaping for HTML is the template's part (`kvbench.report.page.document`).
+The template (`kvbench.report.page.document`) escapes the text for HTML.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BREAKS = re.compile(r"([\n\t])")
 
 @functools.lru_cache(1 << 14)  # names repeat; `html` clears it, since secrets are those of the environment
 def shown(text: str) -> str:
-    """Return a text without secrets, control and direction characters; line ends and tabs stay."""
+    """Return a text without secrets, control characters and direction characters; line ends and tabs stay."""
     hidden = redact_text(text)
     if hidden.isascii() and hidden.replace("\n", "").isprintable():
         return hidden
@@ -25,7 +25,7 @@ def shown(text: str) -> str:
 
 
 def cut(text: str, where: str) -> tuple[str, str]:
-    """At most MOST bytes of a text, and a note on where the rest is; no note for a text that is whole."""
+    """Return at most MOST bytes of a text, and a note on where to find the rest; the note is empty for a whole text."""
     data = shown(text).encode()
     note = f"[cut: {len(data)} bytes in all, {where}]" if len(data) > MOST else ""
     return data[:MOST].decode(errors="ignore"), note

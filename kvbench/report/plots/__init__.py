@@ -4,9 +4,9 @@
 
     write(figures(ScoreReport.make(load([run]))), Path("plots"))     # NAME.svg and NAME.pdf each
 
-One stack for `report`, `bench`, `train` and the analyses of `replay`. A page may also show the specifications
-interactively, with `style.config(theme)` as their configuration: vega-embed with `ast: true` runs them under a content
-security policy without `unsafe-eval`.
+`report`, `bench`, `train` and the analyses of `replay` all draw with this package. A page may also show the
+specifications interactively, with `style.config(theme)` as their configuration: vega-embed with `ast: true` runs them
+under a content security policy without `unsafe-eval`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Figure", "check", "figures", "png", "svg", "write"]
 
 
 def figures(report: ScoreReport) -> list[Figure]:
-    """The figures for which a report's rows have data, in the order in which they are read."""
+    """Return the figures for which a report's rows have data, in reading order."""
     from kvbench.report.plots.catalogue import figures  # imports the report's tables, which other figures do not need
 
     return figures(report)

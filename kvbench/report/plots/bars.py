@@ -1,4 +1,4 @@
-"""Horizontal bars in panels, stacked from parts, with error bars where a bar has one part."""
+"""Horizontal bars in panels. A bar is stacked from parts; a bar of one part may have error bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ ROW = 18  # height of a bar
 
 
 def bars(title: str, values: Sequence[Point], *, x: str) -> Spec:
-    """The figure. Values have the fields panel, bar, part, length, and low and high where there are error bars."""
+    """Return the figure's Vega-Lite specification. Each value has the fields panel, bar, part and length, and low and
+    high for error bars."""
     parts = distinct(values, "part")
     names = min(NAMES, LETTER * max(map(len, distinct(values, "bar"))) + 10)
     return {
@@ -40,7 +41,8 @@ def _layers(parts: Sequence[str], x: str) -> list[Spec]:
 
 
 def _colour(parts: Sequence[str]) -> Spec:
-    """A colour for each part; the first colour of the palette is the full cache's."""
+    """Return the encoding of a part's colour; no part gets the first colour of the palette, which is the full
+    cache's."""
     legend = {"title": None, "columns": across(parts), "values": list(parts)} if len(parts) > 1 else None
     scale = {"domain": ["", *parts], "range": "category"}
     return {"field": "part", "type": "nominal", "scale": scale, "legend": legend}

@@ -1,4 +1,4 @@
-"""Figures against the budget: a line with a band for each method, and a horizontal line for a cell without a budget."""
+"""Figures against the budget: a curve with a band for each method, a horizontal line for each cell without a budget."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ BESIDE = 1.25  # how much of the axis lies beside the first and the last budget,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """A field of points with its error bars, and the words for it. `low`, `high`: fields; empty without error bars.
+    """What a figure against the budget shows: a field of the points with its error bars, and the words for it. `low`,
+    `high`: fields with the ends of the error bars; empty without error bars.
 
-    `shows`, `bands`, `more`: the caption's words for the values, for the error bars, and for what to know besides.
+    `shows`, `bands`, `more`: the caption's words for the values, for the error bars, and for what readers should know.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """A way to give budgets."""
+    """A unit in which budgets are given: entries, or a share of the prompt."""
 
     field: str
     suffix: str
@@ -60,9 +61,9 @@ UNITS = (
 
 
 def against_budgets(measure: Measure, points: Sequence[Point], methods: Sequence[str]) -> Iterator[Figure]:
-    """A figure for budgets in entries and one for shares of the prompt, where there are such points.
+    """Yield a figure for budgets in entries and one for budgets as shares of the prompt, each if there are such points.
 
-    methods: of the whole report, in the order of their colours.
+    methods: all methods of the report, in the order of their colours.
     """
     known = [p for p in points if p[measure.field] is not None]
     for unit in UNITS:
@@ -127,15 +128,16 @@ def _spec(
 
 
 def _axis(unit: _Unit, budgets: Sequence[float]) -> Spec:
-    """The x axis, with a tick for each budget."""
-    ticks = sorted(budgets)
-    scale = {"type": "log", "base": 2, "domain": [ticks[0] / BESIDE, ticks[-1] * BESIDE], "nice": False}
-    lines = {"values": ticks, "format": ",~r", "labelOverlap": "greedy", "grid": False}
+    """Return the x axis, with a mark at each budget."""
+    marks = sorted(budgets)
+    scale = {"type": "log", "base": 2, "domain": [marks[0] / BESIDE, marks[-1] * BESIDE], "nice": False}
+    lines = {"values": marks, "format": ",~r", "labelOverlap": "greedy", "grid": False}
     return axis("x", unit.axis, scale=scale, axis=lines)
 
 
 def _apart(at: Sequence[Point]) -> list[Point]:
-    """The points with `x` moved sideways, by the same factor for all points of a method."""
+    """Move the points sideways in `x`, by the same factor for all points of a method, so that they do not hide each
+    other."""
     methods = sorted(distinct(at, "method"))
     logs = [math.log2(budget) for budget in sorted(distinct(at, "x"))]
     room = min((b - a for a, b in itertools.pairwise(logs)), default=0.5) * CROWDED

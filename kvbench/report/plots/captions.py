@@ -1,6 +1,6 @@
-"""The words of captions that several figures of a report share, and the file of all captions.
+"""Phrases that the captions of several figures share, and the text of the file of all captions.
 
-panels(points)      # "a panel for each of chain and walk (n = 128 questions), model tiny"
+panels(points) # "a panel for each of chain and walk (n = 128 questions), model tiny"
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ MOST_TASKS = 8  # that a caption names
 
 
 def panels(points: Sequence[Point]) -> str:
-    """The tasks, numbers of questions and models of a figure with a panel for each task."""
+    """Return the part of a caption that names tasks, numbers of questions and models; the figure has a panel for each
+    task."""
     tasks = distinct(points, "task")
     named = listed(tasks) if len(tasks) <= MOST_TASKS else f"{len(tasks)} tasks"
     each = f"a panel for each of {named}" if len(tasks) > 1 else f"task {named}"
@@ -22,7 +23,7 @@ def panels(points: Sequence[Point]) -> str:
 
 
 def counted(questions: Iterable[int]) -> str:
-    """Numbers of questions as n, or as the range of n."""
+    """Return "n = 128 questions" or, if the numbers differ, "n = 96 to 128 questions"."""
     least, most = min(questions), max(questions)
     return f"n = {least} questions" if least == most else f"n = {least} to {most} questions"
 
@@ -32,7 +33,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def text(figures: Sequence[Figure], suffixes: Sequence[str]) -> str:
-    """For each figure the names of its files, its title and its caption."""
+    """Return the text of the file of captions: for each figure the names of its files, its title and its caption."""
     return "\n".join(
         f"{', '.join(f'{figure.name}.{suffix}' for suffix in suffixes)}\n{figure.title}. {figure.caption}\n"
         for figure in figures

@@ -1,4 +1,4 @@
-"""The figures of a report, in the order in which they are read."""
+"""Lists all figures of a report, in reading order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvbench.report.scores import ScoreReport
 
 
 def figures(report: ScoreReport) -> list[Figure]:
-    """The figures for which the report's rows have data."""
+    """Return the figures for which the report's rows have data."""
     cells = points(report)
     methods = sorted(distinct(cells, "method"))
     found = [p | {"dash": style.dash(p["method"], methods)} for p in cells]
@@ -34,7 +34,7 @@ def figures(report: ScoreReport) -> list[Figure]:
 
 
 def _named(figures: Sequence[Figure]) -> Iterator[Figure]:
-    """The figures with distinct names: maps of one family in several groups of runs have equal names."""
+    """Yield the figures under distinct names; maps of one family in several groups of runs would have the same name."""
     seen: Counter[str] = Counter()
     for figure in figures:
         seen[figure.name] += 1

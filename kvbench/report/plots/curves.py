@@ -22,7 +22,7 @@ CLOSE = 40  # lines with this many points or more have no symbols
 
 
 def axis(field: str, title: str | None, **more: Any) -> Spec:
-    """An encoding of a numeric field, with its title. Callers name fields; a user's text never does."""
+    """Return the encoding of a numeric field, with its title. `field` is a name from the code, never a user's text."""
     return {"field": field, "type": "quantitative", "title": title, **more}
 
 
@@ -38,7 +38,8 @@ def curves(
     hints: Sequence[str] = (),
     together: bool = True,
 ) -> Spec:
-    """The figure. low, high: fields of the bands; hints: of the tooltip; together: panels share the axis of y."""
+    """Return the figure's Vega-Lite specification. low, high: fields with the ends of the bands; hints: further fields
+    of the tooltip; together: all panels share one y axis."""
     line = {"y": y, "color": looks["color"]}
     tips = tooltip(*hints, y["field"], low, high)
     layers = [
@@ -52,7 +53,8 @@ def curves(
 
 
 def _bands(x: Spec, line: Spec, low: str, high: str) -> list[Spec]:
-    """Bands behind rules and lines, and a bar at each point."""
+    """Return layers for the fields `low` and `high`: bands around horizontal lines and curves, and a bar at each
+    point."""
     band = {**line, "y": {**line["y"], "field": low}, "y2": {"field": high}}
     layers = [
         where("rule", {"type": "rect", "opacity": 0.08}, **band),
@@ -63,7 +65,8 @@ def _bands(x: Spec, line: Spec, low: str, high: str) -> list[Spec]:
 
 
 def facets(title: str, values: Sequence[Point], layers: Sequence[Spec], *, together: bool = True) -> Spec:
-    """A figure with a panel for each value of `panel`, in order. together: panels share the y axis too."""
+    """Return a figure with a panel for each value of the field `panel`, in order. together: all panels share one y
+    axis."""
     panels = distinct(values, "panel")
     across = 1 if len(panels) <= ONE_COLUMN else 2
     axes = 1 if together else across
@@ -82,24 +85,26 @@ def facets(title: str, values: Sequence[Point], layers: Sequence[Spec], *, toget
 
 
 def _shortened(panels: Sequence[str], most: int) -> dict[str, str]:
-    """Titles cut in the middle to at most `most` letters; whole titles if two cut titles are equal."""
+    """Return each panel's title, cut in the middle to at most `most` letters; no title is cut if two would become
+    equal."""
     tail = most * 2 // 3
     short = {p: p if len(p) <= most else f"{p[: most - tail - 1]}…{p[-tail:]}" for p in panels}
     return short if len(set(short.values())) == len(panels) else {p: p for p in panels}
 
 
 def facet(panels: Sequence[str], width: float) -> Spec:
-    """The facets of the field `panel` in order; a title ends where its panel ends."""
+    """Return the encoding that makes a panel of each value of the field `panel`, in order; titles are cut to the
+    panel's width."""
     return {"field": "panel", "type": "nominal", "title": None, "sort": list(panels), "header": {"labelLimit": width}}
 
 
 def where(kind: str, mark: Spec, **encoding: Any) -> Spec:
-    """A layer of the values of one kind."""
+    """Return a layer that draws only the values with this `kind`."""
     return {"transform": [{"filter": {"field": "kind", "equal": kind}}], "mark": mark, "encoding": encoding}
 
 
 def known(field: str, layer: Spec) -> Spec:
-    """The layer without values that lack a field; Vega-Lite would draw these at 0."""
+    """Return the layer without the values that lack a field; Vega-Lite would draw these at 0."""
     return {**layer, "transform": [*layer["transform"], {"filter": {"field": field, "valid": True}}]}
 
 

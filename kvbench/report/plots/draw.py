@@ -1,7 +1,7 @@
-"""Draws figures with vl-convert (extra `report`): SVG with its text as text, PDF and PNG from that SVG.
+"""Draws figures with vl-convert (extra `report`): SVG in which text stays text, and PDF and PNG from that SVG.
 
-Equal figures give equal bytes: the converter counts ids over the life of a process, and orders a PDF's
-objects at random.
+Equal figures give equal bytes. This takes a correction, because the converter counts ids over the life of a process and
+orders a PDF's objects at random.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def check() -> None:
 
 
 def svg(figure: Figure, theme: Theme = "light") -> str:
-    """The figure as SVG. Ids in it begin with the figure's name and the theme, so that a page can hold several."""
+    """Draw the figure as SVG. Ids in the SVG begin with the figure's name and the theme, so that a page can hold
+    several."""
     check()
     import vl_convert
 
@@ -38,14 +39,14 @@ def svg(figure: Figure, theme: Theme = "light") -> str:
 
 
 def pdf(drawn: str) -> bytes:
-    """An SVG of `svg` as PDF."""
+    """Convert an SVG from `svg` to PDF."""
     import vl_convert
 
     return pdf_file.canonical(vl_convert.svg_to_pdf(drawn))
 
 
 def png(drawn: str, scale: float = 2) -> bytes:
-    """An SVG of `svg` as PNG."""
+    """Convert an SVG from `svg` to PNG."""
     import vl_convert
 
     pixels: bytes = vl_convert.svg_to_png(drawn, scale=scale)
@@ -53,7 +54,7 @@ def png(drawn: str, scale: float = 2) -> bytes:
 
 
 def _own_ids(drawn: str, prefix: str) -> str:
-    """The ids numbered from 1, as `NAME-THEME-1`; text is left as it is."""
+    """Renumber the SVG's ids as PREFIX-1, PREFIX-2 and so on; text outside tags is left as it is."""
     numbers: dict[str, str] = {}
 
     def named(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""A figure: a Vega-Lite specification with its data inline, and the words that stand beside it."""
+"""A figure: a Vega-Lite specification with its data inline, and its title and caption."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST = 400  # characters of a text; the time to draw one grows with the squar
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture without a theme. Its texts contain no keys, and no control or direction characters.
+    """A figure that can be drawn in any theme. Its texts contain no keys, and no control or direction characters.
 
     `name`: stem of its files. `caption`: names axes, n and error bars, and what is not shown. `spec`: a Vega-Lite
     specification without `config`; `style.config(theme)` is the configuration that it is drawn with. Texts from rows
@@ -35,12 +35,13 @@ class Figure:
 
 
 def distinct(points: Sequence[Point], field: str) -> list[Any]:
-    """The values of a field, in order of first appearance."""
+    """Return the distinct values of a field, in order of first appearance."""
     return list(dict.fromkeys(point[field] for point in points))
 
 
 def _cleaned(value: Any, known: dict[str, str]) -> Any:
-    """The value with clean texts: a control character would end the process that draws it. known: clean texts."""
+    """Return the value with all its texts cleaned: a control character would end the process that draws the figure.
+    known: the clean form of each text so far."""
     if isinstance(value, str):
         if value not in known:
             known[value] = _clipped(_plain(value), len(known))
@@ -55,5 +56,5 @@ def _plain(text: str) -> str:
 
 
 def _clipped(text: str, number: int) -> str:
-    """At most LONGEST characters of a text; `number` tells clipped texts with one beginning apart."""
+    """Return at most LONGEST characters of a text; `number` keeps clipped texts with the same beginning distinct."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({number})"

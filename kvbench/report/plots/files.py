@@ -1,4 +1,4 @@
-"""Writes figures: NAME.svg and NAME.pdf, light, for a page of print, and captions.txt with the caption of each."""
+"""Writes figures for print: NAME.svg and NAME.pdf in the light theme, and captions.txt with the caption of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ SUFFIXES = ("svg", "pdf")
 
 
 def write(figures: Sequence[Figure], folder: Path) -> list[Path]:
-    """Write every figure and the captions into a folder; return the paths. Raises SetupError where that fails."""
+    """Write every figure and the captions into a folder; return the paths. Raises SetupError if a file cannot be
+    written."""
     paths = []
 
     def put(name: str, content: bytes) -> None:

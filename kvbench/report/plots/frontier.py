@@ -1,4 +1,4 @@
-"""Scores against measured bytes, with the frontier: the cells that no other beats in both."""
+"""Scores against measured bytes, with the frontier: the cells whose score no other cell reaches with as few bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvbench.report.plots.points import only
 TITLE = "Score against measured bytes"
 ABOUT = (
     "Mean score over questions against the largest KV bytes of a sequence, a mean over samples, {panels}; bars: 95% "
-    "intervals over questions, as in the table. Grey steps and rings: the frontier, cells that no other cell of "
+    "intervals over questions, as in the table. Grey stairs and rings: the frontier, cells that no other cell of "
     "the panel beats with at most as many bytes; it ignores the intervals. Lines join the budgets of a method."
 )
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -25,7 +25,7 @@ WIDE = 8  # from this ratio of the most bytes to the fewest on, the axis is loga
 
 
 def frontier_figures(points: Sequence[Point], methods: Sequence[str]) -> Iterator[Figure]:
-    """The figure, where two cells or more have bytes and a score. methods: as for `against_budgets`."""
+    """Yield the figure if at least two cells have bytes and a score. methods: as for `against_budgets`."""
     placed = [p for p in points if p["mean"] is not None and p["kv_bytes_peak"]]
     if len(placed) < 2:
         return
@@ -51,7 +51,8 @@ def _spec(placed: Sequence[Point], methods: Sequence[str]) -> Spec:
 
 
 def _layers(x: Spec, y: Spec, looks: Spec) -> list[Spec]:
-    """The frontier below the cells: bars, a thin line through each method's budgets, and points."""
+    """Return the layers, from the back: the frontier, error bars, a thin line through each method's budgets, and
+    points."""
     at = {"x": x, "y": y}
     coloured = at | {"color": looks["color"]}
     bar = coloured | {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
@@ -67,7 +68,7 @@ def _layers(x: Spec, y: Spec, looks: Spec) -> list[Spec]:
 
 
 def _sized(point: Point, power: int) -> Point:
-    """The point's fields that the figure needs; `x`: its bytes in the unit of the axis."""
+    """Return the point with the fields that the figure needs; `x` is its bytes in the unit of the axis."""
     x = point["kv_bytes_peak"] / 1024**power
     return only([point | {"kind": "cell", "x": x}], "kind", "x", "mean", "low", "high", "kv_bytes_peak")[0]
 

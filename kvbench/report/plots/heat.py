@@ -1,4 +1,4 @@
-"""Panels of squares whose shade stands for a share from 0 to 1, with the share written in."""
+"""Heat maps: panels of squares whose shade stands for a share from 0 to 1, with the number written in each square."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def heat(
     x: str | None,
     value: str = "score",
 ) -> Spec:
-    """Squares with the fields panel, row, column and share; rows from the top. value: what the share is of."""
+    """Return the figure's Vega-Lite specification. Squares have the fields panel, row, column and share; `rows` are
+    listed from the top. value: the name of what the shade shows, for the legend."""
     panels = distinct(squares, "panel")
     across, side = _sizes(len(panels), rows, len(columns))
     inner = {
@@ -43,14 +44,14 @@ def heat(
 
 
 def _sizes(panels: int, rows: Sequence[str], columns: int) -> tuple[int, float]:
-    """How many panels stand side by side, and the width of a square."""
+    """Return how many panels stand side by side, and the width of a square."""
     room = WIDTH - min(NAMES, LETTER * max(map(len, rows)) + 10)
     across = 2 if panels > 1 and (room - GAP) / 2 >= NARROW * columns else 1
     return across, max(NARROW, min(BROAD, (room - GAP * (across - 1)) / across / columns))
 
 
 def _layers(value: str, hints: Sequence[str]) -> list[Spec]:
-    """Squares, and their numbers: dark on a light shade, light on a dark one."""
+    """Return the layers: the squares, and the number in each, dark on a light shade and light on a dark one."""
     shade = {"field": "share", "type": "quantitative", "scale": {"domain": [0, 1], "range": "heatmap"}, "title": value}
     number = {"text": {"field": "share", "type": "quantitative", "format": ".2f"}}
     squares: Spec = {"mark": "rect", "encoding": {"color": {**shade, "legend": LEGEND}, "tooltip": tooltip(*hints)}}
@@ -66,7 +67,7 @@ def _layers(value: str, hints: Sequence[str]) -> list[Spec]:
 
 
 def _place(rows: Sequence[str], columns: Sequence[str], x: str | None, side: float) -> Spec:
-    """The axes; labels of columns stand upright where they do not fit side by side."""
+    """Return the encoding of both axes; the labels of columns stand upright if they do not fit side by side."""
     upright = LETTER * max(map(len, columns)) > side
     label: Spec = {"ticks": False, "labelLimit": NAMES}
     return {

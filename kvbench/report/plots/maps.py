@@ -1,4 +1,4 @@
-"""Heat maps of scores: the subtasks of a family by length, and categories, as a needle's depth, by length.
+"""Heat maps of scores: the subtasks of a family of tasks, or a task's categories (a needle's depth), by prompt length.
 
 Tasks at two lengths or more get a panel for each cell; a family at one length gets a panel with all cells across.
 """
@@ -25,7 +25,8 @@ ABOUT = (
 
 
 def map_figures(report: ScoreReport, points: Sequence[Point]) -> Iterator[Figure]:
-    """Maps of families of tasks with two subtasks or more, then of tasks with categories at two lengths or more."""
+    """Yield a map for each family with two subtasks or more, then for each task with categories at two lengths or
+    more."""
     yield from _subtasks(points)
     yield from _categories(report, points)
 
@@ -73,7 +74,7 @@ def _square(cell: CategoryCell) -> Point:
 
 
 def _figure(name: str, group: str, kind: str, squares: Sequence[Point]) -> Iterator[Figure]:
-    """One map, where there are two rows or more."""
+    """Yield the map, if it has at least two subtasks or categories."""
     known = [s for s in squares if s["share"] is not None]
     rows = sorted(distinct(known, "row"))
     lengths = sorted(length for length in distinct(known, "length") if length is not None)
@@ -101,5 +102,5 @@ def _spec(title: str, squares: Sequence[Point], rows: Sequence[str], lengths: Se
 
 
 def _stem(text: str) -> str:
-    """Text as a part of a file's name."""
+    """Return the text in the form that it has in a file's name."""
     return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).strip("-")

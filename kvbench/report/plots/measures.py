@@ -1,4 +1,4 @@
-"""What a report's figures against the budget show: scores, speed and lengths."""
+"""The measures that a report's figures show against the budget: scores, speed, lengths of answers, truncation."""
 
 from kvbench.report.plots.budgets import Measure
 

@@ -1,4 +1,4 @@
-"""A PDF in canonical order: objects numbered as the document reaches them, resources sorted by name.
+"""Writes a PDF again in canonical order: objects numbered as the document reaches them, resources sorted by name.
 
 The converter numbers fonts and lists resources in the order of a hash table, which differs from call to call.
 """
@@ -16,7 +16,7 @@ _ROOT = re.compile(rb"/Root (\d+) 0 R")
 
 
 def canonical(pdf: bytes) -> bytes:
-    """The same document, with bytes that depend on its content only."""
+    """Return the same document in bytes that depend on its content only."""
     objects = _objects(pdf)
     root = _ROOT.search(pdf, pdf.rindex(b"trailer"))
     assert root is not None
@@ -40,7 +40,8 @@ def canonical(pdf: bytes) -> bytes:
 
 
 def _objects(pdf: bytes) -> dict[int, tuple[bytes, bytes]]:
-    """Each object's dictionary with its resources sorted, and its stream, empty where it has none."""
+    """Return each object of a PDF by its number: its dictionary, with sorted resources, and its stream, or b"" if it
+    has none."""
     objects = {}
     place = 0
     while head := _HEAD.search(pdf, place):
@@ -61,5 +62,5 @@ def _sorted(match: re.Match[bytes]) -> bytes:
 
 
 def _by_name(line: Any) -> tuple[int, bytes]:
-    """Order of a line of resources: xo2 before xo10."""
+    """Sort key for a line of resources, by which xo2 stands before xo10."""
     return len(line.split()[0]), bytes(line)

@@ -1,4 +1,4 @@
-"""The cells of a report as points of figures: plain values, under the names that CSV and JSON have for them."""
+"""The cells of a report as the data points of its figures: plain values, named as in CSV and JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUARTILES = (0.25, 0.75)
 
 
 def points(report: ScoreReport) -> list[Point]:
-    """A point for every cell, in the order of the tables. What the rows lack is None."""
+    """Return a point for every cell, in the order of the tables. Figures that the rows lack are None."""
     shared = shared_options(report.loaded)
     return [
         _point(table, cell, rows, edge)
@@ -30,7 +30,7 @@ def points(report: ScoreReport) -> list[Point]:
 
 
 def only(points: Sequence[Point], *fields: str) -> list[Point]:
-    """The points with the fields of IDENTITY and these; fields without a value are left out."""
+    """Return the points with only `fields` and the fields of IDENTITY; fields without a value are left out."""
     return [{f: p[f] for f in (*IDENTITY, *fields) if p.get(f) is not None} for p in points]
 
 
@@ -68,7 +68,7 @@ def _point(table: TaskTable, cell: ScoreCell, rows: Rows, edge: Sequence[ScoreCe
 
 
 def _panel(table: TaskTable) -> str:
-    """A panel's title, with the number of questions of its cells."""
+    """Return a panel's title: its task and group, and the number of questions of its cells."""
     counts = sorted({cell.score.questions for cell in table.cells})
     n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
     return ", ".join(filter(None, (table.task, table.group, n)))
@@ -79,7 +79,7 @@ def _budget(cell: ScoreCell) -> str:
 
 
 def _spread(name: str, values: Any) -> Mapping[str, float]:
-    """The quartiles of the answers' values."""
+    """Return the lower and the upper quartile of the answers' values, as the fields NAME_q1 and NAME_q3."""
     import numpy as np
 
     kept = present(values)

@@ -1,4 +1,4 @@
-"""The look of every figure: sizes, palettes for light and dark, and what tells methods apart.
+"""The look of every figure: sizes, palettes for light and dark, and the colours, shapes and dashes of methods.
 
 The colours are Okabe and Ito's, which people with any colour vision can tell apart, lighter on a dark ground. Beyond
 seven methods dashes differ, and shapes differ throughout, so that a figure can be read in black and white too.
@@ -35,7 +35,7 @@ DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2])
 
 
 def config(theme: Theme) -> dict[str, Any]:
-    """The Vega-Lite configuration of a theme."""
+    """Return the Vega-Lite configuration of a theme."""
     ground = GROUND[theme]
     ink = ground["ink"]
     first, *others = COLOURS[theme]
@@ -62,9 +62,10 @@ def config(theme: Theme) -> dict[str, Any]:
 
 
 def methods(names: Sequence[str], shown: Sequence[str]) -> dict[str, Any]:
-    """Encodings that tell the values of the field `method` apart: `color`, `shape`, and `strokeDash` for lines.
+    """Return the encodings that tell the values of the field `method` apart: `color`, `shape`, and `strokeDash` for
+    lines.
 
-    names: of all methods of a report, so that a method looks the same in each of its figures; shown: in this figure.
+    names: all methods of a report, so that a method looks the same in each of its figures; shown: those in this figure.
     """
     domain = _ordered(names)
     legend = {"title": None, "values": [name for name in domain if name in shown], "columns": across(shown)}
@@ -78,15 +79,15 @@ def methods(names: Sequence[str], shown: Sequence[str]) -> dict[str, Any]:
 
 
 def dash(name: str, names: Sequence[str]) -> int:
-    """Return the value of the field `dash` for a method: the place in DASHES of its lines' pattern."""
+    """Return a method's value of the field `dash`: the index in DASHES of the pattern of its lines."""
     return max(0, _ordered(names).index(name) - 1) // (len(COLOURS["light"]) - 1) % len(DASHES)
 
 
 def _ordered(names: Sequence[str]) -> list[str]:
-    """The full cache first, also where it was not run."""
+    """Return the names with the full cache first, which is added if it was not run."""
     return [FULL, *(name for name in names if name != FULL)]
 
 
 def across(names: Sequence[str]) -> int:
-    """How many names fit into one line of a legend."""
+    """Return how many names fit into one line of a legend."""
     return max(1, int(WIDTH / (34 + LETTER * max(map(len, names), default=0))))

@@ -1,10 +1,11 @@
-"""Questions that share a source: the standard error of a mean over them, and its degrees of freedom.
+"""The standard error of a mean over questions of which some share a source (a cluster), and its degrees of freedom.
 
-A mean over questions whose clusters are about equal gets the bias-reduced standard error CR2 (Bell and McCaffrey 2002)
-with Satterthwaite's degrees of freedom. With one question per cluster, both equal the ordinary t test's.
+A mean over questions whose clusters are about equally large gets the bias-reduced standard error CR2 (Bell and
+McCaffrey 2002) with Satterthwaite's degrees of freedom. With one question per cluster, both equal the ordinary t
+test's.
 
 If one cluster weighs much more than the others, the residuals hardly show its part of the error, and no t test holds
-its level. These clusters are `lopsided`: tests flip the signs of whole clusters instead, and the standard error comes
+its level. Such clusters are `lopsided`: tests flip the signs of whole clusters instead, and the standard error comes
 from two variance components, between clusters and within.
 """
 
@@ -30,14 +31,15 @@ CORRELATIONS = (0.0, 0.01, 0.02, 0.05, *(step / 20 for step in range(2, 20)), 0.
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """Which questions belong together. `places`: the cluster of each question; `sizes`: questions in each cluster."""
+    """Questions grouped by the source that they share. `places`: the cluster of each question; `sizes`: the number of
+    questions in each cluster."""
 
     places: NDArray[np.intp]
     sizes: Floats
 
     @classmethod
     def make(cls, names: Sequence[object] | None, questions: int) -> Clusters:
-        """From the name of each question's cluster; without names, each question is its own."""
+        """Group questions by the names of their clusters; without names, each question is a cluster of its own."""
         import numpy as np
 
         if names is None:
@@ -71,7 +73,7 @@ class Clusters:
 
     @property
     def df(self) -> float:
-        """Satterthwaite's degrees of freedom of CR2, for questions that do not depend on each other."""
+        """Satterthwaite's degrees of freedom of CR2, computed as if questions were independent."""
         if self.equal or self.count < 2:
             return float(max(self.count - 1, 0))
         share = self.sizes**2 / (self.questions * (1 - self.sizes / self.questions))
@@ -89,7 +91,7 @@ class Clusters:
         return bool(self.df < LEAST_FREEDOM * (self.count - 1) or seen < LEAST_SEEN)
 
     def standard_error(self, values: Floats) -> float:
-        """The standard error of the mean of `values`, one value per question. NaN with one cluster."""
+        """Return the standard error of the mean of `values`, one value per question. NaN with one cluster."""
         import numpy as np
 
         if self.count < 2:
@@ -99,19 +101,21 @@ class Clusters:
         return float(np.sqrt(np.sum(self.residuals(values) ** 2)) / self.questions)
 
     def residuals(self, values: Floats) -> Floats:
-        """Each cluster's sum of deviations from the mean: weighted as in CR2 or, if lopsided, divided by its sd."""
+        """Return each cluster's sum of deviations from the mean: weighted as in CR2 or, if the clusters are lopsided,
+        divided by its standard deviation."""
         import numpy as np
 
         sums = self.sums(values - values.mean())
         return np.asarray(sums / np.sqrt(self.variances(values) if self.lopsided else 1 - self.sizes / self.questions))
 
     def variances(self, values: Floats) -> Floats:
-        """The variance of each cluster's sum, from the two components."""
+        """Return the variance of each cluster's sum, from the variance components between and within clusters."""
         between, within = self.components(values)
         return within * self.sizes + between * self.sizes**2
 
     def components(self, values: Floats) -> tuple[float, float]:
-        """Variance of a question's value between clusters and within them, by restricted maximum likelihood."""
+        """Return the variances of a question's value between clusters and within them, by restricted maximum
+        likelihood."""
         import numpy as np
 
         if self.count < 2 or self.count == self.questions:
@@ -132,16 +136,16 @@ class Clusters:
         return CORRELATIONS[best] * total, (1 - CORRELATIONS[best]) * total
 
     def correlation(self, values: Floats) -> float:
-        """The correlation of two questions of one cluster; 0 if no two questions share a cluster."""
+        """Return the correlation of two questions of one cluster; 0 if no two questions share a cluster."""
         between, within = self.components(values)
         return between / (between + within) if between > 0 else 0.0
 
     def repeats(self, values: Floats) -> float:
-        """How many questions count as one because questions of a cluster have similar values.
+        """Return how many questions count as one observation, because questions of a cluster have similar values.
 
-        The estimate is 1 if they are independent and, if all of a cluster agree, the size of a question's cluster (the
-        mean over questions). Few right answers hardly show that they agree. If cluster sizes differ, the result is
-        therefore a quarter of the way, on a log scale, from the estimate to that maximum.
+        The estimate is 1 for independent questions. Its maximum, for clusters whose questions all agree, is the size of
+        a question's cluster (the mean over questions). A few right answers hardly show such agreement. If cluster sizes
+        differ, the result is therefore a quarter of the way, on a log scale, from the estimate to the maximum.
         """
         import numpy as np
 

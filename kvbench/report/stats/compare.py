@@ -1,4 +1,4 @@
-"""Two methods over the same questions: their difference, its interval, and the test."""
+"""The comparison of two methods on the same questions: their difference, its confidence interval, and the test."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ ALPHA = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """A against B over the same questions. `diff` is mean A - mean B; `p` is two-sided.
+    """The comparison of A with B on the same questions. `diff` is mean A - mean B; `p` is two-sided.
 
     `test`: "t", "sign flips" (of whole clusters, where t does not hold its level), "equal differences" (no spread: the
-    exact p of the sign flips) or "none" (so few clusters that even equal signs of all give p above 1 - level).
+    exact p of the sign flips) or "none" (so few clusters that p is above 1 - level even if all of them have the same
+    sign).
     """
 
     diff: float
@@ -46,9 +47,9 @@ class Paired:
     flipped: tuple[tuple[float, float], ...]  # sum of differences and size of each cluster whose sign flips; else empty
 
     def drop(self, alpha: float, power: float = POWER) -> float:
-        """The smallest true drop that the test finds with this power, two-sided at `alpha`.
+        """Return the smallest true drop that the test finds with this power, two-sided at `alpha`.
 
-        If all differences are equal: the drop when whole questions turn from right to wrong.
+        If all differences are equal, it is the share of questions that would have to turn from right to wrong.
         """
         if self.test == "equal differences":
             return whole_questions_drop(self.clusters, alpha=alpha, power=power)
@@ -61,7 +62,7 @@ class Paired:
 
 @dataclass(frozen=True, slots=True)
 class _Test:
-    """The result of one test."""
+    """The outcome of one test: its name, p, and the confidence interval of the difference."""
 
     name: str
     p: float = 1.0
@@ -136,7 +137,7 @@ def _tail(diffs: Floats, groups: Clusters) -> float:
 
 
 def _no_spread(diff: float, groups: Clusters, level: float, shares: bool) -> _Test:
-    """The test when all differences are equal. A new question may still have any difference between -1 and 1."""
+    """Return the test for equal differences. A question outside the data may still have any difference from -1 to 1."""
     bound = unseen(groups, level) if shares else 0.0
     p = least_p(groups.count) if diff else 1.0
     return _Test("equal differences", p, diff - bound * (1 + diff), diff + bound * (1 - diff))

@@ -1,4 +1,4 @@
-"""The interval of a mean near 0 or 1: few questions have a right (or a wrong) answer, and these few decide.
+"""The confidence interval of a mean near 0 or 1, where few questions have a right (or a wrong) answer and decide.
 
 The standard error is then too small most of the time, because the rare questions that would raise it were not drawn.
 The interval therefore lets the difficulty of questions be any Beta distribution, and a question's right samples
@@ -26,7 +26,8 @@ SHARES = 32  # 0/1 trials that stand for a score between 0 and 1
 
 
 def edge_interval(scores: Scores, means: Floats, repeats: float, level: float) -> tuple[float, float]:
-    """Quantiles of the posterior of the mean; `repeats` questions count as one."""
+    """Return the ends of the interval: quantiles of the posterior of the mean. Each group of `repeats` questions counts
+    as one observation."""
     import numpy as np
     from scipy.special import expit, logsumexp
 
@@ -47,7 +48,7 @@ def edge_interval(scores: Scores, means: Floats, repeats: float, level: float) -
 
 
 def _trials(scores: Scores) -> int:
-    """Number of 0/1 trials that stand for a question's mean."""
+    """Return the number of 0/1 trials that stand for a question's mean."""
     import numpy as np
 
     every = np.concatenate([np.asarray(question, dtype=float) for question in scores])
@@ -57,7 +58,7 @@ def _trials(scores: Scores) -> int:
 
 @lru_cache(maxsize=16)
 def _likelihood(trials: int) -> tuple[Floats, Floats]:
-    """The grid of logits of the mean, and log likelihoods by (right answers, mean, correlation)."""
+    """Return the grid of logits of the mean, and the log likelihood by (number of right trials, mean, correlation)."""
     import numpy as np
     from scipy.special import betaln, expit
 

@@ -1,9 +1,9 @@
 """Sign flips of whole clusters: a test of "no difference" that holds its level whatever the sizes of the clusters.
 
 If two methods are equal, a cluster's sum of differences is as likely to be negative as positive. The test counts how
-often random signs make the sum over all clusters at least as large as it is. All sign patterns are tried where there
-are at most `permutations`, else as many seeded draws. It is the wild cluster bootstrap with Rademacher weights and the
-null hypothesis imposed.
+often random signs make the sum over all clusters at least as large as the observed one. It tries all sign patterns if
+there are at most `permutations` of them, else as many seeded draws. It is the wild cluster bootstrap with Rademacher
+weights and the null hypothesis imposed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def sign_flip(diffs: Sequence[float] | Floats, *, permutations: int = 10_000, seed: int = 0) -> float:
-    """Two-sided p: how often random signs make the sum of differences at least this large. Exact for few questions."""
+    """Return the two-sided p: how often random signs make the sum of differences at least as large as the observed one.
+    It is exact for few questions."""
     import numpy as np
 
     values = np.asarray(diffs, dtype=float)
@@ -36,7 +37,8 @@ def sign_flip(diffs: Sequence[float] | Floats, *, permutations: int = 10_000, se
 
 
 def _random_parts(values: Floats, permutations: int, seed: int) -> Floats:
-    """The sum of a random half of the values, once per permutation: a drawn bit says whether a value belongs to it.
+    """Return the sum of a random half of the values, once per permutation: a drawn bit says whether a value belongs to
+    it.
 
     A drawn byte stands for eight values, and a table of 256 sums replaces their signs: five times as fast as a product
     with a matrix of signs.
@@ -52,17 +54,18 @@ def _random_parts(values: Floats, permutations: int, seed: int) -> Floats:
 
 
 def least_p(clusters: int) -> float:
-    """The smallest p that the test can give."""
+    """Return the smallest p that the test can give with this number of clusters."""
     return 2.0 ** (1 - clusters)
 
 
 def fewest_clusters(alpha: float) -> int:
-    """The smallest number of clusters with which the test can reject at `alpha`: 6 at 5%."""
+    """Return the smallest number of clusters with which the test can reject at `alpha`: 6 at 5%."""
     return math.ceil(1 - math.log2(alpha))
 
 
 def patterns(clusters: int, permutations: int, seed: int = 0) -> Floats:
-    """Signs, one pattern per row, the unflipped first. The first cluster keeps its sign, because |-x| = |x|."""
+    """Return patterns of signs, [patterns, clusters], the unflipped pattern first. The first cluster keeps its sign,
+    because |-x| = |x|."""
     import numpy as np
 
     free = clusters - 1
@@ -75,7 +78,8 @@ def patterns(clusters: int, permutations: int, seed: int = 0) -> Floats:
 
 
 def limits(sums: Floats, sizes: Floats, signs: Floats, alpha: float) -> tuple[Floats, Floats]:
-    """The interval of the test inverted: for each row of cluster sums, its distances below and above the mean.
+    """Return the confidence interval that belongs to the test: how far it reaches below and above the mean, for each
+    line of cluster sums.
 
     A difference of u more than the mean is kept while enough patterns give at least its size: |c - b u| >= Q u, with b
     the pattern's sum of sizes and c its sum of the rest. Each pattern's bound has a closed form, and the limit is the

@@ -1,4 +1,4 @@
-"""One method: the mean over questions with two standard errors and an interval."""
+"""The score of one method: its mean over questions, with two standard errors and a confidence interval."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ FEW_RIGHT = 10  # right (or wrong) answers, in questions, below which their spre
 class Estimate:
     """A mean over questions with its uncertainty.
 
-    `rule` says how the interval was made: "t", "wilson" (on the effective number of questions), "beta" (few right or
-    few wrong answers), "rule of three" (all 0 or all 1: the standard error is 0 and says nothing), "constant" or "one
-    question".
+    `rule` says how the confidence interval was made: "t", "wilson" (on the effective number of questions), "beta" (few
+    right or few wrong answers), "rule of three" (all 0 or all 1: the standard error is 0 and says nothing), "constant"
+    or "one question".
     """
 
     mean: float
@@ -39,7 +39,8 @@ class Estimate:
 
 
 def estimate(scores: Scores, *, clusters: Sequence[object] | None = None, level: float = 0.95) -> Estimate:
-    """Mean of question means (pass@1) with error bars. `clusters` groups questions that share a source."""
+    """Return the mean of question means (pass@1) with error bars. `clusters`: for each question the source that it
+    shares with others."""
     means = question_means(scores)
     groups = Clusters.make(clusters, len(means))
     mean = float(means.mean()) if len(means) else math.nan
@@ -58,7 +59,8 @@ def estimate(scores: Scores, *, clusters: Sequence[object] | None = None, level:
 
 
 def _fixed_se(scores: Scores) -> float:
-    """sqrt(sum of s_q^2 / n_q) / Q: sampling noise alone. For 0/1 scores s_q^2 / n_q is p(1-p)/(n-1)."""
+    """Return the standard error from sampling noise alone: sqrt(sum of s_q^2 / n_q) / Q. For 0/1 scores s_q^2 / n_q is
+    p(1-p)/(n-1)."""
     import numpy as np
 
     if min((len(question) for question in scores), default=0) < 2:
@@ -94,9 +96,11 @@ def _interval(
 
 
 def unseen(groups: Clusters, level: float) -> float:
-    """The largest share of questions that may differ when no observed question does: 3 / Q at 95%, equal clusters.
+    """Return the largest share of questions that may differ although no observed question does: 3 / Q at 95%, equal
+    clusters.
 
-    (1 - bound)^n = 1 - level, with n the number of clusters; if they are unequal, of equal clusters of that weight.
+    (1 - bound)^n = 1 - level, where n is the number of clusters; if their sizes differ, n is the number of equal
+    clusters with the same sum of squared weights.
     """
     import numpy as np
 
@@ -104,7 +108,7 @@ def unseen(groups: Clusters, level: float) -> float:
 
 
 def _wilson(mean: float, n: float, z: float) -> tuple[float, float]:
-    """Wilson's interval for a share seen in `n` independent trials; `n` may be a fraction."""
+    """Return Wilson's confidence interval for a share seen in `n` independent trials; `n` may be a fraction."""
     centre = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2))
     return max(0.0, centre - half), min(1.0, centre + half)

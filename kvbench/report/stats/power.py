@@ -30,7 +30,8 @@ MOST_CORRECTION = 4.0  # of fourth powers; that of about 8 clusters
 def smallest_drop(
     se: float, df: float, *, power: float = POWER, alpha: float = 0.05, sides: int = 1, tail: float = 0.0
 ) -> float:
-    """The smallest true drop that a t test with this standard error finds with the given power. NaN without spread.
+    """Return the smallest true drop that a t test with this standard error finds with the given power. NaN without
+    spread.
 
     `tail`: how much more the standard error varies than that of normal data (`tail_of`).
     """
@@ -43,11 +44,12 @@ def smallest_drop(
 
 
 def _beyond(half: float, critical: float, varies: float, power: float) -> float:
-    """The drop that exceeds half the interval's width, critical x se, plus noise with this probability.
+    """Return the drop that is larger, with probability `power`, than half the interval's width (critical x se) plus
+    noise.
 
     Noise and se vary, so the drop must exceed the mean of critical x se - noise by a normal quantile of its standard
-    deviation. With `varies` the squared coefficient of variation of the se, critical x se has variance
-    mean(se)^2 critical^2 varies, and the noise mean(se)^2 (1 + varies).
+    deviation. With `varies` the squared coefficient of variation of the se, critical x se has variance mean(se)^2
+    critical^2 varies, and the noise mean(se)^2 (1 + varies).
     """
     from scipy.special import ndtri
 
@@ -55,7 +57,7 @@ def _beyond(half: float, critical: float, varies: float, power: float) -> float:
 
 
 def tail_of(residuals: Floats, df: float) -> float:
-    """Extra variation of a standard error between tables, beyond the 1 / (2 df) of normal data.
+    """Return how much more a standard error varies between tables than the 1 / (2 df) of normal data.
 
     `residuals`: one per cluster. If a few of them hold most of the sum of squares, their fourth powers exceed those of
     normal data. Few clusters show only a part of a heavy tail, so the excess gets Fisher's correction of a sample's
@@ -73,12 +75,13 @@ def tail_of(residuals: Floats, df: float) -> float:
 def flips_drop(
     clusters: Sequence[tuple[float, float]], *, power: float = POWER, alpha: float = 0.05, tail: float = 0.0
 ) -> float:
-    """The smallest true drop that two-sided sign flips of clusters find with the given power. NaN if they find none.
+    """Return the smallest true drop that two-sided sign flips of clusters find with the given power. NaN if they find
+    none.
 
-    `clusters`: (sum of differences, size) of each. Half the width of the test's own interval needs no estimate of how
-    far a cluster's questions agree, which few clusters hardly show. The width is taken for that of a t interval over as
-    many equal clusters: where one shrinks against the noise, so does the other, and the drop is a nearly constant
-    multiple of it (1.43 at 5%) whatever the sizes (simulated).
+    `clusters`: (sum of differences, size) of each. The drop comes from half the width of the test's own interval,
+    because a few clusters hardly show how far the questions of a cluster agree. The width is treated as that of a t
+    interval over as many equal clusters: where one shrinks against the noise, so does the other, and the drop is a
+    nearly constant multiple of it (1.43 at 5%) whatever the sizes (simulated).
     """
     import numpy as np
     from scipy.special import stdtrit
@@ -93,7 +96,8 @@ def flips_drop(
 
 
 def whole_questions_drop(clusters: int, *, power: float = POWER, alpha: float = 0.05) -> float:
-    """The share of questions that must go from right to wrong for a two-sided t test to find it with this power."""
+    """Return the share of questions that must go from right to wrong for a two-sided t test to find it with this
+    power."""
     from scipy.stats import beta
     from scipy.stats import t as student
 

@@ -1,15 +1,15 @@
-"""Two states of one thing over the same questions: is the new one worse, and by how much at most?
+"""Two versions of one method on the same questions: is the new one worse, and by how much at most?
 
     found = regression(base, new)
     found.p, found.p_sign_flip         # one-sided: is `new` worse?
     found.low > -margin                # one-sided at 95%: `new` is no worse than `margin`
     found.drop(0.05)                   # the true drop that the test finds with 80% power
 
-One-sided at a is two-sided at 2a, so the test is that of `paired`: clusters, few questions and equal differences are
-served as in a report. The lower bound alone has two corrections. For skewness (Hall 1992): where a drop is real,
-questions that were nearly certain hardly move and others fall far, and t would pass a drop as large as the margin in 6
-to 8% of tables in place of 5%. And for continuity, which matters with one sample a question. Two stages with fresh
-seeds reject if both do at sqrt(a); `both` gives them one p.
+One-sided at a is two-sided at 2a, so the test is that of `paired`: it treats clusters, few questions and equal
+differences as a report does. The lower bound alone has two corrections. One is for skewness (Hall 1992): where a drop
+is real, questions that were nearly certain hardly move and others fall far, and t would pass a drop as large as the
+margin in 6 to 8% of tables in place of 5%. The other is for continuity, which matters with one sample a question. Two
+stages with fresh seeds reject if both do at sqrt(a); `both` gives them one p.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ HIDDEN = 2.0  # few questions show only a part of the skewness: with twice the e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regression:
-    """New minus base. `low`: lower bound of the difference, one-sided at 95%; NaN if too few questions give none."""
+    """The new version's scores minus the base's. `low`: lower bound of the difference, one-sided at 95%; NaN if there
+    are too few questions for a bound."""
 
     p: float
     p_sign_flip: float
@@ -45,7 +46,7 @@ class Regression:
         return self.paired.diff
 
     def drop(self, alpha: float, *, stages: int = 1) -> float:
-        """The smallest true drop that all stages find together with 80% power, one-sided at `alpha` together."""
+        """Return the smallest true drop that all stages find together with 80% power, one-sided at `alpha` together."""
         return self.paired.drop(2 * alpha ** (1 / stages), POWER ** (1 / stages))
 
 
@@ -63,19 +64,20 @@ def regression(
 
 
 def both(first: float, second: float) -> float:
-    """The p of two independent stages: at or below a if both are at or below sqrt(a), which has probability a."""
+    """Return the p of two independent stages: it is at most a if both are at most sqrt(a), which has probability a."""
     return max(first, second) ** 2
 
 
 def _one_sided(p: float, found: Paired) -> float:
-    """The p for "new is worse" from the two-sided p of a symmetric test."""
+    """Return the p for "new is worse" from the two-sided p of a symmetric test."""
     if found.test == "none" or found.diff == 0 or math.isnan(found.diff):
         return 1.0
     return p / 2 if found.diff < 0 else 1 - p / 2
 
 
 def _skewed_low(found: Paired, residuals: Floats) -> float:
-    """The lower bound by Hall's transformation of t, for differences with a long lower tail; else that of t."""
+    """Return the lower bound by Hall's transformation of t if the differences have a long lower tail, else the bound of
+    t."""
     from scipy.special import stdtrit
 
     n, critical = found.clusters, float(stdtrit(found.df, 1 - ALPHA))

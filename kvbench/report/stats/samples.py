@@ -1,4 +1,4 @@
-"""Figures of one method's samples without error bars: question means, pass@k, majority votes."""
+"""Statistics of one method's samples, without error bars: question means, pass@k, majority votes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Scores = Sequence[Sequence[float]]  # one inner sequence per question
 
 
 def question_means(scores: Scores) -> Floats:
-    """Mean score of each question. A question without any sample is an error: it would silently change the mean."""
+    """Return the mean score of each question. A question without a sample is an error: it would silently change the
+    mean."""
     import numpy as np
 
     means = np.empty(len(scores))
@@ -29,7 +30,7 @@ def question_means(scores: Scores) -> Floats:
 
 
 def by_length(scores: Scores) -> Iterator[tuple[list[int], Floats]]:
-    """Questions grouped by their number of samples: their indices, and their scores as [questions, samples]."""
+    """Yield the questions with each number of samples: their indices, and their scores as [questions, samples]."""
     import numpy as np
 
     places: dict[int, list[int]] = {}
@@ -40,7 +41,8 @@ def by_length(scores: Scores) -> Iterator[tuple[list[int], Floats]]:
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Chance that k of n samples, drawn without replacement, hold a right one: 1 - C(n-c, k) / C(n, k), unbiased."""
+    """Return the chance that k of n samples, drawn without replacement, hold a right one: 1 - C(n-c, k) / C(n, k),
+    unbiased."""
     if not 0 <= correct <= n or not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs 1 <= k <= n and 0 <= correct <= n, not n={n}, correct={correct}")
     if n - correct < k:
@@ -49,14 +51,15 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def mean_pass_at_k(scores: Scores, k: int) -> float:
-    """pass@k averaged over questions. A sample counts as right when its score is 1."""
+    """Return pass@k averaged over questions. A sample counts as right when its score is 1."""
     return sum(pass_at_k(len(q), sum(s == 1 for s in q), k) for q in scores) / len(scores)
 
 
 def maj_at_n(
     answers: Sequence[Sequence[str | None]], scores: Scores, *, same: Callable[[str], str] = str.strip
 ) -> float:
-    """Mean score of the questions' most frequent answers; ties go to the first answer, no answer scores 0.
+    """Return the mean score of the questions' most frequent answers. Of equally frequent answers the first counts; a
+    question without an answer scores 0.
 
     `same` maps an answer to its spelling for the vote (`kvbench.scoring.math.normalise_answer` for mathematics).
     """

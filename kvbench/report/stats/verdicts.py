@@ -1,4 +1,4 @@
-"""Verdicts on the comparisons of a table: one family, with p-values adjusted by Holm."""
+"""Verdicts on the comparisons of one table. Together they are one family, over which Holm adjusts the p-values."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from kvbench.report.stats.compare import ALPHA, Paired
 class Judged:
     """The printed verdict of a comparison.
 
-    verdict: better, worse, tied (its interval holds zero), unclear (its interval excludes zero, but the adjusted p is
-    above 5%), cannot tell (a tie at the floor or the ceiling, see `judge`) or unknown (at most five clusters: an exact
-    test cannot reach 5%).
-    `smallest_drop`: the true drop that gets `worse` with 80% power if the others of the family have none. Holm then
-    tests it at its strictest step, alpha / comparisons, two-sided; with other drops in the family the power is higher.
+    verdict: better, worse, tied (its confidence interval holds zero), unclear (the interval excludes zero, but the
+    adjusted p is above 5%), cannot tell (a tie at the floor or the ceiling, see `judge`) or unknown (at most five
+    clusters: an exact test cannot reach 5%).
+
+    `smallest_drop`: the true drop that gets the verdict `worse` with 80% power if no other comparison of the family has
+    a drop. Holm then tests it at its strictest level, alpha / comparisons, two-sided; with other drops in the family
+    the power is higher.
+
     `room`: the largest drop that scores allow, from the baseline's mean to the floor.
     """
 
@@ -28,13 +31,13 @@ class Judged:
 
 
 def judge(family: Sequence[Paired], alpha: float = ALPHA, floors: Sequence[float] | None = None) -> list[Judged]:
-    """Verdicts of the comparisons of one table, in the given order.
+    """Return the verdicts on the comparisons of one table, in the given order.
 
     Args:
         floors: the score below which no method falls, per comparison; NaN stands for 0. Scores then lie between the
             floor and 1, and a tie becomes "cannot tell" at the floor, where the smallest drop is more than the room
             below the baseline, and at the ceiling, where all scores of the table are closer to 1 than their smallest
-            drops. Without floors, scores may be any numbers and no tie is taken back.
+            drops. Without floors, scores may be any numbers, and a tie stays a tie.
     """
     adjusted = holm([paired.p for paired in family])
     drops = [paired.drop(alpha / len(family)) for paired in family]
@@ -65,7 +68,7 @@ def _verdict(paired: Paired, p: float, alpha: float, *, sees: bool) -> str:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the given order: reject those at or below alpha."""
+    """Return Holm's adjusted p-values, in the given order: reject those at or below alpha."""
     adjusted, largest = [0.0] * len(ps), 0.0
     for rank, index in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
         largest = max(largest, min(1.0, (len(ps) - rank) * ps[index]))

@@ -1,4 +1,4 @@
-"""Rounds in which all systems take turns, and the medians over the rounds."""
+"""Measures all systems in rounds, one after the other in each round, and takes the medians over the rounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvbench.engine.model.shape import shape_of_model
 from kvbench.engine.plan import Machine, measure, roofline
 from kvbench.errors import KVBenchError, SetupError
 from kvbench.runner.bench.setting import Setting, build
-from kvbench.runner.bench.systems import Sample, System, held, systems
+from kvbench.runner.bench.systems import System, Timing, held, systems
 
 Result = TypeVar("Result")
 WARM_UP = 40  # tokens before the clock starts
@@ -27,11 +27,12 @@ WARM_UP = 40  # tokens before the clock starts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Median over the rounds of a process that is "fresh" or "warm", in tokens per second of CPU time (CUDA: wall).
+    """The speed of a system when "fresh" or "warm", in tokens per second of CPU time (on CUDA of wall time).
 
     Attributes:
-        rate: generated tokens per second, prompts included; low, high: smallest and largest round.
-        decode: generated tokens per second after the first token of every sequence; None where it is not known.
+        rate: median over the rounds of generated tokens per second, the time to read the prompts included.
+        low, high: this speed in the slowest and the fastest round.
+        decode: median speed after the first token of every sequence; None where that moment is not known.
     """
 
     rate: float
@@ -42,7 +43,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One system at one number of sequences.
+    """The figures of one system that decodes one number of sequences.
 
     Attributes:
         sequences: as asked for; decoded: as many as fitted into memory.
@@ -87,17 +88,17 @@ def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> 
 
 
 class Contest:
-    """All systems on one model."""
+    """The systems to be compared, all with one model, and the rounds in which they are measured."""
 
     def __init__(self, setting: Setting, loaded: LoadedModel, note: Callable[[str], None]) -> None:
         self.setting, self.loaded, self.note = setting, loaded, note
         self.systems = systems(setting, loaded)
 
     def rows(self, machine: Machine, sequences: int) -> list[Measured]:
-        """Return one row per system, measured in turns."""
+        """Return the figures of each system; the systems are measured alternately, round by round."""
         setting = self.setting
         ids = setting.prompts(sequences)
-        pairs: dict[str, list[tuple[Sample, Sample]]] = {system.name: [] for system in self.systems}
+        pairs: dict[str, list[tuple[Timing, Timing]]] = {system.name: [] for system in self.systems}
         for repeat in range(setting.repeats):
             for system in self.systems:
                 done = pairs[system.name]
@@ -109,8 +110,8 @@ class Contest:
                 done.append(pair)
         return [self._measured(machine, name, sequences, done) for name, done in pairs.items()]
 
-    def _fitting(self, system: System, ids: torch.Tensor) -> tuple[Sample, Sample]:
-        """Warm up and measure twice, with half as many sequences as long as memory does not suffice."""
+    def _fitting(self, system: System, ids: torch.Tensor) -> tuple[Timing, Timing]:
+        """Warm a system up and time it twice. The number of sequences is halved until they fit into memory."""
         tokens = self.setting.new_tokens
         while True:
             try:
@@ -126,7 +127,7 @@ class Contest:
             ids = ids[: len(ids) // 2]
             self.note(f"{system.name}: out of memory, trying {len(ids)} sequences")
 
-    def _timed(self, system: System, ids: torch.Tensor, tokens: int) -> Sample:
+    def _timed(self, system: System, ids: torch.Tensor, tokens: int) -> Timing:
         release(self.loaded.device)
         if self.loaded.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.loaded.device)
@@ -142,12 +143,12 @@ class Contest:
         return threaded() if self.loaded.device.type == "cuda" else _forked(threaded)
 
     def _measured(
-        self, machine: Machine, name: str, sequences: int, pairs: Sequence[tuple[Sample, Sample]]
+        self, machine: Machine, name: str, sequences: int, pairs: Sequence[tuple[Timing, Timing]]
     ) -> Measured:
-        samples = [sample for pair in pairs for sample in pair]
-        firsts = [sample.first for sample in samples if sample.first is not None]
-        peaks = [sample.peak_bytes for sample in samples if sample.peak_bytes is not None]
-        decoded = samples[-1].sequences
+        timings = [timing for pair in pairs for timing in pair]
+        firsts = [timing.first for timing in timings if timing.first is not None]
+        peaks = [timing.peak_bytes for timing in timings if timing.peak_bytes is not None]
+        decoded = timings[-1].sequences
         return Measured(
             system=name,
             sequences=sequences,
@@ -156,16 +157,16 @@ class Contest:
             warm=_speed([second for _, second in pairs]),
             first_seconds=statistics.median(firsts) if firsts else None,
             peak_bytes=max(peaks, default=None),
-            **(self._cache(machine, decoded, samples) if samples[-1].usages else {}),
+            **(self._cache(machine, decoded, timings) if timings[-1].usages else {}),
         )
 
-    def _cache(self, machine: Machine, decoded: int, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Return the fields of `Measured` that only the engine knows."""
-        usages = [usage for sample in samples for usage in sample.usages]
+    def _cache(self, machine: Machine, decoded: int, timings: Sequence[Timing]) -> dict[str, Any]:
+        """Return the fields of `Measured` about evictions and the cache, which only the engine reports."""
+        usages = [usage for timing in timings for usage in timing.usages]
         evicting, decoding = sum(u.evict_seconds for u in usages), sum(u.decode_seconds for u in usages)
-        entries = held(samples[-1].usages)
+        entries = held(timings[-1].usages)
         limit = roofline(shape_of_model(self.loaded.model), machine, decoded, entries, self.loaded.dtype)
-        rates = [sample.decode_wall_rate for sample in samples if sample.decode_wall_rate is not None]
+        rates = [timing.decode_wall_rate for timing in timings if timing.decode_wall_rate is not None]
         return {
             "evict_share": evicting / max(evicting + decoding, 1e-9),
             "evict_us": 1e6 * evicting / sum(usage.output_tokens for usage in usages),
@@ -175,9 +176,9 @@ class Contest:
         }
 
 
-def _speed(samples: Sequence[Sample]) -> Speed:
-    rates = [sample.rate for sample in samples]
-    decoded = [sample.decode_rate for sample in samples if sample.decode_rate is not None]
+def _speed(timings: Sequence[Timing]) -> Speed:
+    rates = [timing.rate for timing in timings]
+    decoded = [timing.decode_rate for timing in timings if timing.decode_rate is not None]
     return Speed(
         rate=statistics.median(rates),
         low=min(rates),

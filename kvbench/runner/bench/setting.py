@@ -19,7 +19,7 @@ class Setting:
     """The options of a benchmark.
 
     Attributes:
-        budgets: of each method that takes one; budget and interval as in a run.
+            budgets: every method that takes a budget is measured at each of these. Budget and interval as in a run.
         prompt, new_tokens: length of every prompt and of every answer, in tokens.
         sequences: sequences decoded side by side, one slot each; one measurement per number.
         samples: sequences that share one prompt, as the samples of a question do.
@@ -41,7 +41,7 @@ class Setting:
     dtype: str = "auto"
 
     def members(self) -> list[tuple[MethodChoice, Budget | None]]:
-        """Every method at every budget; a method that takes no budget once."""
+        """Return every method at every budget. A method that takes no budget appears once."""
         return [(m, budget) for m in self.methods for budget in (self.budgets if m.takes_budget else (None,))]
 
     def names(self) -> list[str]:
@@ -49,7 +49,7 @@ class Setting:
         return [named(m, budget) for m, budget in self.members()] + list(self.baselines)
 
     def prompts(self, sequences: int) -> torch.Tensor:
-        """Return random token ids [sequences, prompt]; `samples` consecutive rows are equal."""
+        """Return random token ids [sequences, prompt], in which each group of `samples` successive prompts is equal."""
         generator = torch.Generator().manual_seed(1)
         vocabulary = int(SHAPES[self.shape][1]["vocab_size"])
         rows = -(-sequences // self.samples)

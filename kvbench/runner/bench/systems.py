@@ -1,8 +1,8 @@
 """The systems that `kvbench bench` measures beside each other: the engine with a method, and full-cache baselines.
 
-A system decodes all rows of a batch of prompts and returns one `Sample`. The baselines are transformers' `generate`
-with its growing cache, transformers' continuous batching (`generate_batch`), and vLLM where it is installed. The engine
-with its own full cache is the method `full`: it differs from a method by nothing but the eviction.
+A system continues all prompts of a batch and returns the times as a `Timing`. The baselines are transformers'
+`generate` with its growing cache, transformers' continuous batching (`generate_batch`), and vLLM where it is installed.
+The method `full` is the engine with its own full cache: all other methods differ from it by their evictions only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BLOCK = 256  # tokens of a block of transformers' continuous batching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Timing:
     """One timed generation of `tokens` tokens in each of `sequences` sequences.
 
     Attributes:
@@ -95,7 +95,7 @@ class Stopwatch:
         if self._lap is None:
             self._lap = self._now(), tokens
 
-    def stop(self, sequences: int, tokens: int, usages: tuple[Usage, ...] = ()) -> Sample:
+    def stop(self, sequences: int, tokens: int, usages: tuple[Usage, ...] = ()) -> Timing:
         """Return the measurement of a generation that has ended."""
         spent = [now - began for now, began in zip(self._now(), self.began)]
         firsts: list[float | None] = [None, None]
@@ -103,7 +103,7 @@ class Stopwatch:
             at, done = [now - began for now, began in zip(self._lap[0], self.began)], self._lap[1]
             firsts = [max(0.0, a - (done - 1) * (s - a) / (tokens - done)) for a, s in zip(at, spent)]
         on_gpu = self.device.type == "cuda"
-        return Sample(
+        return Timing(
             sequences=sequences,
             tokens=tokens,
             seconds=spent[0],
@@ -124,12 +124,12 @@ def clock(device: torch.device) -> float:
 
 
 class System(ABC):
-    """One column of the comparison. `name`: as in tables."""
+    """A system to be measured: the engine with a method, or a baseline. name: its name in tables."""
 
     name: str
 
     @abstractmethod
-    def run(self, ids: torch.Tensor, tokens: int) -> Sample:
+    def run(self, ids: torch.Tensor, tokens: int) -> Timing:
         """Generate `tokens` tokens after each prompt of ids [sequences, prompt]."""
 
     def warm_up(self, ids: torch.Tensor, tokens: int) -> None:
@@ -138,7 +138,7 @@ class System(ABC):
 
 
 class EngineSystem(System):
-    """The engine with a method at a budget, a slot for each sequence."""
+    """The engine with a method at a budget, with one slot for each sequence."""
 
     def __init__(self, setting: Setting, loaded: LoadedModel, choice: MethodChoice, budget: Budget | None) -> None:
         self.name, self.setting, self.budget = named(choice, budget), setting, budget
@@ -146,7 +146,7 @@ class EngineSystem(System):
         method = choose.make(choice.name, dict(choice.options))
         self.method, self.loaded = supply(method, loaded, Path(self._folder.name))
 
-    def run(self, ids: torch.Tensor, tokens: int) -> Sample:
+    def run(self, ids: torch.Tensor, tokens: int) -> Timing:
         sequences, steps = len(ids), itertools.count(2)  # the prompt gives the first token, a step the second
         engine = Engine(
             self.loaded,
@@ -187,7 +187,7 @@ class Generate(System):
         self.loaded = loaded
 
     @torch.inference_mode()
-    def run(self, ids: torch.Tensor, tokens: int) -> Sample:
+    def run(self, ids: torch.Tensor, tokens: int) -> Timing:
         watch, prompt = Stopwatch(self.loaded.device), ids.shape[1]
 
         def step(rows: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
@@ -207,7 +207,10 @@ class Generate(System):
 
 
 class Continuous(System):
-    """Transformers' continuous batching with its paged full cache, greedy. It does not tell when prompts are read."""
+    """Transformers' continuous batching with its paged full cache, greedy.
+
+    It does not report when the prompts were read.
+    """
 
     name = "continuous"
 
@@ -220,7 +223,7 @@ class Continuous(System):
         self.loaded = loaded
 
     @torch.no_grad()  # it writes to its tensors outside of inference mode
-    def run(self, ids: torch.Tensor, tokens: int) -> Sample:
+    def run(self, ids: torch.Tensor, tokens: int) -> Timing:
         watch = Stopwatch(self.loaded.device)
         blocks = len(ids) * (-(-(ids.shape[1] + tokens) // BLOCK) + 1)
         answers = self.loaded.model.generate_batch(
@@ -244,7 +247,7 @@ class Continuous(System):
 
     @staticmethod
     def _shared(ids: torch.Tensor) -> bool:
-        """Whether several sequences have one prompt, so that it may share the prompt's blocks."""
+        """Return whether several sequences have the same prompt, whose blocks may then be stored once."""
         return len(ids.unique(dim=0)) < len(ids)
 
 
@@ -263,11 +266,11 @@ class Vllm(System):
     def warm_up(self, ids: torch.Tensor, tokens: int) -> None:
         """Do nothing: every run loads the model in a new process, which warms up itself."""
 
-    def run(self, ids: torch.Tensor, tokens: int) -> Sample:
+    def run(self, ids: torch.Tensor, tokens: int) -> Timing:
         with tempfile.TemporaryDirectory(prefix="kvbench-vllm-") as folder:
             self.loaded.model.save_pretrained(folder)
             seconds = vllm_seconds(Path(folder), ids, tokens, str(self.loaded.dtype).removeprefix("torch."))
-        return Sample(sequences=len(ids), tokens=tokens, seconds=seconds, wall=seconds)
+        return Timing(sequences=len(ids), tokens=tokens, seconds=seconds, wall=seconds)
 
 
 _BASELINES: dict[str, Callable[[Setting, LoadedModel], System]] = {s.name: s for s in (Generate, Continuous, Vllm)}
@@ -280,5 +283,5 @@ def systems(setting: Setting, loaded: LoadedModel) -> list[System]:
 
 
 def held(usages: tuple[Usage, ...]) -> float:
-    """Return the mean entries per head over sequences and steps."""
+    """Return the number of entries that a head holds, a mean over sequences and steps."""
     return statistics.fmean(usage.entries_mean for usage in usages)

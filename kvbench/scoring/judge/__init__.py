@@ -1,4 +1,4 @@
-"""Let a judge model rate answers: MT-Bench's prompts, an OpenAI-compatible endpoint or a model in a folder.
+"""Let a judge model rate answers with MT-Bench's prompts. The judge is an OpenAI-compatible server or a local model.
 
 `KeyRefused` ends a run; any other failure of a judge gives a score without a value and with a note.
 """

@@ -20,7 +20,7 @@ class KeyRefused(SetupError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A judge's reply: its text, and the model's name for the row."""
+    """A judge's reply to one request: the text, and the judge model's name, which is stored in the row."""
 
     text: str
     model: str

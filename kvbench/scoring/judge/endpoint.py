@@ -33,7 +33,7 @@ SHOWN = 200  # characters of a server's text that a message quotes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A `kvbench.scoring.judge.api.Judge` at an OpenAI-compatible address."""
+    """A judge that is asked through a server's OpenAI-compatible address."""
 
     url: str  # base URL, with or without the final ``/chat/completions``
     model: str
@@ -87,7 +87,10 @@ class Endpoint:
         return self._read(answer)
 
     async def _post(self, request: Mapping[str, Any]) -> _Response:
-        """Return the server's answer. Uses asyncio, whose time limit covers connection, headers and body together."""
+        """Send the request and return the server's response.
+
+        Uses asyncio, whose time limit covers connection, headers and body together.
+        """
         import httpx
 
         address = f"{self.url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
@@ -101,7 +104,7 @@ class Endpoint:
             async for chunk in response.aiter_raw():
                 body += chunk
                 if len(body) > BODY_LIMIT:
-                    raise JudgeError(f"the judge's answer has more than {BODY_LIMIT // 2**20} MB")
+                    raise JudgeError(f"the judge's response has more than {BODY_LIMIT // 2**20} MB")
             return _Response(response.status_code, response.headers, self._hide(body.decode(errors="replace")))
 
     def _sign(self, request: httpx.Request) -> httpx.Request:
@@ -113,7 +116,10 @@ class Endpoint:
         return os.environ.get(self.key_env, "").strip()
 
     def _read(self, answer: _Response) -> Reply:
-        """Return the reply in a final answer. Raises JudgeError and KeyRefused."""
+        """Return the judge's reply in a server's response.
+
+        Raises JudgeError if it has none, KeyRefused for a refused key.
+        """
         if answer.status in REFUSED:
             refused, empty = f"refused the key from {self.key_env}", f"wants a key, and {self.key_env} is empty"
             said = refused if self._key() else empty
@@ -126,7 +132,7 @@ class Endpoint:
             raise JudgeError(f"the judge answered with status {answer.status}{said and f': {quote(said)}'}")
         text = _at(parsed, "choices", 0, "message", "content")
         if not isinstance(text, str):
-            raise JudgeError("the judge's answer is not a chat completion")
+            raise JudgeError("the judge's response is not a chat completion")
         named = self._clean(_at(parsed, "model"))
         return Reply(text, f"{self.model} ({named})" if named and named != self.model else self.model)
 
@@ -136,12 +142,15 @@ class Endpoint:
         return text.replace(key, HIDDEN) if key else text
 
     def _clean(self, said: object) -> str:
-        """Return a text of the server as one short line without secrets; "" if it is no text."""
+        """Return a value in the server's response as one short line without secrets; "" if the value is not a text."""
         return " ".join(redact_text(self._hide(said)).split())[:SHOWN] if isinstance(said, str) else ""
 
 
 class _TryAgain(Exception):
-    """A failure that may pass. `retry_after`: seconds that the server asks the client to wait."""
+    """A failed request that may succeed if it is repeated.
+
+    retry_after: seconds that the server asks the client to wait.
+    """
 
     def __init__(self, reason: str, retry_after: float = 0.0) -> None:
         super().__init__(reason)
@@ -163,7 +172,7 @@ def _parse(body: str) -> Any:
 
 
 def _at(value: Any, *path: str | int) -> Any:
-    """Return the value at a path through dictionaries and lists, or None."""
+    """Return the value at a path of keys and indices through parsed JSON; None if the path leads nowhere."""
     for step in path:
         try:
             value = value[step]

@@ -1,4 +1,4 @@
-"""Score a conversation by a judge: a rating per turn, or a comparison with other answers, shown in both orders.
+"""Score a conversation by a judge: the judge rates each turn, or compares it with another method's in both orders.
 
 A score is the mean over the turns that have a verdict. After a reply without a verdict the judge is asked once more;
 after a second one the turn has no verdict. Aux `invalid` counts these replies. A rating outside 1 to 10 is no verdict;
@@ -41,7 +41,9 @@ def rate(services: Services, doc: Doc, answers: Answers) -> Score:
 
 
 def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -> Score:
-    """Compare answers with a baseline's: a win is 1, a tie 0.5, a loss 0; aux `outcome_1`, ...
+    """Let the judge compare answers with those of a baseline, turn by turn: a win is 1, a tie 0.5, a loss 0.
+
+    The value is the mean; aux `outcome_1`, ... has each turn's outcome.
 
     The judge sees every pair in both orders; a win or a loss needs the same verdict in both, else it is a tie
     (FastChat's pairwise-baseline). Equal texts are a tie without a request. Raises as `rate` does.
@@ -58,7 +60,7 @@ def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The verdict on one turn. `value` None: no reply holds one. `judge` "": no judge was asked."""
+    """The judge's verdict on one turn. value: None if no reply holds a verdict. judge: "" if no judge was asked."""
 
     value: float | None
     invalid: int
@@ -66,7 +68,10 @@ class _Asked:
 
 
 def _ask(judge: Judge, prompt: tuple[str, str], read: Callable[[str], float | None]) -> _Asked:
-    """Ask until a reply holds a verdict, at most `TRIES` times; `read` gets a reply without its thinking block."""
+    """Ask the judge until a reply holds a verdict, at most `TRIES` times.
+
+    read: returns the verdict in a reply, or None; it receives the reply without its thinking block.
+    """
     invalid, value, model = 0, None, ""
     while value is None and invalid < TRIES:
         reply = judge.ask(*prompt)
@@ -92,7 +97,7 @@ def _both_orders(judge: Judge, doc: Doc, answers: Answers, baseline: Answers, tu
 
 
 def _preferred(ours: Literal["A", "B"]) -> Callable[[str], float | None]:
-    """Return a function that reads a reply's verdict as the outcome for the answers shown as `ours`."""
+    """Return a function that turns a judge's reply into the outcome (1, 0.5 or 0) for the answers shown as `ours`."""
     outcomes = {"A": float(ours == "A"), "B": float(ours == "B"), "tie": 0.5}
     return lambda text: outcomes.get(parse.verdict(text))
 

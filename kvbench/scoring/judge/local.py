@@ -16,7 +16,7 @@ from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, Reply
 
 
 class LocalJudge:
-    """A `kvbench.scoring.judge.api.Judge`: greedy, one request at a time, without thinking."""
+    """A judge model that runs on this machine: it decodes greedily without thinking, one request at a time."""
 
     def __init__(self, folder: Path, max_tokens: int = MAX_TOKENS) -> None:
         self.folder, self.max_tokens = folder, max_tokens

@@ -35,7 +35,7 @@ def pair(doc: Doc, answers_a: Answers, answers_b: Answers, turn: int) -> tuple[s
 
 
 def disarm(answer: str) -> str:
-    """Return the answer with blanks in every ``[[10]]`` and ``[[A]]``, so that a judge's quotation is no verdict."""
+    """Put blanks into every ``[[10]]`` and ``[[A]]`` of an answer, so that quoting them gives no verdict."""
     return _MARK.sub(r"[[ \1 ]]", answer)
 
 

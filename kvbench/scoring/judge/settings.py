@@ -58,7 +58,10 @@ def _check_judge(services: Services, judge: str) -> None:
 
 
 def connect(services: Services) -> Judge | None:
-    """Return the judge, the same object for the same settings; None for "none" or no setting. Raises UserError."""
+    """Return the judge that the settings name, always the same object for equal settings; None if they name no judge.
+
+    Raises UserError for invalid settings.
+    """
     if services.judge is None or _is_none(services.judge):
         return None
     with _lock:
@@ -100,16 +103,16 @@ def _address(judge: str) -> SplitResult:
         usable = False
     if not usable or not _WORD.fullmatch(judge):
         raise UserError(
-            f"--judge {shown} is no address: give the base URL of an OpenAI-compatible endpoint such as "
+            f"--judge {shown} is not an address: give the base URL of an OpenAI-compatible endpoint such as "
             "https://api.openai.com/v1, local:FOLDER, or none."
         )
     if "@" in parts.netloc:
         raise UserError(NO_ARGV)
     if "?" in judge or "#" in judge:
-        raise UserError("--judge takes a base URL without '?' and '#', where secrets often stand.")
+        raise UserError("--judge takes a base URL without '?' and '#', because secrets often follow them.")
     if parts.scheme == "http" and not _is_loopback(parts):
         raise UserError(
-            f"--judge {shown} sends key and answers in the clear; give an address that begins with https://."
+            f"--judge {shown} would send key and answers unencrypted; give an address that begins with https://."
         )
     return parts
 
@@ -130,7 +133,9 @@ def _check_key(name: str, loopback: bool) -> None:
     key = os.environ.get(name, "").strip()
     if key:
         if not _WORD.fullmatch(key):
-            raise UserError(f"the key in the environment variable {quote(name)} has characters that no key has.")
+            raise UserError(
+                f"the key in the environment variable {quote(name)} has characters that cannot be part of a key."
+            )
         return
     from kvbench.console.redact import redact_text
 

@@ -1,4 +1,4 @@
-"""Start a box and run programs in it: the trusted side, which talks to the driver in the box.
+"""Start a box and run programs in it. This is the trusted side, outside the box; it talks to the driver inside.
 
 After `Box.load` of a harness (`kvbench.scoring.sandbox.inside`) and a program, `run` runs it once in a new process, or
 `open` starts a process that takes requests by `ask`.
@@ -46,9 +46,9 @@ class BoxError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of one run of a program, or of one request.
+    """How one run of a program, or one request to it, ended.
 
-    `code` is an exit code or a signal number; `peak` bytes of memory, known once the process has ended.
+    code: exit code or signal number. peak: most bytes of memory, known after the process has ended.
     """
 
     status: Status
@@ -95,7 +95,7 @@ class Box:
             raise
 
     def load(self, harness: str, program: str, options: Mapping[str, Any] | None = None) -> None:
-        """Set the harness and the program for the next runs."""
+        """Send the driver the harness and the program for the runs that follow."""
         code = inside.sent(harness, "harness.py", self.tier.same_python)
         message = {"harness": code, "program": program, "options": dict(options or {})}
         self._talk(b"L", json.dumps(message).encode(), START_SECONDS)
@@ -105,7 +105,7 @@ class Box:
         return self._talk(b"N", stdin, seconds, cpu=math.ceil(seconds) + 1, output=output)
 
     def open(self, *, seconds: float, total: float, output: int | None = None) -> Outcome:
-        """Start a process that takes requests, with at most `total` seconds of processor time."""
+        """Start the program in a process that answers requests (`ask`). total: most seconds of processor time."""
         return self._talk(b"O", b"", seconds, cpu=math.ceil(total) + 1, output=output)
 
     def ask(self, question: bytes, *, seconds: float, output: int | None = None) -> Outcome:
@@ -144,7 +144,7 @@ class Box:
         self._write(head + data, deadline)
         state, code, spent, peak, *sizes = inside.REPLY.unpack(self._read(inside.REPLY.size, deadline))
         if max(sizes) > limit + (1 << 17):
-            raise BoxError("the driver announces more output than its limit")
+            raise BoxError("the box's driver announces a reply that is larger than its limit")
         answer, out, err = (self._read(size, deadline) for size in sizes)
         if state == b"F":
             raise BoxError(err.decode(errors="replace") or "the driver does not know the request")

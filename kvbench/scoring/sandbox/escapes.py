@@ -23,7 +23,7 @@ Check = Callable[[Outcome], str]
 
 
 def silent(outcome: Outcome) -> str:
-    """Return the problem, or "" if the program ended well and printed nothing."""
+    """Check that a program ended without an error and printed nothing; return the problem, or "" if there is none."""
     if outcome.status != "ok":
         lines = outcome.stderr.decode(errors="replace").strip().splitlines()
         return f"ended with {outcome.status}: {lines[-1][:200] if lines else 'no message'}"
@@ -31,7 +31,7 @@ def silent(outcome: Outcome) -> str:
 
 
 def ends(status: str, within: float) -> Check:
-    """Return a check that a program ended with this status within this many seconds."""
+    """Return a function that checks whether a program ended with this status within this many seconds."""
 
     def check(outcome: Outcome) -> str:
         if outcome.status != status:
@@ -275,9 +275,9 @@ INNER = (CONTROL, FILES, WRITES, NETWORK, PROCESSES, CALLS, MEMORY, THREADS, TIM
 
 
 def raw_calls() -> list[list[Any]]:
-    """Return [family, number, expected error, *arguments] of calls that do no harm even if the filter allows them.
+    """Return harmless system calls that the filter must refuse, each as [family, number, expected error, *arguments].
 
-    In each family, at least one call would fail with another error than EPERM if it were allowed.
+    In each family, at least one call would give another error than EPERM if the filter allowed it.
     """
     nobody, bad = _NO_PID, 1  # a process and an address that do not exist
     here = -100  # AT_FDCWD

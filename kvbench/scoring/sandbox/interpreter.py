@@ -45,7 +45,7 @@ def system_libraries() -> list[str]:
 
 
 def installed(folder: str) -> list[str]:
-    """Return the folders below a library folder that hold installed packages, for any Python 3 version."""
+    """Return the folders with installed packages, of any Python 3 version, below a library folder."""
     return [
         path
         for name in INSTALLED

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of one program."""
+    """The limits of one program's resources."""
 
     memory: int = 1 << 30  # bytes of address space; the program cannot fork, so this bounds its total memory
     stack: int = 256 << 20  # bytes of the first thread's stack; 40,000 nested calls through C code fit

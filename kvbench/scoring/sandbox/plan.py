@@ -24,14 +24,14 @@ Step = tuple[str, Any]  # name and argument of a step of `kvbench.scoring.sandbo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The lockdown of a program."""
+    """How a program is locked down: arguments of the command that starts its box, and steps inside its process."""
 
     outer: tuple[tuple[str, tuple[str, ...]], ...] = ()  # named arguments of the command that starts the box
     inner: tuple[Step, ...]  # what the child does before it runs the program
     opened: frozenset[str] = frozenset()  # families of system calls that the filter allows; empty outside tests
 
     def parts(self) -> list[str]:
-        """Return the names of all parts, such as "--unshare-net", "limit AS" and "seccomp sockets"."""
+        """Return the names of all parts of the lockdown, such as "--unshare-net", "limit AS" and "seccomp sockets"."""
         names = [name for name, _ in self.outer if name != NEEDED] + [_label(step) for step in self.inner]
         if "seccomp" in names:
             foreign = [seccomp.FOREIGN] if machine() == "x86_64" else []
@@ -39,7 +39,7 @@ class Plan:
         return names
 
     def without(self, part: str) -> Plan:
-        """Return the plan without one part."""
+        """Return the same lockdown without the part of this name."""
         if part.startswith("seccomp "):
             return dataclasses.replace(self, opened=self.opened | {part.removeprefix("seccomp ")})
         outer = tuple(group for group in self.outer if group[0] != part)
@@ -51,7 +51,7 @@ class Plan:
         return [argument for _, group in self.outer for argument in group]
 
     def steps(self) -> list[list[Any]]:
-        """Return the lockdown's steps as plain data, which the driver receives."""
+        """Return the steps inside the process as plain data for the driver."""
         return [[name, _filter(self.opened) if name == "seccomp" else value] for name, value in self.inner]
 
 
@@ -62,9 +62,9 @@ def machine() -> str:
 
 
 def limits(of: Limits, threads: int | None) -> list[Step]:
-    """Return the steps that set resource limits. `threads`: limit on all threads of the user; None sets none.
+    """Return the steps that set resource limits, except the time limit, which each run sets itself.
 
-    Each run sets its own time limit.
+    threads: limit for all threads of the user together; None for no such limit.
     """
     sizes = {"AS": of.memory, "STACK": of.stack, "CPU": 0, "FSIZE": of.file_bytes, "NOFILE": of.files, "CORE": 0}
     if threads is not None:
@@ -75,7 +75,8 @@ def limits(of: Limits, threads: int | None) -> list[Step]:
 def drop_root(shown: list[str]) -> list[Step]:
     """Drop root to an unused uid: RLIMIT_NPROC does not bind root.
 
-    shown: paths that the program must read; if other users cannot read them, the capability to read all files stays.
+    shown: paths that the program must read. If other users cannot read them, the process keeps the capability to read
+    all files.
     """
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return []
@@ -83,7 +84,7 @@ def drop_root(shown: list[str]) -> list[Step]:
 
 
 def lock(*rules: Step) -> list[Step]:
-    """Return the lockdown steps after limits and user, with the tier's `rules` before the last two."""
+    """Return the steps after resource limits and change of user; the tier's own `rules` come before the last two."""
     steps = ("seals", "session", "environment", "parent")
     return [*((name, None) for name in steps), *rules, ("descriptors", None), ("seccomp", None)]
 

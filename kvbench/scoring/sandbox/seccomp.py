@@ -61,7 +61,7 @@ _REFUSE, _PASS = _end(_ERRNO | _EPERM), _end(_ALLOW)
 
 
 def _one_of(argument: int, values: Iterable[int]) -> list[_Instruction]:
-    """Return instructions that allow a call if the low half of an argument (all the kernel reads) is in `values`."""
+    """Return instructions that allow a call if an argument's low half, all that the kernel reads, is in `values`."""
     tests = [step for value in values for step in ((_JEQ, 0, 1, value), _PASS)]
     return [_low(argument), *tests, _REFUSE]
 
@@ -93,7 +93,7 @@ RULES: dict[str, Callable[[], list[_Instruction]]] = {
 
 
 def build(machine: str, opened: Collection[str] = ()) -> Filter:
-    """Return the filter for a machine (a key of `AUDIT_ARCH`). opened: families that it allows too, for tests."""
+    """Return the filter for a machine (a key of `AUDIT_ARCH`). opened: families of calls to allow too, for tests."""
     numbers = NUMBERS[machine]
     free = {*ALLOWED, *(name for family in opened if family != FOREIGN for name in FAMILIES[family])}
     code: list[_Instruction] = []

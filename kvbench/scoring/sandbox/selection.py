@@ -42,7 +42,10 @@ class Sandbox:
 
 
 class _Kept(threading.local):
-    """This thread's boxes of shared tiers, kept for reuse. They end when this process ends: it closes their input."""
+    """This thread's boxes that stay open for further programs.
+
+    They end with this process, because their input then closes.
+    """
 
     def __init__(self) -> None:
         self.boxes: dict[tuple[Tier, Limits, tuple[str, ...]], Box] = {}
@@ -53,7 +56,7 @@ _kept = _Kept()
 
 @functools.cache
 def choose(unsafe: bool = False) -> Sandbox:
-    """Return the first tier that works; if none does, tier "none" with `unsafe`, else raise SetupError."""
+    """Return the strongest tier that works. If none does, return tier "none" if `unsafe`, else raise SetupError."""
     refused = []
     for kind in TIERS:
         tier = kind()
@@ -71,7 +74,7 @@ def choose(unsafe: bool = False) -> Sandbox:
 
 
 def require(unsafe: bool = False) -> str:
-    """Return the name of the tier that will run programs; warn if it is "none". Raises as `choose`."""
+    """Return the name of the tier that will run programs; warn if it is "none". Raises SetupError like `choose`."""
     sandbox = choose(unsafe)
     if isinstance(sandbox.tier, Unsafe):
         terminal.warning(
@@ -82,5 +85,5 @@ def require(unsafe: bool = False) -> str:
 
 
 def findings() -> list[SelfTest]:
-    """Return the self-tests of all tiers, strongest tier first."""
+    """Run the self-tests of all tiers and return their results, strongest tier first."""
     return [selftest(tier()) for tier in TIERS]

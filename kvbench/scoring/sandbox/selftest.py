@@ -58,7 +58,7 @@ class SelfTest:
 
 
 def selftest(tier: Tier, *, limits: Limits = PROBE_LIMITS, plan: Plan | None = None) -> SelfTest:
-    """Run the escapes in a tier, with its own plan or with `plan`."""
+    """Run all escapes in a tier and return the result. plan: another lockdown than the tier's own, for tests."""
     reason = tier.missing()
     problems = [reason] if reason else _probe(tier, limits, plan or tier.plan(limits))
     facts = [tier.name, machine(), platform.release(), platform.python_version(), sorted(escape_names()), problems]
@@ -100,7 +100,7 @@ def _run(box: Box, escape: escapes.Escape, values: dict[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def _scene(limits: Limits) -> Iterator[dict[str, Any]]:
-    """Yield the targets of the escapes outside the box: files that every user may change, and listening sockets."""
+    """Create targets for the escapes outside the box (writable files, sockets), and yield the values for `fill`."""
     folder = Path(tempfile.mkdtemp(prefix="kvbench-probe-"))
     abstract = f"kvbench-probe-{secrets.token_hex(8)}"
     with socket.socket() as listener, socket.socket(socket.AF_UNIX) as local:
@@ -146,7 +146,11 @@ def _state(outcome: Outcome, tier: Tier, limits: Limits) -> list[str]:
 
 
 def _rights(state: dict[str, Any], tier: Tier) -> list[str]:
-    """Check the program's uid (under root an unused uid, else not 0) and capabilities (none, or to read all files)."""
+    """Return problems with a program's user and capabilities.
+
+    Its user must be an unused one if kvbench runs as root, and never root. It may have no capability but to read all
+    files.
+    """
     users, problems = set(state["users"]), []
     if os.geteuid() == 0 and tier.name != "container":
         if len(users) != 1 or not FIRST_USER <= min(users) < FIRST_USER + USERS:
@@ -159,7 +163,7 @@ def _rights(state: dict[str, Any], tier: Tier) -> list[str]:
 
 
 def _left_segment(key: int) -> bool:
-    """Return whether a System V segment with this key exists outside the box, and remove it."""
+    """Return whether a program left a System V memory segment with this key outside the box; remove the segment."""
     libc = ctypes.CDLL(None)
     segment = libc.shmget(key, 0, 0)
     if segment >= 0:

@@ -113,13 +113,13 @@ process_mrelease 448 448; futex_waitv 449 449
 
 
 def _calls(text: str) -> dict[str, tuple[str, ...]]:
-    """Parse ``name: call call; name: call``."""
+    """Parse a text ``name: call call; name: call`` into the calls of each name."""
     entries = (entry.split(":") for entry in text.split(";"))
     return {name.strip(): tuple(calls.split()) for name, calls in entries}
 
 
 def _numbers(column: int) -> dict[str, int]:
-    """Return the calls in a column of the table, by name: 1 for x86-64, 2 for aarch64, in which some are missing."""
+    """Return the numbers of all calls by name. column: 1 for x86-64, 2 for aarch64, which lacks some calls."""
     entries = (entry.split() for entry in _TABLE.split(";"))
     return {entry[0]: int(entry[column]) for entry in entries if entry[column] != "-"}
 

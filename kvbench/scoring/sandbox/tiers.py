@@ -35,7 +35,7 @@ _PROBE_SECONDS = 10.0  # for a container service to answer
 
 
 class Tier(ABC):
-    """One way to isolate programs: starts a box and says how a program in it is locked down."""
+    """One way to isolate programs: it names the command that starts a box, and the lockdown of a program in the box."""
 
     name: ClassVar[str]  # the value of the row column `sandbox_tier`
     shared: ClassVar[bool] = False  # one box serves many programs, because it starts slowly
@@ -60,11 +60,11 @@ class Tier(ABC):
         return _environment(interpreter.prefix())
 
     def packages(self, names: Sequence[str]) -> list[tuple[str, str]]:
-        """Return name and folder in the box of each allowed package that is installed."""
+        """Return, for each allowed package that is installed, its name and its folder inside the box."""
         return [(name, folders[0]) for name in names if (folders := interpreter.package(name))]
 
     def folder(self) -> str:
-        """Make and return a working directory, deleted after use; "" in tiers where programs cannot write."""
+        """Make a working directory, deleted after use, and return its path; "" in tiers where programs cannot write."""
         return ""
 
     def stop(self, process: subprocess.Popen[bytes]) -> None:
@@ -114,7 +114,7 @@ class Bwrap(Tier):
         return [(name, f"/packages/{name}") for name in names if interpreter.package(name)]
 
     def _tree(self, packages: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-        """Return the arguments for the box's files, all read-only: libraries, the interpreter at /py, three devices.
+        """Return bubblewrap's arguments that put read-only files into the box: libraries, Python at /py, three devices.
 
         Parent folders are listed first, because only root can read folders that bubblewrap makes implicitly.
         """
@@ -174,7 +174,7 @@ class Container(Tier):
 
     @functools.cached_property
     def _engine(self) -> tuple[str, str]:
-        """Return the first of docker and podman that has the image, and ""; or "docker" and why neither works."""
+        """Return the program, docker or podman, that has the image, and ""; if neither has, "docker" and the reason."""
         reasons = []
         for name in ("docker", "podman"):
             if engine := shutil.which(name):

@@ -1,7 +1,7 @@
 """The download cache, and downloads from web addresses.
 
-The cache is the folder ``kvbench`` in ``XDG_CACHE_HOME`` (``~/.cache``). The hub's library has its own cache.
-Downloads use https, or http to localhost. A file that is too large or has a different hash is never kept.
+The cache is the folder ``kvbench`` in ``XDG_CACHE_HOME`` (``~/.cache``). The hub's library has its own cache. Downloads
+use https, or http to localhost. A file that is too large or has a different hash is never kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def folder() -> Path:
 
 @contextlib.contextmanager
 def keeping(file: Path) -> Iterator[BinaryIO]:
-    """Yield a stream to a new file: after a crash it is complete or absent. Raises SetupError if writing fails."""
+    """Yield a stream to a new file, which is complete or absent after a crash. Raises SetupError if writing fails."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:
@@ -47,13 +47,13 @@ def keeping(file: Path) -> Iterator[BinaryIO]:
 
 
 def place(url: str) -> Path:
-    """Return the cache's path for an address."""
+    """Return the path of an address's file in the cache."""
     name = Path(urlsplit(url).path).name or "file"
     return folder() / "files" / hashlib.sha256(url.encode()).hexdigest()[:16] / name
 
 
 def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None = None) -> Path:
-    """Return a file's path in the cache, after downloading it if it is absent. Raises SetupError."""
+    """Return the path of an address's file in the cache, after downloading it if it is absent. Raises SetupError."""
     target = place(url)
     if target.is_file():
         return target
@@ -84,7 +84,9 @@ def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None 
                         f"{sha256[:12]}); it was not kept."
                     )
     except httpx.HTTPStatusError as error:
-        raise SetupError(f"{quote(url)} cannot be downloaded: it answers {error.response.status_code}.") from None
+        raise SetupError(
+            f"{quote(url)} cannot be downloaded: the server answers {error.response.status_code}."
+        ) from None
     except httpx.TransportError as error:
         raise Unreachable(f"{quote(url)} cannot be reached: {quote(words(error))}.") from None
     except httpx.HTTPError as error:

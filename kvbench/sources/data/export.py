@@ -1,8 +1,8 @@
-"""Copy task data from the hub into a folder for ``--data``, for machines without a network.
+"""Copies task data from the hub into a folder for ``--data``, for machines without a network.
 
-Raw files are copied unchanged: to the manifest's `path` if one file holds the rows in their offline form, else
-beside it under their own names. Tables, and rows with renamed columns, become JSON lines. Correct files in the folder
-stay, so a repeated command continues an interrupted one.
+Raw files are copied unchanged: to the manifest's `path` if one file holds the rows in their offline form, else beside
+it under their own names. Tables, and rows with renamed columns, become JSON lines. Correct files in the folder stay, so
+a repeated command continues an interrupted one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvbench.task import Manifest
 
 
 def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = None, bar: Bar | None = None) -> DataUsed:
-    """Put a task's data into `out` unless `out` has them, and read them once to check them.
+    """Put a task's data into the folder `out` unless they are there, and read them once to check them.
 
     revision: the hub's revision instead of the pinned one; the rows may then differ from the manifest. Raises
     SetupError if the data cannot be downloaded or written, or differ from the manifest.
@@ -49,7 +49,8 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
 
 
 def _here(task: str, manifest: Manifest, revision: str | None) -> Place | None:
-    """Return the place of data on this machine, or None; data in KVBENCH_DATA count only if they fit the manifest."""
+    """Return where a task's data are on this machine, or None; data in KVBENCH_DATA count only if they fit the
+    manifest."""
     mine = Data(revision=revision, allow_mismatch=True)
     with contextlib.suppress(KVBenchError):
         if (used := mine.check(task, manifest)) and not used.mismatch:
@@ -58,7 +59,8 @@ def _here(task: str, manifest: Manifest, revision: str | None) -> Place | None:
 
 
 def _copies(out: Path, manifest: Manifest, place: Place) -> dict[Path, Path | None]:
-    """Return each file to write with the file to copy, or with None if the rows are to be written into it."""
+    """Return the files to write into `out`, each with the file to copy, or with None if the rows are to be written as
+    JSON lines."""
     path = out / manifest.path
     changed = place.table or (place.raw and (manifest.rename or manifest.hub_id))
     if changed:

@@ -1,4 +1,4 @@
-"""Read the rows of files: JSON lines, a JSON list, or CSV, plain or in a zip archive; one row in memory at a time.
+"""Reads the rows of files: JSON lines, a JSON list, or CSV, plain or in a zip archive; one row in memory at a time.
 
 A file whose first character is ``[`` is a list, a file whose name ends in ``.csv`` is a table with a head, any other
 file is JSON lines. Every row is an object. Infinite numbers, NaN and text that is not UTF-8 are errors; a byte-order
@@ -23,7 +23,7 @@ from kvbench.store.strict_json import constant, finite, parse
 
 FILE_LIMIT = 512 * 1024 * 1024  # bytes of a user's own file
 CHUNK = 1 << 20
-LONGEST_FIELD = 1 << 27  # characters in a CSV cell
+LONGEST_FIELD = 1 << 27  # characters in a CSV field
 
 Row = dict[str, Any]
 
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 class Reading:
     """The rows of data files, one file after the other. `sha256` (of all bytes read) is complete after the last row.
 
-    member: the name of the file with the rows, if each of `files` is an archive.
+    member: if the files are archives, the name of the file with the rows inside each.
     """
 
     def __init__(self, files: Sequence[Path], member: str = "") -> None:
@@ -59,7 +59,7 @@ class Reading:
             except KeyError:
                 raise SetupError(f"the archive {quote(name)} has no {quote(self.member)}.") from None
             except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-                raise SetupError(f"{quote(name)} is no whole zip archive ({error}). Download it again.") from None
+                raise SetupError(f"{quote(name)} is not a complete zip archive ({error}). Download it again.") from None
             except OSError as error:
                 raise SetupError(f"cannot read {quote(name)}: {error.strerror or error}.") from None
 
@@ -97,10 +97,10 @@ class _Hashing(io.RawIOBase):
 
 
 def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> Iterator[tuple[int, Row]]:
-    """Yield the line numbers and objects of a JSON-lines file of at most `FILE_LIMIT` bytes.
+    """Yield (line number, object) for each line of a JSON-lines file of at most `FILE_LIMIT` bytes.
 
     `label` is the file's name in messages. Raises UserError if it is not a regular file, not UTF-8 or not JSON objects.
-    With a list `problems`, lines that are not JSON objects are skipped and described there instead.
+    If `problems` is a list, lines that are not JSON objects are skipped and described there instead.
     """
     name = bare(label)
     check_plain(file, name, FILE_LIMIT)
@@ -170,7 +170,8 @@ def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
     held, place, number, ended = "", 0, 0, False
 
     def more() -> None:
-        """Append a block to the unparsed text, at least as long as this text, so that a long row takes linear time."""
+        """Append a block to the text in memory, at least as long as the unparsed text, so that a long row takes linear
+        time."""
         nonlocal held, place, ended
         try:
             block = text.read(max(CHUNK, len(held) - place))
@@ -179,7 +180,8 @@ def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
         held, place, ended = held[place:] + block, 0, not block
 
     def mark(allowed: str) -> str:
-        """Return the next character that is not blank. Raises UserError unless it is one of `allowed`."""
+        """Return the next character that is not blank, without consuming it. Raises UserError unless it is one of
+        `allowed`."""
         nonlocal place
         while True:
             while place < len(held) and held[place] in " \t\r\n":
@@ -220,7 +222,7 @@ def _csv_rows(text: TextIO, name: str) -> Iterator[Row]:
         head = next(rows, [])
         for cells in rows:
             if len(cells) != len(head):
-                raise UserError(f"{name}:{rows.line_num}: {len(cells)} cells; the head has {len(head)}.")
+                raise UserError(f"{name}:{rows.line_num}: {len(cells)} fields; the head has {len(head)}.")
             yield dict(zip(head, cells))
     except csv.Error as error:
         raise UserError(f"{name}:{rows.line_num}: not CSV ({error}).") from None

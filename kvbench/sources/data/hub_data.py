@@ -1,4 +1,4 @@
-"""Download and cache data from the hub or a web address, at the revision that a manifest pins.
+"""Downloads and caches data from the hub or a web address, at the revision that a manifest pins.
 
 The `datasets` library, which knows the layout of repositories, reads a table once; kvbench keeps the rows as JSON
 lines. Raw files stay in the cache of the hub's library. A data set that needs a loading script is an error.
@@ -26,7 +26,7 @@ TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
 
 
 def cached(manifest: Manifest, revision: str | None) -> Place | None:
-    """Return the place of the data in the cache, or None if any are missing. Sends no request."""
+    """Return where the data are in the cache, or None if a part is missing. Sends no request."""
     if manifest.url:
         file = cache.place(manifest.url)
         return _from_url(manifest, file) if file.is_file() else None
@@ -41,7 +41,7 @@ def cached(manifest: Manifest, revision: str | None) -> Place | None:
 
 
 def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | None = None) -> Place:
-    """Return the place of the data, after downloading what the cache lacks. Raises SetupError."""
+    """Return where the data are in the cache, after downloading what it lacks. Raises SetupError."""
     if (place := cached(manifest, revision)) is not None:
         return place
     if not hub.may_ask(task):
@@ -53,7 +53,7 @@ def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | 
         except cache.Unreachable:
             raise elsewhere(task, manifest, f"{quote(manifest.url)} is unreachable") from None
     if not manifest.hub:
-        raise SetupError(f"data of task {quote(task)} come with kvbench and are missing: {quote(manifest.path)}.")
+        raise SetupError(f"data of task {quote(task)} come with kvbench, but {quote(manifest.path)} is missing.")
     commit = _commit(task, manifest, revision)
     with _as_hub_error(task, manifest, revision):
         if manifest.files:
@@ -102,7 +102,7 @@ def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable"
 
 
 def _commit(task: str, manifest: Manifest, revision: str | None) -> str | None:
-    """Return the commit to read; offline, the given revision, which the hub's libraries find in their caches."""
+    """Return the commit to read. Offline this is the given revision, which the hub's libraries find in their caches."""
     if hub.is_offline():
         if not manifest.files and not _in_datasets_cache(manifest.hub):
             raise elsewhere(task, manifest)
@@ -119,7 +119,8 @@ def _commit(task: str, manifest: Manifest, revision: str | None) -> str | None:
 
 
 def _check_table(manifest: Manifest, answer: hub.Answer) -> None:
-    """Raise SetupError or HubError for data that the `datasets` library would refuse, before its slow import."""
+    """Raise SetupError or HubError for data that the `datasets` library would refuse; its import is slow, so kvbench
+    checks first."""
     script = f"{PurePosixPath(manifest.hub).name}.py"
     if script in answer.files:
         raise _script(manifest, script)
@@ -136,7 +137,7 @@ def _script(manifest: Manifest, file: str) -> SetupError:
 
 
 def _in_datasets_cache(name: str) -> bool:
-    """Return whether the cache of the `datasets` library, which works offline, may hold a data set."""
+    """Return whether the cache of the `datasets` library may hold a data set: the library can read it offline."""
     from huggingface_hub.constants import HF_HOME
 
     root = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets").expanduser()
@@ -145,7 +146,7 @@ def _in_datasets_cache(name: str) -> bool:
 
 
 def _moved(task: str, manifest: Manifest) -> SetupError:
-    """Return the error for a pinned commit that the hub no longer has."""
+    """Return the error for a pinned commit that the hub no longer has; it names the present commit."""
     try:
         now = hub.ask("dataset", manifest.hub, None).commit
     except hub.HubError as error:
@@ -156,7 +157,7 @@ def _moved(task: str, manifest: Manifest) -> SetupError:
 def _differs(manifest: Manifest, now: str) -> SetupError:
     pinned = (manifest.revision or "main")[:7]
     return SetupError(
-        f"{quote(manifest.hub)} is at revision {now[:7]}, pinned is {pinned}. Use --data-revision to choose."
+        f"{quote(manifest.hub)} is at revision {now[:7]}, but the task pins {pinned}. Use --data-revision to choose."
     )
 
 
@@ -210,7 +211,7 @@ def _from_table(manifest: Manifest, file: Path, commit: str) -> Place:
 
 
 def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Place:
-    """Read a table with `datasets`, write it to the cache as JSON lines, and return its place."""
+    """Read a table with `datasets`, write it to the cache as JSON lines, and return where it is."""
     import datasets
 
     hub.hush()

@@ -1,4 +1,4 @@
-"""Find a task's rows on this disk: the files and their form."""
+"""Finds a task's rows on this disk: the files and their form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMS = (".jsonl", ".json", ".csv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The files that hold a task's rows, in reading order."""
+    """Where a task's rows are: the files that hold them, in reading order, and their form."""
 
     source: Source
     files: tuple[Path, ...]
@@ -45,7 +45,7 @@ class Place:
 
 
 def holds_rows(manifest: Manifest) -> bool:
-    """Return whether the data are rows rather than a file that the task parses itself."""
+    """Return whether the data consist of rows; otherwise they are a file that the task parses itself."""
     return not manifest.url or bool(manifest.member) or manifest.rows is not None
 
 
@@ -57,7 +57,8 @@ def raw_names(manifest: Manifest) -> tuple[str, ...]:
 
 
 def in_folder(folder: Path, manifest: Manifest, source: Source) -> Place | None:
-    """Find a task's rows in a data folder: at `path` in any form, as raw files beside it, or else a sample."""
+    """Find a task's rows in a data folder: at the manifest's `path` in any form, as raw files beside it, or else a
+    sample of the data."""
     path = folder / manifest.path
     for file in (path, *(path.with_suffix(form) for form in FORMS)):
         if file.is_file():
@@ -78,7 +79,9 @@ def _offline(index: int, row: Row, manifest: Manifest) -> Row:
         try:
             named["id"] = manifest.hub_id(index, row)
         except KeyError as error:
-            raise SetupError(f"the data for {manifest.path} have no column {error} to name their rows by.") from None
+            raise SetupError(
+                f"the data for {manifest.path} have no column {error}, from which the ids of the rows are made."
+            ) from None
     return named
 
 

@@ -1,4 +1,5 @@
-"""Errors for data that are not on this machine, with the command that fetches the data of all tasks of a run."""
+"""Errors for data that are not on this machine. The error names the command that fetches the data of all tasks of a
+run."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from kvbench.task import Manifest
 class DataMissing(SetupError):
     """A task's data are not on this machine and cannot be downloaded.
 
-    where: the reason, "--data has no data" or "the hub is unreachable". folder: the user's data folder that lacks them.
+    where: the reason in words, "--data has no data" or "the hub is unreachable". folder: the user's data folder that
+    lacks them.
     """
 
     def __init__(self, text: str, *, task: str, manifest: Manifest, where: str, folder: Path | None = None) -> None:
@@ -21,7 +23,7 @@ class DataMissing(SetupError):
 
 
 def together(errors: Sequence[DataMissing], names: Sequence[str]) -> SetupError:
-    """Return one error for all errors. `names`: the tasks' names for `kvbench data fetch`."""
+    """Return one error in place of several. `names`: the tasks' names for `kvbench data fetch`."""
     first = errors[0]
     if len(errors) == 1:
         return first

@@ -1,4 +1,4 @@
-"""The data source of a run: find a task's data, and compare the rows with the manifest."""
+"""The data source of a run: it finds a task's data, and compares the rows with the manifest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUNDLED = Path(__file__).parents[2] / "bundled"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataUsed:
-    """The origin of a task's data. `mismatch`: how the data differ from the manifest, if the user allows that."""
+    """Where a task's data came from. `mismatch`: how the data differ from the manifest, if the user allows that."""
 
     task: str
     source: Source
@@ -36,10 +36,11 @@ class DataUsed:
 
 
 class Data:
-    """The data source of a run.
+    """Finds, reads and checks the data of a run's tasks.
 
     path: ``--data``, a folder with files at the manifests' paths, or the data file if the run has one task. revision:
-    overrides the pinned hub revisions. allow_mismatch: record other rows or ids instead of raising SetupError.
+    overrides the pinned hub revisions. allow_mismatch: accept and record data whose rows or ids differ from the
+    manifest, instead of raising SetupError.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Data:
         self.used: dict[str, DataUsed] = {}
 
     def rows(self, task: str, manifest: Manifest) -> list[dict[str, Any]]:
-        """Return the rows of a task in the source's order, with the offline file's column names. Raises SetupError."""
+        """Return the rows of a task in the source's order, with kvbench's column names. Raises SetupError."""
         place = self._place(task, manifest)
         rows: list[dict[str, Any]] = []
         used = _examine(task, manifest, place, rows)
@@ -64,7 +65,8 @@ class Data:
             where = f"{quote(place.location)} ({used.source}{f', revision {used.revision}' if used.revision else ''})"
             raise SetupError(
                 f"data of task {quote(task)} in {where} are not the expected ones: {used.mismatch}. "
-                "Point --data or KVBENCH_DATA to the right ones; --allow-data-mismatch takes these and records it."
+                "Point --data or KVBENCH_DATA to the right ones; --allow-data-mismatch uses these and records the "
+                "mismatch."
             )
         self._record(used)
         return rows
@@ -78,7 +80,7 @@ class Data:
         if used.mismatch and not self.allow_mismatch:
             raise SetupError(
                 f"{quote(place.location)} ({used.source}) is not the expected file of task {quote(task)}: "
-                f"{used.mismatch}. --allow-data-mismatch takes it and records it."
+                f"{used.mismatch}. --allow-data-mismatch uses it and records the mismatch."
             )
         self._record(used)
         return place.files[0]
@@ -122,7 +124,8 @@ class Data:
         return errors
 
     def check(self, task: str, manifest: Manifest) -> DataUsed | None:
-        """Read a task's local data and compare them with the manifest; None if there are none. Raises SetupError."""
+        """Read a task's data on this machine and compare them with the manifest; None if they are not here. Raises
+        SetupError."""
         if (place := self.find(task, manifest)) is None:
             return None
         return _examine(task, manifest, place, None) if holds_rows(manifest) else _examine_file(task, manifest, place)
@@ -153,7 +156,7 @@ def _member(file: Path, manifest: Manifest) -> str:
 
 
 def _examine(task: str, manifest: Manifest, place: Place, kept: list[dict[str, Any]] | None) -> DataUsed:
-    """Read all rows, into `kept` unless it is None, and compare them with the manifest."""
+    """Read all rows, append them to `kept` unless that is None, and compare them with the manifest."""
     reading = place.reading()
     ids: list[str] = []
     count = 0

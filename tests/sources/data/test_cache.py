@@ -72,7 +72,7 @@ def test_a_download_is_kept_and_told(web: str, tmp_path: Path) -> None:
             rf"is not the expected file \(sha256 {SHA256[:12]}, expected 000000000000\)",
         ),
         ("dev.json", {"limit": 100}, "is larger than 100 bytes; it was not kept"),
-        ("none", {}, "it answers 404"),
+        ("none", {}, "the server answers 404"),
         ("cut", {}, "cannot be reached: .*closed"),
         ("elsewhere", {}, "redirects the download to 'http://example.com/dev.json', which is not https"),
     ],

@@ -176,7 +176,7 @@ REFUSED = [
     ("script", "error: data set 'org/script' ships a loading script; kvbench reads only parquet/JSON/arrow files."),
     (
         "moved",
-        "error: 'org/moved' is at revision 1111111, pinned is 2222222. Use --data-revision to choose.",
+        "error: 'org/moved' is at revision 1111111, but the task pins 2222222. Use --data-revision to choose.",
     ),  # B073
     ("broken", "are not the expected ones: 2 rows instead of 9."),
     ("lines --data-revision nowhere", "data set 'org/files' has no revision 'nowhere' on the hub."),

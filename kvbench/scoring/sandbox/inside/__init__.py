@@ -30,7 +30,7 @@ _START = (
 
 
 def text(name: str) -> str:
-    """Return the source of a module of this folder."""
+    """Return the source text of one of the modules in this folder."""
     return (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
 
 
@@ -42,6 +42,6 @@ def sent(source: str, name: str, compiled: bool) -> str:
 
 @functools.cache
 def command(python: str, *, compiled: bool = True) -> tuple[str, ...]:
-    """Return the command that starts a driver. compiled: for the Python that runs kvbench."""
+    """Return the command that starts a driver with this Python. compiled: it is the same Python that runs kvbench."""
     parts = (sent(text(name), f"{name}.py", compiled) for name in PARTS)
     return (python, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _READ[compiled] + _START, *parts)

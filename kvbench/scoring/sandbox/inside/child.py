@@ -1,4 +1,4 @@
-"""One process that is locked down and runs a program, seen from the driver and from within."""
+"""One process that is locked down and runs a program: the driver's side of it, and the code that runs inside it."""
 
 import fcntl
 import gc
@@ -24,7 +24,7 @@ class Child:
     """A forked process with its pipes.
 
     box: the `Driver`, with steps, harness and program. stdin: content of the program's standard input. cpu: limit
-    in seconds. talks: the process answers questions on two more pipes; otherwise it runs once, to its end.
+    in seconds. talks: whether the process answers requests on two more pipes; otherwise it runs once, to its end.
     """
 
     def __init__(self, box: Any, stdin: bytes, cpu: int, talks: bool) -> None:
@@ -52,9 +52,10 @@ class Child:
             self.life = None
 
     def wait(self, question: bytes, wall: int, limit: int) -> bytes:
-        """Send bytes and wait, at most `wall` ms, for an answer or the end, with at most `limit` bytes of each output.
+        """Send the process a request, wait at most `wall` ms until it answers or ends, and return the driver's reply.
 
-        Returns a reply frame. Without an answer the process has ended.
+        Each stream of the process may hold at most `limit` bytes. A process that does not answer has ended or is
+        killed.
         """
         begun = time.monotonic()
         deadline = begun + wall / 1000
@@ -92,7 +93,10 @@ class Child:
         return self.end(b"X", begun, limit)
 
     def end(self, state: bytes, begun: float, limit: int) -> bytes:
-        """Kill the process and return a reply with `state`: X it ended, T time limit, O output limit, C closed."""
+        """Kill the process and return a reply for the driver.
+
+        state: X it ended, T time limit, O output limit, C closed.
+        """
         for kill in (os.killpg, os.kill):  # its session is its own
             try:
                 kill(self.pid, signal.SIGKILL)
@@ -158,7 +162,7 @@ def _send(fd: int, data: memoryview) -> memoryview:
 
 
 def _become(box: Any, sources: list[int], cpu: int, talks: bool) -> None:
-    """Turn the forked process into the program: descriptors, lockdown, harness. Does not return."""
+    """Inside the forked process: set up its descriptors, lock it down, and run the harness. Does not return."""
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, 32) for fd in sources]
     for place, fd in enumerate(moved):
         os.dup2(fd, place)
@@ -188,20 +192,20 @@ def _become(box: Any, sources: list[int], cpu: int, talks: bool) -> None:
 
 
 def ask() -> bytes | None:
-    """Return the next request from the grader, or None when there are no more."""
+    """Return the next request from outside the box, or None when there are no more."""
     head = read(ASK, LENGTH.size)
     return read(ASK, *LENGTH.unpack(head)) if head else None
 
 
 def tell(answer: bytes) -> None:
-    """Answer a request. The first answer says that the harness is ready for requests."""
+    """Send an answer out of the box. The first one says that the harness is ready for requests."""
     view = memoryview(LENGTH.pack(len(answer)) + answer)
     while view:
         view = view[os.write(TELL, view) :]
 
 
 def read(fd: int, size: int) -> bytes | None:
-    """Return `size` bytes, or None if the input ends before."""
+    """Read exactly `size` bytes; return None if the input ends before."""
     parts = []
     while size:
         chunk = os.read(fd, min(size, 1 << 20))

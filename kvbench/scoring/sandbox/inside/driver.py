@@ -1,4 +1,4 @@
-"""The first program in the box: forks, has the child lock itself down and run a program, reports what came out.
+"""The first program in the box: it forks, lets the child lock itself down and run a program, and reports the output.
 
 The driver itself is not locked down. It runs no line of a program: a harness (trusted text, loaded before the fork)
 does that in the child, after every step of the lockdown has worked. The child cannot signal, trace or address the
@@ -27,7 +27,7 @@ THREAD_STACK = 8 << 20  # the stack limit, from which a C library would take its
 
 
 class Driver:
-    """The driver's state: steps, harness and program from the trusted side, and the open child if there is one."""
+    """The driver's state: steps, harness and program, which came from outside the box, and perhaps an open child."""
 
     def __init__(self, config: dict[str, Any], read: Callable[[str, str], CodeType]) -> None:
         self.read = read
@@ -69,7 +69,7 @@ class Driver:
 
 
 def main(read: Callable[[str, str], CodeType]) -> None:
-    """Answer requests until there are no more. read: makes code of a text and its name."""
+    """Answer requests until there are no more. read: turns a text, and a name for tracebacks, into code."""
     incoming, outgoing = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):

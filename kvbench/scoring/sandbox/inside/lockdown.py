@@ -1,4 +1,4 @@
-"""How a process gives up its rights: steps by name, and what must be made before the fork.
+"""The steps by which a process gives up its rights, by name, and the rule set that must be made before the fork.
 
 The order and the arguments come from `kvbench.scoring.sandbox.plan`. Every step raises OSError when it does not work,
 and then no program is run.
@@ -99,7 +99,10 @@ def descriptors(_: None) -> None:
 
 
 def seccomp(value: tuple[str, list[int]]) -> None:
-    """Install a filter. value: its program in base64, and the offsets at which it holds this process's id."""
+    """Install a system-call filter.
+
+    value: the filter's program in base64, and the offsets where this process's id belongs.
+    """
     program = bytearray(base64.b64decode(value[0]))
     for offset in value[1]:
         struct.pack_into("=I", program, offset, os.getpid())
@@ -120,10 +123,11 @@ STEPS: dict[str, Callable[[Any], None]] = {
 
 
 def make_ruleset(value: dict[str, list[str]]) -> None:
-    """A Landlock rule set: the standard library, system libraries and a few devices may be read, nothing else.
+    """Make a Landlock rule set: only the standard library, system libraries and a few devices may be read.
 
-    The parts of these folders are allowed one by one, so that packages installed beside them are not. `value` names
-    folders of system libraries, and those that are allowed as a whole.
+    The contents of a library folder are allowed one by one, so that installed packages in the folder stay hidden.
+    value: under "libraries" the folders of system libraries, under "whole" the paths that are allowed with all their
+    content.
     """
     global ruleset
     version = call(_libc.syscall, _CREATE_RULESET, 0, 0, 1)
@@ -153,7 +157,7 @@ def make_ruleset(value: dict[str, list[str]]) -> None:
 
 
 class Packages:
-    """An import finder for the packages that a task allows by name."""
+    """An import finder that finds only the packages that a task allows by name."""
 
     def __init__(self) -> None:
         self.specs: dict[str, Any] = {}
@@ -169,7 +173,10 @@ class Packages:
 
 
 def sealed(data: bytes, seals: bool) -> int:
-    """Return a descriptor of a sealed memory file with the input; outside Linux, of an unlinked file."""
+    """Put the program's input into a file in memory that cannot be changed, and return its descriptor.
+
+    Outside Linux it is an unlinked file on the disk.
+    """
     if not LINUX:
         import tempfile
 
