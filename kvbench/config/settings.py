@@ -131,10 +131,10 @@ class Settings:
     attn: Literal["sdpa", "flash"] = engine(
         "sdpa", choice("sdpa", "flash"), "What reads prompts: sdpa, flash (flash-attn). Default: sdpa.", metavar="NAME"
     )
-    decode_attn: Literal["triton", "torch"] = engine(
+    decode_attn: Literal["triton", "torch", "varlen"] = engine(
         "triton",
-        choice("triton", "torch"),
-        "What attends while a GPU decodes: triton, torch. Default: triton.",
+        choice("triton", "torch", "varlen"),
+        "What attends while a GPU decodes: triton, torch, varlen. Default: triton.",
         metavar="NAME",
     )
     no_compile: bool = engine(False, flag, "Decode on a GPU without compiling the model's layers.")
