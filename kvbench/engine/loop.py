@@ -102,7 +102,7 @@ class Engine:
         self.model = self.reader.model
         self._on_gpu = on_gpu = loaded.device.type == "cuda"
         self._backend, self._notice, self._captures = backend, notice, on_gpu and graph
-        self._draw = draw_with(backend) if on_gpu else None
+        self._draws_on_gpu = draw_with(backend) if on_gpu else None
         self._compiled = CompiledLayers(loaded.model, notice) if on_gpu and compiled else None
         self.writer = step_writer(self.cache, setup.rules, decode_with(backend) if on_gpu else None)
         self.slots = Slots(slots)
@@ -206,7 +206,7 @@ class Engine:
         """Draw the token after a prompt for each of its samples."""
         state = State(len(samples), 1, self.state.drawing, self.loaded.device)
         state.load(samples, [prompt.tokens] * len(samples), self.loaded.stop_ids)
-        state.advance(next_tokens(prompt.logits.expand(len(samples), -1), state, self._draw))
+        self._draw(prompt.logits.expand(len(samples), -1), state)
         return state.read(1)[0]
 
     def _block(self) -> None:
@@ -255,7 +255,11 @@ class Engine:
         with self._compiled.active() if self._compiled else contextlib.nullcontext():
             out = self.model.run(self.writer, input_ids=state.tokens[:, None], position_ids=state.seen[:, None])
         self.writer.advance()
-        state.advance(next_tokens(out.logits[:, -1], state, self._draw))
+        self._draw(out.logits[:, -1], state)
+
+    def _draw(self, logits: torch.Tensor, state: State) -> None:
+        """Draw the next token of every row of logits [R, V], and count it."""
+        state.advance(next_tokens(logits, state, self._draws_on_gpu))
 
     def _look(self, live: Live, drawn: list[Token], seconds: float) -> None:
         """Count a step of the sequences that were live in it, which took `seconds`, and give them its tokens."""
