@@ -214,13 +214,16 @@ def check(
         refuse(torch.stack(lost).any(), lambda _: BudgetViolation(message))
     sizes = torch.stack([keep.sum(dim=-1) for keep in keeps], dim=1)  # [b, L, Hk]
     of_layers = sizes.sum(dim=-1)
-    for held, most, where in ((of_layers, each, " in a layer"), (of_layers.sum(dim=-1), total, "")):
-        if most is not None:
-            refuse(
-                torch.where(held > most * sizes.shape[-1], held, 0).amax(),
-                lambda count, where=where: BudgetViolation(f"budget exceeded: {count} entries kept{where}."),
-            )
+    if each is not None:
+        _refuse_more(of_layers, each * sizes.shape[-1], "kept in a layer")
+    _refuse_more(of_layers.sum(dim=-1), total * sizes.shape[-1], "kept")
     refuse(
         (sizes < min_entries).any(),
         lambda _: BudgetViolation(f"a head was left with fewer than {min_entries} entries."),
     )
+
+
+def _refuse_more(held: torch.Tensor, most: int, where: str) -> None:
+    """Refuse numbers of entries above `most`."""
+    largest = torch.where(held > most, held, 0).amax()
+    refuse(largest, lambda count: BudgetViolation(f"budget exceeded: {count} entries {where}."))
