@@ -134,7 +134,7 @@ class Settings:
     decode_attn: Literal["triton", "torch", "varlen"] = engine(
         "triton",
         choice("triton", "torch", "varlen"),
-        "What attends while a GPU decodes: triton, torch, varlen. Default: triton.",
+        "What attends while a GPU decodes: triton, torch, varlen (torch 2.13). Default: triton.",
         metavar="NAME",
     )
     no_compile: bool = engine(False, flag, "Decode on a GPU without compiling the model's layers.")

@@ -74,8 +74,7 @@ def splits(rows: int, heads: int) -> int:
 def decode_with(backend: Backend) -> Decode:
     """Return a backend's function. Raises SetupError where this installation lacks the backend."""
     if backend == "triton":
-        if importlib.util.find_spec("triton") is None:
-            raise SetupError("decode kernel 'triton' needs the package triton, which is not installed. 'torch' works.")
+        _check_triton(backend)
         from kvbench.engine.kernels.decode import decode as triton_decode
 
         return triton_decode
@@ -93,6 +92,14 @@ def draw_with(backend: Backend) -> Draw | None:
     """Return the function that draws tokens on a GPU; None: `sampler.draw` does, for the backend "torch"."""
     if backend == "torch":
         return None
+    _check_triton(backend)
     from kvbench.engine.kernels.sample import draw
 
     return draw
+
+
+def _check_triton(backend: Backend) -> None:
+    if importlib.util.find_spec("triton") is None:
+        raise SetupError(
+            f"--decode-attn {backend} needs the package triton, which is not installed. 'torch' works here."
+        )

@@ -23,7 +23,7 @@ def check_torch() -> None:
 
         if "seqused_k" in varlen_attn.__annotations__:
             return
-    raise SetupError(f"decode kernel 'varlen' needs torch 2.13 or newer; this is {torch.__version__}. Use 'triton'.")
+    raise SetupError(f"--decode-attn varlen needs torch 2.13 or newer; this is {torch.__version__}. Use triton.")
 
 
 def check(query: torch.Tensor, value: torch.Tensor, paged: bool, softcap: float | None) -> None:
@@ -39,7 +39,7 @@ def check(query: torch.Tensor, value: torch.Tensor, paged: bool, softcap: float 
     }
     for what, refused in refusals.items():
         if refused:
-            raise UserError(f"decode kernel 'varlen' does not serve {what}. Use 'triton'.")
+            raise UserError(f"--decode-attn varlen does not serve {what}. Use triton.")
 
 
 def decode(
