@@ -110,14 +110,14 @@ class DenseStack(Stack):
 
 
 class DenseCache(SlotCache):
+    stacks: list[DenseStack]
+
     def __init__(
         self, geometry: Sequence[LayerGeometry], shape: Shape, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__(geometry, shape, device, dtype)
         self.lengths = [0] * shape.slots  # live entries of each slot in the evicting layers
-        self.stacks: list[DenseStack] = [
-            DenseStack(members, shape, device, dtype, self.lengths) for members in alike(geometry)
-        ]
+        self.stacks = [DenseStack(members, shape, device, dtype, self.lengths) for members in alike(geometry)]
         stores = {store.geometry.index: store for stack in self.stacks for store in stack.layers}
         self.layers = [stores.get(g.index) or RingStore(g, shape, device, dtype) for g in geometry]
         heads = sum(g.kv_heads for g in geometry if g.evicts)

@@ -64,6 +64,8 @@ class PagedStore(EvictingStore):
 
 
 class PagedStack(Stack):
+    layers: list[PagedStore]
+
     def __init__(
         self,
         members: Sequence[LayerGeometry],
@@ -143,6 +145,8 @@ class PagedStack(Stack):
 
 
 class PagedCache(SlotCache):
+    stacks: list[PagedStack]
+
     def __init__(
         self, geometry: Sequence[LayerGeometry], shape: Shape, device: torch.device, dtype: torch.dtype
     ) -> None:
@@ -154,7 +158,7 @@ class PagedCache(SlotCache):
         self.pools = {
             kind: Pool(members[0], shape, 1 + pages(members, shape), device, dtype) for kind, members in kinds.items()
         }
-        self.stacks: list[PagedStack] = []
+        self.stacks = []
         for members in alike(geometry):
             pool = self.pools[members[0].head_dim, members[0].value_dim]
             self.stacks.append(PagedStack(members, shape, pool, device, dtype))

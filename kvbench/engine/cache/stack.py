@@ -33,7 +33,7 @@ class RowBatch(Batch):
 class Stack(ABC):
     """Evicting layers that differ in their index only. Holds the newest queries and the method's states."""
 
-    layers: list[EvictingStore]
+    layers: Sequence[EvictingStore]
 
     def __init__(
         self, members: Sequence[LayerGeometry], shape: Shape, device: torch.device, dtype: torch.dtype
