@@ -14,7 +14,7 @@ from kvbench.engine.model.shape import ModelShape
 from kvbench.eviction.api import Method
 
 FLOAT = 4  # bytes; logits and scores are computed in float32
-SCORE_SCRATCH = 2 << 28  # bytes; the terms of scores compute in pieces of at most 2**26 float32, two at a time
+SCORE_PIECE = 1 << 26  # most float32 at a time that the terms of scores compute between pairs of entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +67,14 @@ def footprint(
     packed = plan_slot_bytes(geometry, method, replace(held, rows=min(held.rows, prompt_rows), queries=0), dtype)
     tokens = prompt_rows if layer_by_layer(method, prefill) else min(block, prompt_rows)  # of a forward pass
     reading = (tokens * shape.width + _mask(geometry, block, prompt_rows)) * dtype.itemsize
-    scoring = _scoring(geometry, prompt_rows) if method.evicts else 0
+    scoring = _scoring(geometry, prompt_rows) + _pairs(geometry, prompt_rows) if method.evicts else 0
     return Footprint(
         weights=shape.parameters * dtype.itemsize,
         slot=plan_slot_bytes(geometry, method, held, dtype),
         step=_step(shape, geometry, held.rows, dtype, gathered=not method.uniform),
         prompt=prompt + packed + reading + scoring,
         evict=_scoring(geometry, held.rows) if method.evicts else 0,
-        evict_fixed=SCORE_SCRATCH if method.evicts else 0,
+        evict_fixed=_pairs(geometry, held.rows) if method.evicts else 0,
     )
 
 
@@ -97,3 +97,8 @@ def _mask(geometry: Sequence[LayerGeometry], block: int, rows: int) -> int:
 def _scoring(geometry: Sequence[LayerGeometry], rows: int) -> int:
     """Return the bytes that scoring one layer of one sequence takes: its keys in float32, and two products as large."""
     return 3 * FLOAT * rows * max(g.kv_heads * g.head_dim for g in geometry)
+
+
+def _pairs(geometry: Sequence[LayerGeometry], rows: int) -> int:
+    """Return the bytes of two pieces of pairs of entries, or of queries and entries, of one layer."""
+    return 2 * FLOAT * min(SCORE_PIECE, max(g.query_heads for g in geometry) * rows * rows)

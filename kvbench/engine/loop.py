@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 import torch
 
 from kvbench.console import faults
+from kvbench.engine.blocks import LOOK, block_length, stores_queries
 from kvbench.engine.cache.layout import Layout, Lengths, check_prefill
 from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.graph import StepGraph
@@ -36,7 +37,6 @@ from kvbench.engine.step_writers import step_writer
 from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request
 
-LOOK = 8  # most steps that a GPU runs before the host looks at their tokens
 Snapshot = Callable[[int, int, int], None]  # (tokens generated, live KV bytes, slots in use) after each step
 Live = list[tuple[int, Sequence]]  # slots with their sequences
 Admission = tuple[PromptState, deque[Sequence]]  # a prompt that was read, and its samples that wait for a slot
@@ -102,7 +102,7 @@ class Engine:
         self.model = self.reader.model
         self._on_gpu = on_gpu = loaded.device.type == "cuda"
         self._backend, self._notice, self._captures = backend, notice, on_gpu and graph
-        self._draw = draw_with(backend) if on_gpu else None
+        self._draws_on_gpu = draw_with(backend) if on_gpu else None
         self._compiled = CompiledLayers(loaded.model, notice) if on_gpu and compiled else None
         self.writer = step_writer(self.cache, setup.rules, decode_with(backend) if on_gpu else None)
         self.slots = Slots(slots)
@@ -206,34 +206,37 @@ class Engine:
         """Draw the token after a prompt for each of its samples."""
         state = State(len(samples), 1, self.state.drawing, self.loaded.device)
         state.load(samples, [prompt.tokens] * len(samples), self.loaded.stop_ids)
-        state.advance(next_tokens(prompt.logits.expand(len(samples), -1), state, self._draw))
+        self._draw(prompt.logits.expand(len(samples), -1), state)
         return state.read(1)[0]
 
     def _block(self) -> None:
         """Decode until the next tick, at most `look` steps; then look at the tokens, evict and go on."""
         live = self.slots.live()
         self._under_way = [sequence for _, sequence in live]
-        steps = self._steps(live)
+        steps = block_length(self._under_way, self.trigger, self.look)
         began = time.perf_counter()
-        self._load(live, steps)
-        step = self._replay(live, steps) if self._captures else self._step
+        self._load(steps)
+        step = self._replay(steps) if self._captures else self._step
         for _ in range(steps):
             step()
         tokens = self.state.read(steps)
         seconds = (time.perf_counter() - began) / steps
         for drawn in tokens:
-            last = [(slot, sequence) for slot, sequence in live if not sequence.finished]
-            self._look(last, drawn, seconds)
-        self._evict(last)
+            going = [(slot, sequence) for slot, sequence in live if not sequence.finished]
+            if going:
+                self._look(going, drawn, seconds)
+        self._evict(going)
         for slot, sequence in live:
             self._go_on(slot, sequence)
 
-    def _load(self, live: Live, steps: int) -> None:
+    def _load(self, steps: int) -> None:
         """Copy what a block of steps reads from the host to the device."""
         self.state.load(self.slots.sequences, self.cache.seen, self.loaded.stop_ids)
-        self.writer.load(self._room(steps), self._queries_wanted(live, steps))
+        width = self.cache.shape.queries
+        wanted = width > 0 if self._captures else stores_queries(self._under_way, self.trigger, width, steps)
+        self.writer.load(self._room(steps), wanted)
 
-    def _replay(self, live: Live, steps: int) -> Callable[[], None]:
+    def _replay(self, steps: int) -> Callable[[], None]:
         """Return the replay of a captured step; capture it first if a tensor that it depends on was replaced."""
         depends = self.state, self.writer.version
         if self._graph is None or self._graph[0] != depends:
@@ -245,7 +248,7 @@ class Engine:
                     raise
                 self._captures = False
                 self._notice(f"decode steps run without a CUDA graph: {faults.first_line(error)}")
-            self._load(live, steps)  # capturing has run a step
+            self._load(steps)  # capturing has run a step
         return self._graph[1].replay if self._graph else self._step
 
     def _step(self) -> None:
@@ -255,7 +258,11 @@ class Engine:
         with self._compiled.active() if self._compiled else contextlib.nullcontext():
             out = self.model.run(self.writer, input_ids=state.tokens[:, None], position_ids=state.seen[:, None])
         self.writer.advance()
-        state.advance(next_tokens(out.logits[:, -1], state, self._draw))
+        self._draw(out.logits[:, -1], state)
+
+    def _draw(self, logits: torch.Tensor, state: State) -> None:
+        """Draw the next token of every row of logits [R, V], and count it."""
+        state.advance(next_tokens(logits, state, self._draws_on_gpu))
 
     def _look(self, live: Live, drawn: list[Token], seconds: float) -> None:
         """Count a step of the sequences that were live in it, which took `seconds`, and give them its tokens."""
@@ -287,20 +294,6 @@ class Engine:
         elif not sequence.tokens and not sequence.pending:
             self._release(slot)
 
-    def _steps(self, live: Live) -> int:
-        """Return the number of steps until the next tick or until all sequences have ended, at most `look`.
-
-        One step if a stop string may end a turn that another one follows: what a block writes after a stop string
-        cannot be taken back.
-        """
-        if any(s.request.stop_strings and s.request.conversation for _, s in live):
-            return 1
-        most = min(self.look, max(sequence.ahead for _, sequence in live))
-        return next((n for n in range(1, most) if self._ticks(live, n)), most)
-
-    def _ticks(self, live: Live, steps: int) -> bool:
-        return any(self.trigger.due(sequence.clock + steps) for _, sequence in live)
-
     def _room(self, steps: int) -> list[int]:
         """Return the most tokens that `steps` steps add to each slot."""
         return [min(steps, sequence.ahead) if sequence else 0 for sequence in self.slots.sequences]
@@ -314,13 +307,6 @@ class Engine:
         if follow is not None and follow.fresh:
             self._queue.appendleft((sequence.request, [sequence]))
         return follow is not None
-
-    def _queries_wanted(self, live: Live, steps: int) -> bool:
-        """Return whether to store these steps' queries: whether a sequence ticks before newer ones replace them."""
-        width = self.cache.shape.queries
-        if self._captures or width == 0 or self.trigger.growth is None or width >= self.trigger.growth:
-            return width > 0
-        return any(self._ticks(live, ahead) for ahead in range(1, width + steps))
 
     def _measure(self, live: Live) -> None:
         total = sum(self._hold(sequence, slot) for slot, sequence in live)

@@ -1,12 +1,21 @@
-"""The probes of a GPU's speed would take a CPU many seconds."""
+"""What commands do on a GPU is too slow for the pretended device, or cannot run there; these tests do without."""
 
 from __future__ import annotations
 
 import pytest
 
-from kvbench.engine import plan
+from kvbench.engine import loop, plan
+from kvbench.engine.kernels import backends
 
 
 @pytest.fixture(autouse=True)
 def _small_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(plan.PROBES, "cuda", plan.PROBES["cpu"])
+
+
+@pytest.fixture(autouse=True)
+def _plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps attend and draw in PyTorch and are not compiled; `engine/kernels/test_in_a_graph.py` runs the kernels."""
+    monkeypatch.setattr(loop, "decode_with", lambda backend: backends.decode_with("torch"))
+    monkeypatch.setattr(loop, "draw_with", lambda backend: None)
+    monkeypatch.setattr(loop, "CompiledLayers", lambda model, warn: None)

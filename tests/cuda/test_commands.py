@@ -14,7 +14,7 @@ import torch
 from support.pretend_cuda import pretended_cuda
 
 from kvbench.cli.app import main
-from kvbench.engine.loop import Engine
+from kvbench.engine.graph import StepGraph
 from kvbench.store import read_run
 from kvbench.train.catalogue import RECIPES
 
@@ -44,7 +44,7 @@ def test_run_gives_the_rows_of_the_cpu(command, tmp_path, methods):
     line = f"run --method {methods} {FEW} --samples 2 --temperature 1 --slots 2 --max-new-tokens 20 -q"  # with refills
     command(f"{line} --device cpu --run-name cpu")
     with pretended_cuda() as device:
-        steps = device.watch(Engine, "_step")
+        steps = device.watch(StepGraph, "replay")
         command(f"{line} --device cuda --run-name cuda")
     assert len(steps) > 20
     cpu, cuda = (read_run(tmp_path / "results" / name).rows.sort_values("row_key") for name in ("cpu", "cuda"))

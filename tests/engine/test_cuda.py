@@ -76,6 +76,15 @@ def test_both_layouts_give_the_same_tokens(method):
     assert {k: d.token_ids for k, d in dense.items()} == {k: d.token_ids for k, d in paged.items()}
 
 
+@pytest.mark.parametrize("method", ["full", "gkv", "trimkv", "ada-kv while decoding"])
+def test_every_way_to_decode_gives_the_same_tokens(method):
+    """Greedy, float32: with and without graph and compiled layers, by the kernel and by PyTorch's operations."""
+    loaded, todo = on_gpu(), requests(**TODO, samples=1, sampling=Sampling())
+    ways = ({}, {"graph": False}, {"compiled": False}, {"backend": "torch", "compiled": False, "graph": False})
+    first, *others = ({k: d.token_ids for k, d in tokens(loaded, todo, method, **way).items()} for way in ways)
+    assert all(other == first for other in others)
+
+
 @pytest.mark.parametrize("method", ["gkv", "ada-kv", "expected-attention"])
 def test_prompts_evicted_chunk_by_chunk(method):
     todo = requests(**TODO, samples=1, sampling=Sampling())

@@ -41,7 +41,8 @@ def ticks(layers: int, name: str, layout: str = "auto", slots: int = 3):
     method, todo = small(name), requests(**TODO)
 
     def tokens(loaded):
-        engine = Engine(loaded, method, budget=24, interval=8, slots=slots, max_tokens=80, layout=layout)
+        plain = {"backend": "torch", "compiled": False}
+        engine = Engine(loaded, method, budget=24, interval=8, slots=slots, max_tokens=80, layout=layout, **plain)
         return {d.request.doc_id: d.token_ids for d in engine.generate(todo)}
 
     wanted, views = tokens(loaded), []

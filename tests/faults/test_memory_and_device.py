@@ -247,8 +247,8 @@ def test_which_failures_are_of_memory_and_which_of_the_device():
 def test_five_rows_of_nan_end_the_cell_with_a_hint_and_the_others_go_on(model, tmp_path, monkeypatch):
     draw = Engine._draw
 
-    def broken(engine, logits, rows):
-        return draw(engine, logits * float("nan") if type(engine.method).__name__ == "GKV" else logits, rows)
+    def broken(engine, logits, state):
+        return draw(engine, logits * float("nan") if type(engine.method).__name__ == "GKV" else logits, state)
 
     said: list[str] = []
     config = small(model, "gkv", "h2o")

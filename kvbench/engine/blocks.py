@@ -1,0 +1,36 @@
+"""How many steps the device runs before the host looks at their tokens, and whether these steps store queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from kvbench.engine.sequence import Sequence
+from kvbench.eviction.trigger import Trigger
+
+LOOK = 8  # most steps that a GPU runs before the host looks
+
+
+def block_length(sequences: Many[Sequence], trigger: Trigger, look: int) -> int:
+    """Return the number of steps until the next tick or until all sequences have ended, at most `look`.
+
+    One step if a stop string may end a turn that another one follows: what a block writes after a stop string cannot
+    be taken back.
+    """
+    if any(s.request.stop_strings and s.request.conversation for s in sequences):
+        return 1
+    most = min(look, max(s.ahead for s in sequences))
+    return next((n for n in range(1, most) if _ticks(sequences, trigger, n)), most)
+
+
+def stores_queries(sequences: Many[Sequence], trigger: Trigger, width: int, steps: int) -> bool:
+    """Return whether a sequence ticks before the queries of the next `steps` steps are replaced by newer ones.
+
+    width: newest queries that are stored.
+    """
+    if width == 0 or trigger.growth is None or width >= trigger.growth:
+        return width > 0
+    return any(_ticks(sequences, trigger, ahead) for ahead in range(1, width + steps))
+
+
+def _ticks(sequences: Many[Sequence], trigger: Trigger, steps: int) -> bool:
+    return any(trigger.due(sequence.clock + steps) for sequence in sequences)
