@@ -41,7 +41,7 @@ def main() -> None:
     """Run the job on stdin, and write its seconds or its error to the model's folder."""
     job = json.load(sys.stdin)
     try:
-        result = {"seconds": _seconds(job)}
+        result: dict[str, Any] = {"seconds": _seconds(job)}
     except Exception as error:  # vLLM may raise any exception
         result = {"error": f"{type(error).__name__}: {error}"}
     Path(job["folder"], RESULT).write_text(json.dumps(result))
