@@ -66,17 +66,15 @@ def parse_map(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _spelled(name: str) -> str:
-    """Return a method with options in the spelling of cells, ``gkv(lam=0.0)`` for ``gkv(lam=0)``; any other name as it
-    is.
-
-    Raises UserError for wrong options of a method that is installed.
-    """
+    """Return a method with options as cells spell it, ``gkv(lam=0.0)`` for ``gkv(lam=0)``; any other name unchanged."""
     alone, bracket, _ = name.partition("(")
-    try:
-        canonical = choose.canonical(alone)
-    except UserError:  # a model, or a method of a plug-in that is not loaded
+    if not bracket:
         return name
-    return method_label(canonical, canonical_json(choose.from_label(name).options())) if bracket else name
+    try:
+        canonical, method = choose.canonical(alone), choose.from_label(name)
+    except UserError:  # a method of a plug-in that is not loaded, or options that the method no longer has
+        return name
+    return method_label(canonical, canonical_json(method.options()))
 
 
 def _at_equals(text: str) -> tuple[str, str, str]:

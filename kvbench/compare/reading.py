@@ -60,12 +60,14 @@ def read_side(text: str, results: Path = Path("results")) -> Side:
 def read_runs(paths: Sequence[Path], name: str) -> Side:
     tables: list[tuple[str, pa.Table]] = []
     records: dict[str, Mapping[str, Any]] = {}
+    named: dict[str, Path] = {}
     unfinished: dict[str, str] = {}
     notices: list[str] = []
     for path in paths:
         run = path.name if path.is_dir() else path.parent.name
         if run in records:
-            raise UserError(f"{quote(name)} holds two runs named {quote(run)}; a side takes each name once.")
+            raise UserError(f"{quote(name)} names two runs {quote(run)}; a side takes each name once.")
+        named[run] = path
         if path.is_dir():
             snapshot = read_run(path, COLUMNS)
             tables.append((run, snapshot.table))
@@ -77,18 +79,25 @@ def read_runs(paths: Sequence[Path], name: str) -> Side:
         else:
             tables.append((run, read_columns(path, COLUMNS)))
             records[run] = {}
-    side = of_tables(name, tables, records)
+    side = of_tables(name, tables, records, named)
     folders = tuple(path for path in paths if path.is_dir())
     return replace(side, folders=folders, unfinished=unfinished, notices=(*notices, *side.notices))
 
 
-def of_tables(name: str, tables: list[tuple[str, pa.Table]], records: Mapping[str, Mapping[str, Any]]) -> Side:
-    """Return the side that tables form, each with a run's name and the columns `COLUMNS`. records: the environment of
-    each run; may be empty."""
+def of_tables(
+    name: str,
+    tables: list[tuple[str, pa.Table]],
+    records: Mapping[str, Mapping[str, Any]],
+    paths: Mapping[str, Path],
+) -> Side:
+    """Return the side that tables form, each with a run's name and the columns `COLUMNS`.
+
+    records: the environment of each run; may be empty. paths: of each run's folder or table.
+    """
     sources = tuple((run, len(table)) for run, table in tables)
     if not sum(rows for _, rows in sources):
         raise UserError(f"there are no rows yet in {', '.join(quote(run) for run, _ in sources)}.")
-    rows, repeated = each_once(Rows.of(tables))
+    rows, repeated = each_once(Rows.of(tables), paths)
     rows = rows.having(**{column: rows.text(column).filled(value) for column, value in (FILLED | OPTIONS).items()})
     cells = {cell.key: cell for cell in _cells(rows, records)}
     return Side(name=name, cells=cells, sources=sources, notices=tuple(repeated))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvbench.compare.cell import Side
 from kvbench.compare.facts import WORDS, Difference
@@ -27,21 +27,27 @@ def name(one: Judged, outcome: Outcome) -> str:
 
 def sides(outcome: Outcome) -> Iterator[str]:
     """Yield a line for each side: its folders or its file, and the version and commit of kvbench that ran it."""
-    states = []
-    for word, side in (("BASE", outcome.base), ("NEW", outcome.new)):
-        states.append(_state(side))
-        where = ", ".join(bare(folder) for folder in side.folders) or bare(side.name)
-        same = "the same version and commit" if states[0] == states[-1] and len(states) > 1 else states[-1]
-        yield f"{word} {where}: {same}"
+    base, new = _state(outcome.base), _state(outcome.new)
+    same = base == new and all(None not in values for values in base.values())
+    yield f"BASE {_place(outcome.base)}: {_said(base)}"
+    yield f"NEW {_place(outcome.new)}: {'the same version and commit' if same else _said(new)}"
 
 
-def _state(side: Side) -> str:
-    """Return a side's version and commit, as in "kvbench 0.1.0, commit 1a2b3c4"."""
-    parts = []
-    for name in ("kvbench_version", "git"):
-        values = dict.fromkeys(value for cell in side.cells.values() if (value := cell.facts[name]))
-        parts.append(f"{WORDS[name]} {few(map(bare, values)) or 'unknown'}")
-    return ", ".join(parts)
+def _place(side: Side) -> str:
+    """Return the folders of a side's runs; where a part of the side is a file, the name that the user typed."""
+    whole = 0 < len(side.folders) == len(side.sources)
+    return ", ".join(bare(folder) for folder in side.folders) if whole else bare(side.name)
+
+
+def _state(side: Side) -> dict[str, set[str | None]]:
+    """Return the versions and the commits of a side's cells, by name of the fact. None: unknown."""
+    return {name: {cell.facts[name] for cell in side.cells.values()} for name in ("kvbench_version", "git")}
+
+
+def _said(state: Mapping[str, set[str | None]]) -> str:
+    """Return versions and commits in words, as in "kvbench 0.1.0, commit 1a2b3c4"."""
+    known = {name: sorted(value for value in values if value) for name, values in state.items()}
+    return ", ".join(f"{WORDS[name]} {few(map(bare, values)) or 'unknown'}" for name, values in known.items())
 
 
 def wide(judged: Sequence[Judged]) -> Iterator[str]:

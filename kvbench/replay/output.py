@@ -2,7 +2,7 @@
 
 A comparison writes replay.csv (a line per task, method and budget), traces.parquet and heads.parquet (a line per trace
 or query head of each), and replay.json. Analyses write their tables and figures (for example overlap.csv, overlap.svg,
-overlap.pdf, tokens.html), captions.txt with the captions of all figures, and analyses.json.
+overlap.pdf, its caption overlap.txt, tokens.html) and analyses.json.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ from kvbench.report.rows import RUN, Rows, Text, ranks
 from kvbench.scoring.math import normalise_answer
 
 PASS_AT = (1, 2, 4, 8, 16, 32)
-NO_BUDGET = -1  # sorts the full cache first
+NO_BUDGET = -1  # sorts methods without a budget first
+FULL = "full"  # the method that never evicts
 SCORES = {"score": "score", "score_partial": "partial", "score_strict": "strict"}
 
 

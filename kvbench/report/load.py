@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 # The columns that a report uses; the others are not read.
 COLUMNS = (
     *SAME,
-    *("row_key", "task", "doc_id", "cluster_id", "category", "method", "method_version", "options", "artefacts"),
-    *("budget", "budget_share", "decode_bounded", "status", "stop_reason", "prompt_sha256", "prompt_tokens", "judge"),
-    *("output_tokens", "extracted", "score", "score_partial", "score_strict", "floor", "no_answer"),
-    *("entries_after_evict", "entries_peak", "entries_mean", "kv_bytes_peak", "kv_bytes_extra", "kv_bytes_mean"),
-    *("kv_bytes_prefill_peak", "decode_seconds", "evict_seconds", "roofline_share", "machine_load"),
+    *("row_key", "task", "doc_id", "sample", "cluster_id", "category", "method", "method_version", "options"),
+    *("artefacts", "budget", "budget_share", "decode_bounded", "status", "stop_reason", "prompt_sha256"),
+    *("prompt_tokens", "judge", "output_tokens", "extracted", "score", "score_partial", "score_strict", "floor"),
+    *("no_answer", "entries_after_evict", "entries_peak", "entries_mean", "kv_bytes_peak", "kv_bytes_extra"),
+    *("kv_bytes_mean", "kv_bytes_prefill_peak", "decode_seconds", "evict_seconds", "roofline_share", "machine_load"),
     *(column for column, _, _ in NOTED),
 )
 
@@ -123,7 +123,8 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
     runs: list[dict[str, Any]] = []
     unfinished: dict[str, str] = {}
     notices: list[str] = []
-    for path, name in zip(paths, _names(paths)):
+    named = list(zip(_names(paths), paths))
+    for name, path in named:
         try:
             tables.append((name, _read(path, name, unfinished, notices)))
         except KVBenchError as error:
@@ -135,7 +136,7 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
     if not any(run["rows"] for run in runs):
         there = ", ".join(quote(r["run"]) for r in runs)
         raise UserError("\n".join([*notices, f"there are no rows yet in {there}." if there else "no run can be read."]))
-    rows, repeated = each_once(Rows.of(tables))
+    rows, repeated = each_once(Rows.of(tables), dict(named))
     rows = _filled(rows)
     groups, clashes = _grouped(rows, group_by)
     if not groups:

@@ -1,6 +1,6 @@
 """Rows that several runs have: each counts once, and for each pair of runs a line says how many were left out.
 
-    rows, lines = each_once(Rows.of(tables))
+    rows, lines = each_once(Rows.of(tables), paths)
 
 Rows with equal keys are the same row. An ok row counts before a failed one, then the row of the run that was named
 first.
@@ -8,10 +8,12 @@ first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvbench.errors import bare
 from kvbench.report.rows import KEY, RUN, Rows
+from kvbench.store import again
 
 if TYPE_CHECKING:
     from kvbench.report.rows import Ints
@@ -19,15 +21,18 @@ if TYPE_CHECKING:
 MOST = 4  # pairs of runs that get a line
 
 
-def each_once(rows: Rows) -> tuple[Rows, list[str]]:
-    """Return the rows, one per key and without the column of keys, and a line per pair of runs with rows left out."""
+def each_once(rows: Rows, paths: Mapping[str, Path]) -> tuple[Rows, list[str]]:
+    """Return the rows, one per key and without the column of keys, and a line per pair of runs with rows left out.
+
+    paths: of each run's folder or table.
+    """
     import numpy as np
 
     counting = _counting(rows)
     counts = counting == np.arange(len(rows))
     if counts.all():
         return rows.without(KEY), []
-    return rows.where(counts).without(KEY), _lines(rows.where(~counts), rows.where(counting[~counts]))
+    return rows.where(counts).without(KEY), _lines(rows.where(~counts), rows.where(counting[~counts]), paths)
 
 
 def _counting(rows: Rows) -> Ints:
@@ -41,9 +46,11 @@ def _counting(rows: Rows) -> Ints:
     return np.asarray(first[keys])
 
 
-def _lines(left: Rows, kept: Rows) -> list[str]:
-    """Return a line for each pair of runs. left: the rows left out; kept: for each of them, the row that counts
-    instead."""
+def _lines(left: Rows, kept: Rows, paths: Mapping[str, Path]) -> list[str]:
+    """Return a line for each pair of runs.
+
+    left: the rows left out; kept: for each of them, the row that counts instead; paths: see `each_once`.
+    """
     import numpy as np
 
     other = (left.number("score") != kept.number("score")) & ~(
@@ -54,10 +61,11 @@ def _lines(left: Rows, kept: Rows) -> list[str]:
     for (loser, winner), part in pairs[:MOST]:
         count, differing = len(part), int(other[np.isin(left.places, part.places)].sum())
         scores = f"{differing} of {count} scores differ" if differing else "all scores are equal"
+        names = runs.names[loser], runs.names[winner]
+        command = again.line(["kvbench", "compare", *(str(paths[name]) for name in names)])
         lines.append(
-            f"{_counted(count)} of {runs.names[loser]} left out: {runs.names[winner]} has the same rows, which count "
-            f"({scores}). 'kvbench compare {bare(runs.names[loser])} {bare(runs.names[winner])}' tests one against the "
-            "other."
+            f"{_counted(count)} of {names[0]} left out: {names[1]} has the same rows, which count ({scores}). "
+            f"To test one against the other: {command}"
         )
     if more := sum(len(part) for _, part in pairs[MOST:]):
         lines.append(f"{_counted(more)} of further runs left out, because other runs have the same row keys.")

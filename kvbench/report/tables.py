@@ -21,6 +21,7 @@ from kvbench.registry import did_you_mean
 from kvbench.report import stats, sureness
 from kvbench.report.best import Best, best_per_budget
 from kvbench.report.cells import (
+    FULL,
     Against,
     ScoreCell,
     answered,
@@ -63,7 +64,7 @@ def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
     shared = shared_options(loaded)
     there = sorted(shared)
     labels = {method_label(method, options, shared[method]) for method, options in pairs}
-    name = "full" if not baseline else baseline if baseline in (*labels, *there) else choose.canonical(baseline)
+    name = FULL if not baseline else baseline if baseline in (*labels, *there) else choose.canonical(baseline)
     if baseline and name not in there and name not in labels:
         raise UserError(
             f"--baseline {quote(name)} was not run.{did_you_mean(name, there)} Methods: {', '.join(there)}."

@@ -74,7 +74,8 @@ def side() -> Callable[..., Side]:
 
     def make(name: str, *parts: Rows, planned: int | None = None, **environment: Any) -> Side:
         together = [check_row({k: v for k, v in row.items() if k != "output"}) for part in parts for row in part]
-        made = of_tables(name, [(name, to_table(together, COLUMNS))], {name: SAME_MACHINE | environment})
+        record = {name: SAME_MACHINE | environment}
+        made = of_tables(name, [(name, to_table(together, COLUMNS))], record, {name: Path(name)})
         return made if planned is None else replace(made, unfinished={name: f"{len(together)} of {planned} rows"})
 
     return make

@@ -113,6 +113,14 @@ def test_a_plan_beyond_its_cap_says_so() -> None:
     assert planning.text([one]).count("> 1,000,000") == len(SAMPLES)
 
 
+def test_a_side_with_a_table_is_named_as_the_user_typed_it(make_run: Callable, rows: Callable) -> None:
+    first = make_run("a", rows([1.0, 0.0] * 4))
+    other = make_run("b", [row | {"task": "chain"} for row in rows([1.0, 0.0] * 4)])
+    both = read_runs([first / "rows.parquet", other], "a/rows.parquet,b")
+    base, _ = words.sides(compare(both, both, Policy()))
+    assert base.startswith("BASE a/rows.parquet,b: kvbench 0")
+
+
 def test_both_sides_are_named_with_their_state(make_run: Callable, rows: Callable) -> None:
     folders = [
         make_run(name, rows([1.0, 0.0] * 4), git=git) for name, git in (("a", "abc"), ("b", "abc"), ("c", "def"))
@@ -124,6 +132,10 @@ def test_both_sides_are_named_with_their_state(make_run: Callable, rows: Callabl
     ]
     outcome = compare(first, other, Policy())
     assert list(words.sides(outcome))[1] == f"NEW {folders[2]}: kvbench 0, commit def"
+    unknown = read_runs([make_run("d", rows([1.0, 0.0] * 4), git=None)], "d")
+    assert [line.partition(": ")[2] for line in words.sides(compare(unknown, unknown, Policy()))] == [
+        "kvbench 0, commit unknown"
+    ] * 2
     assert "commit def" in FORMATS["markdown"](Comparison.make(outcome))
     assert FORMATS["text"](Comparison.make(outcome)).startswith("BASE ")
 

@@ -74,8 +74,17 @@ def test_a_map_takes_options_as_a_run_does(side, rows) -> None:
     }
     base, new = side("a", rows(SCORES)), side("b", rows(SCORES, options={"lam": 0.0}))
     assert compare(base, new, NONE, parse_map(["gkv=gkv(lam=0)"])).exit_code == 0
-    with pytest.raises(UserError, match="has no option 'lambda'"):
-        parse_map(["gkv=gkv(lambda=0)"])
+    with pytest.raises(UserError, match=r"--map 'gkv\(lambda=0\)': 'b' has no such method or model"):
+        compare(base, new, NONE, parse_map(["gkv=gkv(lambda=0)"]))
+
+
+def test_a_map_crosses_an_option_that_the_installed_method_no_longer_has(side, rows) -> None:
+    base, new = side("a", rows(SCORES, options={"old": 1})), side("b", rows(SCORES, options={"lam": 0.0}))
+    outcome = compare(base, new, NONE, parse_map(["gkv(old=1)=gkv(lam=0)"]))
+    assert outcome.exit_code == 0
+    assert [line.split(";")[0] for line in mapped(outcome)] == [
+        "--map compares gkv(old=1) of BASE with gkv(lam=0.0) of NEW."
+    ]
 
 
 def test_rows_of_several_folders_count_once_as_in_a_report(make_run, rows) -> None:

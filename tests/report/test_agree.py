@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kvbench.cli.app import main
 from kvbench.errors import UserError
 from kvbench.report.categories import CategoryReport
 from kvbench.report.load import load
@@ -85,7 +87,7 @@ def test_rows_that_an_earlier_run_has_are_left_out_and_this_is_said(make_run: Ca
     loaded = load([today, yesterday, make_run("more", more)])
     assert loaded.repeated == [
         "4 rows of yesterday left out: today has the same rows, which count (all scores are equal). "
-        "'kvbench compare yesterday today' tests one against the other."
+        f"To test one against the other: kvbench compare {yesterday} {today}"
     ]
     assert make_tables(loaded)[0].cells[0].samples == 8
     report = ScoreReport.make(loaded)
@@ -115,6 +117,22 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(make_run: Callable, ro
     loaded = load([first, second])
     assert [run["run"] for run in loaded.runs] == [str(first), str(second)]
     assert loaded.repeated[0].startswith(f"4 rows of {second} left out: {first} has")
+
+
+def test_the_command_for_repeated_rows_runs_as_it_stands(
+    make_run: Callable, rows: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Outside ./results, with a blank in a path, and for a table."""
+    table = tmp_path / "t 1" / "rows.parquet"
+    table.parent.mkdir()
+    shutil.copy(make_run("r", rows("gkv", 48, SCORES)) / "rows.parquet", table)
+    shutil.move(tmp_path / "results", tmp_path / "kept")
+    monkeypatch.chdir(tmp_path)
+    (line,) = load([Path("kept/r"), Path("t 1/rows.parquet")]).repeated
+    command = shlex.split(line.partition("other: ")[2])
+    assert command == ["kvbench", "compare", "t 1/rows.parquet", "kept/r"]
+    assert main(command[1:]) == 0
+    assert "BASE t 1/rows.parquet: " in capsys.readouterr().out
 
 
 def test_a_failed_row_that_another_run_has_is_left_out_and_this_is_said(make_run: Callable, rows: Callable) -> None:

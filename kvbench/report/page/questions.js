@@ -122,7 +122,8 @@ function move(by) {
 }
 
 if (data.questions.length) {
-  const names = new Set(data.questions.flatMap(({ answers }) => answers.map(called)));
+  const every = data.questions.flatMap(({ answers }) => answers);
+  const names = new Set(every.sort((a, b) => a.order - b.order).map(called)); // the full cache first
   options(at("against"), [...names].map((name) => [name, name]));
   at("question").addEventListener("input", ask);
   at("against").addEventListener("input", list);

@@ -4,7 +4,7 @@
     chosen.questions[0]["answers"][0]["output"]     # (text, note on what is cut off)
 
 A page holds few questions, at most MOST_BYTES of text. Questions with recorded decisions come first, then questions on
-which some cell scores unlike the first cell, then those whose scores differ most between cells, then the others in the
+which some cell scores unlike the full cache, then those whose scores differ most between cells, then the others in the
 task's order. Of gated tasks a page shows ids and scores only.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbench.eviction.budget import Budget, named
-from kvbench.report.cells import method_label
+from kvbench.report.cells import FULL, method_label
 from kvbench.report.page.scored import Scored
 from kvbench.report.page.text import cut, shown
 from kvbench.report.scores import ScoreReport
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MOST_QUESTIONS = 12  # of a task
 MOST_BYTES = 700_000
 OPENING = 60  # characters of a prompt beside the question's id
+LONGEST = 20  # characters of a word before the first difference; Chinese and Japanese have no blanks
 COLUMNS = (
     *("row_key", "task", "doc_id", "sample", "method", "options", "budget", "budget_share", "status", "stop_reason"),
     *("score", "score_partial", "score_strict", "extracted", "output_tokens", "evictions", "prompt_tokens", "note"),
@@ -50,10 +51,10 @@ class Questions:
 def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> Questions:
     """Choose questions and read their texts. `recorded`: the (task, question) pairs that have recorded decisions."""
     folders = [path for run in report.loaded.runs if (path := Path(run["path"])).is_dir()]
-    wanted: dict[str, list[str]] = {}
+    of_task: dict[str, list[Scored]] = {}
     for scored in tables:  # several tables of one task have different models or settings
-        before = wanted.get(scored.table.task, [])
-        wanted[scored.table.task] = list(dict.fromkeys([*before, *chosen(scored, recorded)]))[:MOST_QUESTIONS]
+        of_task.setdefault(scored.table.task, []).append(scored)
+    wanted = {task: chosen(several, recorded) for task, several in of_task.items()}
     rows = _rows(folders, wanted)
     if rows.empty:
         return Questions([], "The report was made from tables without a run folder, so there are no texts to show.")
@@ -75,36 +76,46 @@ def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str,
     capped = "" if len(found) == every else f", at most {MOST_BYTES // 1000} KB of text in all"
     note = (
         f"{len(found)} of {len(asked)} questions: at most {MOST_QUESTIONS} per task{capped}, those with recorded "
-        "decisions first, then for each cell a question on which it scores unlike the first cell, then those on which "
-        "scores differ most. Of several samples the first is shown. "
+        "decisions first, then, as far as they fit, for each cell a question on which it scores unlike the full cache "
+        "(without one, the first cell) of its table, then those on which scores differ most. Of several samples the "
+        "first counts and is shown. "
         "'kvbench show RUN --sample ID' prints any other."
     )
     return Questions(found, note)
 
 
-def chosen(scored: Scored, recorded: set[tuple[str, str]]) -> list[str]:
-    """Return the questions of a task to show, in order.
+def chosen(tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> list[str]:
+    """Return the questions of a task to show, in order. tables: all of the task.
 
-    Questions with recorded decisions come first. Next come questions until every cell that ever scores unlike the first
-    cell has one on which it does; the first cell is the full cache's if that was run. The others follow, the widest
-    differences between cells first.
+    Questions with recorded decisions come first. Then every cell that somewhere scores unlike the first cell of its
+    table, which is the full cache's where it was run, gets a question on which it does. The widest differences come
+    last.
     """
-    means = [{q: sum(samples) / len(samples) for q, samples in cell.items()} for cell in scored.cells.values()]
-    asked: dict[str, list[float]] = {}
-    unlike: dict[str, set[int]] = {}  # the cells, by their place
-    for place, cell in enumerate(means):
-        for question, mean in cell.items():
-            asked.setdefault(question, []).append(mean)
-            if mean != means[0].get(question, mean):
-                unlike.setdefault(question, set()).add(place)
-    ordered = sorted(asked, key=lambda q: (round(min(asked[q]) - max(asked[q]), 9), natural(q)))
-    picked = [q for q in ordered if (scored.table.task, q) in recorded]
-    missing = set[int]().union(*unlike.values()).difference(*(unlike.get(q, ()) for q in picked))
+    spread: dict[str, float] = {}  # the widest of any table
+    unlike: dict[str, set[tuple[int, int]]] = {}  # the cells, by their table and their place in it
+    for number, scored in enumerate(tables):
+        for question, scores in _by_question(scored).items():
+            first, values = scores.get(0), scores.values()
+            spread[question] = max(spread.get(question, 0.0), round(max(values) - min(values), 9))
+            apart = {(number, place) for place, score in scores.items() if first is not None and score != first}
+            unlike[question] = unlike.get(question, set()) | apart
+    ordered = sorted(spread, key=lambda q: (-spread[q], natural(q)))
+    picked = [q for q in ordered if (tables[0].table.task, q) in recorded]
+    missing = set[tuple[int, int]]().union(*unlike.values()).difference(*(unlike[q] for q in picked))
     while missing and len(picked) < MOST_QUESTIONS:
-        best = max((q for q in ordered if q in unlike), key=lambda q: len(unlike[q] & missing))
+        best = max(ordered, key=lambda q: len(unlike[q] & missing))
         picked.append(best)
         missing -= unlike[best]
     return list(dict.fromkeys([*picked, *ordered]))[:MOST_QUESTIONS]
+
+
+def _by_question(scored: Scored) -> dict[str, dict[int, float]]:
+    """Return, for each question, the score of every cell that the page shows, by the cell's place in the table."""
+    found: dict[str, dict[int, float]] = {}
+    for place, cell in enumerate(scored.shown.values()):
+        for question, score in cell.items():
+            found.setdefault(question, {})[place] = score
+    return found
 
 
 def _in_turn(wanted: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
@@ -164,7 +175,8 @@ def _open(questions: Sequence[dict[str, Any]]) -> None:
     for question in questions:
         own = question["prompt"][0]
         common = own[: _shared(prompts[question["task"]])]
-        start = 0 if common == own else len(common) - len(re.split(r"\s", common)[-1])
+        back = min(len(re.split(r"\s", common)[-1]), LONGEST)  # to the beginning of the word
+        start = 0 if common == own else len(common) - back
         words = ("… " if start else "") + " ".join(own[start : start + 4 * OPENING].split())
         question["opening"] = words if len(words) <= OPENING else f"{words[: OPENING - 1].rstrip()}…"
 
@@ -189,7 +201,7 @@ def _answer(row: dict[str, Any], shared: dict[str, dict[str, Any]], withheld: bo
         "run": shown(row["run"]),
         "method": shown(method_label(row["method"], row["options"], shared.get(row["method"]))),
         "budget": named(budget),
-        "order": -1.0 if budget is None else float(budget),
+        "order": -2.0 if row["method"] == FULL else -1.0 if budget is None else float(budget),
         "sample": int(row["sample"]),
         "scores": facts,
         "status": shown(row["status"]),

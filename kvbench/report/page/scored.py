@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvbench.eviction.budget import named
-from kvbench.report.cells import cells_of, clusters_of
+from kvbench.report.cells import FULL, cells_of, clusters_of
 from kvbench.report.rows import Rows
 from kvbench.report.scores import ScoreReport
 from kvbench.report.tables import TaskTable, shared_options
@@ -22,12 +22,16 @@ Cell = tuple[str, str]  # method with its options, budget as `named` writes it
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A table of the report, with the rows and the scores of each of its cells. `clusters`: the source of each
-    question, for standard errors."""
+    """A table of the report, with the rows and scores of its cells: first the full cache, then the others in order.
+
+    `shown`: the score of each question's first sample, whose answer is on the page. `clusters`: the source of each
+    question, for standard errors.
+    """
 
     table: TaskTable
     parts: dict[Cell, Rows]
     cells: dict[Cell, dict[str, list[float]]]
+    shown: dict[Cell, dict[str, float]]
     clusters: dict[str, str]
 
     @property
@@ -43,9 +47,18 @@ def read(report: ScoreReport) -> Iterator[Scored]:
     """Yield the report's tables with their rows and scores, in the report's order."""
     shared = shared_options(report.loaded)
     for group, table in zip(report.loaded.groups, report.tables, strict=True):
-        parts = {(method, named(budget)): rows for method, budget, rows in cells_of(group.rows, shared)}
+        ordered = sorted(cells_of(group.rows, shared), key=lambda cell: cell[0] != FULL)
+        parts = {(method, named(budget)): rows for method, budget, rows in ordered}
         scores = {cell: rows.scores(table.headline) for cell, rows in parts.items()}
-        yield Scored(table, parts, scores, clusters_of(group.rows))
+        first = {cell: _first(rows, table.headline) for cell, rows in parts.items()}
+        yield Scored(table, parts, scores, first, clusters_of(group.rows))
+
+
+def _first(rows: Rows, headline: str) -> dict[str, float]:
+    """Return the score of each question's first sample."""
+    ok = rows.where(rows.text("status").is_one_of("ok"))
+    in_turn = ok.where(ok.number("sample").argsort(kind="stable"))
+    return {question: samples[0] for question, samples in in_turn.scores(headline).items()}
 
 
 def title(table: TaskTable) -> str:

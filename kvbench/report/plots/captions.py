@@ -1,24 +1,29 @@
-"""Phrases that the captions of several figures share, and the text of the file of all captions.
+"""Phrases that the captions of several figures of a report share.
 
 panels(points) # "a panel for each of chain and walk (n = 128 questions), model tiny"
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from kvbench.report.plots.figure import Figure, Point, distinct
+from kvbench.report.plots.figure import Point, distinct
 
-FILE = "captions.txt"
-MOST_TASKS = 8  # that a caption names
+MOST_NAMES = 8  # of tasks in a caption
 
 
 def panels(points: Sequence[Point]) -> str:
-    """Return the part of a caption that names tasks, numbers of questions and models; the figure has a panel for each
-    task."""
-    tasks = distinct(points, "task")
-    named = listed(tasks) if len(tasks) <= MOST_TASKS else f"{len(tasks)} tasks"
-    each = f"a panel for each of {named}" if len(tasks) > 1 else f"task {named}"
+    """Return the part of a caption that names tasks, numbers of questions and models.
+
+    The figure has a panel for each task, and for each group of a task.
+    """
+    tables = list(dict.fromkeys((point["task"], point["group"]) for point in points))
+    count = Counter(task for task, _ in tables)
+    names = [task if count[task] == 1 else f"{task} ({group})" for task, group in tables]
+    many = f"{len(names)} {'tasks' if len(names) == len(count) else 'tables'}"
+    of = listed(names) if len(names) <= MOST_NAMES else many
+    each = f"a panel for each of {of}" if len(names) > 1 else f"task {of}"
     return f"{each} ({counted(distinct(points, 'questions'))}), model {listed(distinct(points, 'model'))}"
 
 
@@ -30,11 +35,3 @@ def counted(questions: Iterable[int]) -> str:
 
 def listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-
-
-def text(figures: Sequence[Figure], suffixes: Sequence[str]) -> str:
-    """Return the text of the file of captions: for each figure the names of its files, its title and its caption."""
-    return "\n".join(
-        f"{', '.join(f'{figure.name}.{suffix}' for suffix in suffixes)}\n{figure.title}. {figure.caption}\n"
-        for figure in figures
-    )

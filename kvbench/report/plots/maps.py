@@ -36,8 +36,7 @@ def _subtasks(points: Sequence[Point]) -> Iterator[Figure]:
     for p in points:
         subtask = LENGTH.sub("", p["task"]).partition("/")[2]
         if subtask:
-            length = LENGTH.search(p["task"])
-            square = {"row": subtask, "length": int(length[1]) if length else None, "share": p["mean"]}
+            square = {"row": subtask, "length": _length(p["task"]), "share": p["mean"]}
             square |= {"cell": p["cell"], "questions": p["questions"], "model": p["model"]}
             families.setdefault((base_name(p["task"]), p["group"]), []).append(square)
     for (name, group), squares in families.items():
@@ -50,15 +49,19 @@ def _categories(report: ScoreReport, points: Sequence[Point]) -> Iterator[Figure
         cells = CategoryReport.make(replace(report.loaded, groups=groups)).cells if len(groups) > 1 else []
     except UserError:  # no task has two categories
         return
-    models = {(LENGTH.sub("", p["task"]), p["group"], p["cell"]): p["model"] for p in points}
+    models = {(LENGTH.sub("", p["task"]), _length(p["task"]), p["group"]): p["model"] for p in points}
     families: dict[tuple[str, str, int], list[Point]] = {}
     for cell in cells:
-        square = _square(cell)
-        square["model"] = models.get((LENGTH.sub("", cell.task), cell.group, square["cell"]), "")
+        square = _square(cell) | {"model": models[cell.task, cell.length, cell.group]}
         families.setdefault((cell.task, cell.group, cell.part), []).append(square)
     for (task, group, _), squares in families.items():
         if len(distinct(squares, "length")) > 1:
             yield from _figure(task, group, "category", squares)
+
+
+def _length(task: str) -> int | None:
+    found = LENGTH.search(task)
+    return int(found[1]) if found else None
 
 
 def _square(cell: CategoryCell) -> Point:

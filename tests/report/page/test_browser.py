@@ -143,6 +143,20 @@ def test_answers_that_flip_are_found_and_show_where_they_part(
     assert window.complaints() == []
 
 
+def test_answers_are_compared_with_the_full_cache_where_it_was_run(
+    window: Browser, make_run: Callable[..., Path], rows: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """The first task lacks it, and duo, which has no budget either, is first by its name."""
+    cells = [rows("duo", None, [1.0], task="chain"), rows("gkv", 48, [1.0], task="chain")]
+    cells += [rows("duo", None, [0.0]), rows("full", None, [1.0]), rows("gkv", 48, [0.0])]
+    window.open(write(ScoreReport.make(load([make_run("order", *cells)])), tmp_path / "order.html"))
+    assert window.run("return document.getElementById('against').value") == "full"
+    choose(window, "question", "1")
+    assert shown(window, "#asked-title") == ["walk: q0"]
+    assert shown(window, "#answers h4") == ["full", "duo", "gkv at 48"]
+    assert shown(window, "p.apart") == ["≠ another score than full"] * 2
+
+
 def test_questions_and_tokens(window: Browser, file: Path) -> None:
     window.open(file)
     assert shown(window, "#asked-title") == ["walk: q3"] or shown(window, "#asked-title") == ["chain: q3"]

@@ -113,10 +113,53 @@ def test_a_cell_s_only_flip_is_on_the_page(make_run: Callable, rows: Callable, p
     assert len(shown) == questions.MOST_QUESTIONS
 
 
+def test_the_full_cache_is_the_reference_beside_another_method_without_a_budget(
+    make_run: Callable, rows: Callable, page: Page
+) -> None:
+    """duo, first by its name, fails on one of 40 questions and full on another: only with full is q31 duo's flip."""
+    duo, full = ([float(n != wrong) for n in range(40)] for wrong in (31, 33))
+    run = make_run("r", rows("duo", None, duo), rows("full", None, full), rows("gkv", 48, duo), rows("h2o", 48, full))
+    report = ScoreReport.make(load([run]))
+    [table] = scored.read(report)
+    assert list(table.cells) == [("full", "-"), ("duo", "-"), ("gkv", "48"), ("h2o", "48")]
+    answers = data(page(run))["questions"][0]["answers"]
+    assert [answer["method"] for answer in answers] == ["full", "duo", "gkv", "h2o"]
+    assert [answer["order"] for answer in answers] == [-2, -1, 48, 48]
+
+
+def sampled(rows: Callable, method: str, budget: int | None, *scores: list[float]) -> list[dict[str, Any]]:
+    """A sample of every question for each list of scores, the last sample stored first."""
+    parts = [rows(method, budget, of, sample=number, seed=number) for number, of in enumerate(scores)]
+    return [row | {"sample": number, "seed": 0} for number, part in reversed([*enumerate(parts)]) for row in part]
+
+
+def test_questions_are_chosen_by_the_sample_that_is_shown(make_run: Callable, rows: Callable, page: Page) -> None:
+    """gkv's second sample fails on 19 of 20 questions, its first on q7, where the second is right: equal means."""
+    right = [1.0] * 20
+    full = sampled(rows, "full", None, right, [float(n != 7) for n in range(20)])
+    gkv = sampled(rows, "gkv", 48, [float(n != 7) for n in range(20)], [float(n == 7) for n in range(20)])
+    first = data(page(make_run("r", full, gkv)))["questions"][0]
+    assert first["id"] == "q7"
+    assert [answer["scores"]["score_partial"] for answer in first["answers"]] == [1.0, 0.0]
+
+
+def test_every_table_of_a_task_has_its_questions(make_run: Callable, rows: Callable, page: Page) -> None:
+    """The first table alone would fill the page; the second one's only flip is on its question 39."""
+    runs = [
+        make_run(model, rows("full", None, [1.0] * 40, model=model), rows("gkv", 48, scores, model=model))
+        for model, scores in (("a", [0.0] * 20 + [1.0] * 20), ("b", [float(n != 39) for n in range(40)]))
+    ]
+    shown = [question["id"] for question in data(page(*runs, group_by=["model"]))["questions"]]
+    assert len(shown) == questions.MOST_QUESTIONS
+    assert shown[:2] == ["q0", "q39"]
+
+
 def test_a_question_opens_with_the_words_that_its_task_s_prompts_do_not_share() -> None:
     prompts = {"walk": ["Find it.\nNow 12 is", "Find it.\nNow 17\n is"], "one": ["Only one"], "same": ["Equal"] * 2}
     asked = [{"task": task, "prompt": (text, "")} for task, texts in prompts.items() for text in texts]
     asked += [{"task": "long", "prompt": (start + "word " * 40, "")} for start in "ab"]
+    shared = "次の数を求めよ" * 30
+    asked += [{"task": "japanese", "prompt": (f"{shared}{own}", "")} for own in ("十二", "十七")]
     asked += [{"task": "gated", "prompt": ("", "")}]
     questions._open(asked)
     words = [one["opening"] for one in asked]
@@ -124,6 +167,7 @@ def test_a_question_opens_with_the_words_that_its_task_s_prompts_do_not_share() 
     assert words[5].startswith("aword word ")
     assert words[5].endswith("…")
     assert len(words[5]) <= questions.OPENING
+    assert [word[-5:] for word in words[7:9]] == ["求めよ十二", "求めよ十七"]
     assert words[-1] == ""
 
 

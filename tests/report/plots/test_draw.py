@@ -139,10 +139,20 @@ def test_equal_figures_give_equal_bytes(tmp_path: Path, report: ScoreReport):
     first = {path.name: path.read_bytes() for path in write(drawn, tmp_path / "one")}
     svg(some())
     again = {path.name: path.read_bytes() for path in write(drawn[::-1], tmp_path / "two")}
-    captions = [files.pop("captions.txt").decode().split("\n\n") for files in (first, again)]
     assert first == again
-    assert list(first) == [f"{figure.name}.{suffix}" for figure in drawn for suffix in ("svg", "pdf")]
-    assert [part.strip() for part in captions[0]] == [part.strip() for part in captions[1][::-1]]
+    assert list(first) == [f"{figure.name}.{suffix}" for figure in drawn for suffix in ("svg", "pdf", "txt")]
+    assert [first[f"{figure.name}.txt"].decode() for figure in drawn] == [
+        f"{figure.title}. {figure.caption}\n" for figure in drawn
+    ]
+
+
+def test_a_folder_keeps_the_captions_of_earlier_figures(tmp_path: Path, report: ScoreReport):
+    """As of 'report --plot figures' and then 'bench --plot figures'."""
+    earlier, later = figures(report)[:2]
+    write([earlier], tmp_path)
+    write([later], tmp_path)
+    assert earlier.caption in (tmp_path / f"{earlier.name}.txt").read_text()
+    assert later.caption in (tmp_path / f"{later.name}.txt").read_text()
 
 
 def test_figures_of_one_page_have_different_ids(report: ScoreReport):
@@ -219,8 +229,6 @@ def test_the_command_writes_what_it_says(make_run: Callable, rows: Callable, tmp
     written = sorted((tmp_path / "out").iterdir())
     assert sorted(err.splitlines()) == [f"wrote {path}" for path in written]
     drawn = {"score-budget", "score-bytes", "speed-budget", "length-budget"}
-    assert {path.stem for path in written} == drawn | {"captions"}
-    captions = (tmp_path / "out" / "captions.txt").read_text()
-    assert all(captions.count(path.name) == 1 for path in written if path.stem in drawn)
+    assert {path.name for path in written} == {f"{name}.{suffix}" for name in drawn for suffix in ("svg", "pdf", "txt")}
     assert main(["report", str(run), "--plot", str(tmp_path / "out"), "--memory"]) == 2
     assert "--plot draws the report of scores" in capsys.readouterr().err

@@ -146,6 +146,29 @@ def test_a_caption_names_few_tasks_and_every_model(make_run: Callable, rows: Cal
     assert wanted in drawn["score-budget"].caption
 
 
+def test_a_caption_names_the_groups_of_a_task(make_run: Callable, rows: Callable):
+    def drawn(seeds: int) -> str:
+        parts = [
+            rows(m, b, [0.5, 1.0] * 4, seed=seed) for seed in range(seeds) for m, b in (("full", None), ("gkv", 48))
+        ]
+        return named(ScoreReport.make(load([make_run(f"r{seeds}", *parts)], ["seed"])))["score-budget"].caption
+
+    assert ", task walk (n = 8 questions), model tiny" in drawn(1)
+    assert ", a panel for each of walk (seed 0) and walk (seed 1) (n = 8 questions), model tiny" in drawn(2)
+    assert ", a panel for each of 9 tables (n = 8 questions)" in drawn(9)
+
+
+def test_a_map_of_a_prompt_only_method_names_its_model(make_run: Callable, rows: Callable):
+    """The points' names of such cells have a mark."""
+    cells = [
+        [row | {"category": f"depth {i % 2}"} for i, row in enumerate(made)]
+        for length in (4096, 8192)
+        for made in [rows("snapkv", 48, [0.5, 1.0] * 4, task=f"niah@{length}", decode_bounded=False)]
+    ]
+    caption = named(ScoreReport.make(load([make_run("r", *cells)])))["map-niah-category"].caption
+    assert ", model tiny; no error bars" in caption
+
+
 def test_captions_say_what_is_not_shown(make_run: Callable, rows: Callable):
     parts = [rows("full", None, [0.5, 1.0] * 8), rows("gkv", 48, [0.5] * 16)]
     parts += [rows("snapkv", 48, [0.5] * 16, decode_bounded=False)]
