@@ -148,7 +148,10 @@ def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
 
 
 def _there(out: str | Path) -> Path:
-    """Return the folder `out` or, if it does not exist, its nearest parent that does. Raises UserError."""
+    """Return the folder `out` or, if it does not exist, its nearest parent that does.
+
+    Raises UserError if that is not a folder.
+    """
     if not str(out).strip():
         raise UserError("--out is empty; give a folder.")
     for part in (Path(out), *Path(out).parents):

@@ -25,4 +25,4 @@ def repair(
     """Rebuild the tables of a run from its journal, after damage to rows.parquet or texts.parquet."""
     folder = one_run(run, Path(out))
     seal = rebuild(folder, take_over=take_over, say=terminal.warning)
-    terminal.note(f"{folder}: {seal['rows']} rows from the journal.")
+    terminal.note(f"{folder}: {seal['rows']} rows, rebuilt from the journal.")

@@ -30,7 +30,7 @@ ANCHORS = 32
 
 @register("overlap")
 class Overlap(AttentionAnalysis):
-    about = "share of the tokens attended to by 16 queries that later queries attend to again"
+    about = "share of the attended tokens that later queries attend to too"
 
     def __init__(self, study: Study) -> None:
         super().__init__(study)

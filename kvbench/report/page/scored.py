@@ -3,7 +3,8 @@
     for scored in read(report):
         scored.cells["gkv", "48"]["q17"]      # the samples' scores of the task's headline column
 
-The tables of a report hold means; pairs, lengths and the choice of questions need the questions themselves.
+The tables of a report hold means. Paired differences, panels by length and the choice of questions to show need the
+score of each question.
 """
 
 from __future__ import annotations

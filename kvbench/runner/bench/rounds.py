@@ -43,17 +43,17 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The figures of one system that decodes one number of sequences.
+    """The figures of one system at one number of sequences. Those about eviction and cache are None for a baseline.
 
     Attributes:
-        sequences: as asked for; decoded: as many as fitted into memory.
-        first_seconds: until every sequence had its first token; None where the system does not tell.
-        evict_share: of decode and evict time; evict_us: microseconds of eviction per generated token. Both include the
-            evictions of prompts.
-        entries: mean entries per layer and head; kv_bytes: largest KV bytes of a sequence.
-        peak_bytes: most bytes allocated on the GPU, weights included.
-        roofline_share: decoded tokens per second of wall time over the most that this machine allows with the cache
-            as it was. The fields from evict_share on are None for a baseline; peak_bytes is None on a CPU.
+        sequences: the number that the user asked for; decoded: the number that fitted into memory.
+        first_seconds: time until every sequence had its first token; None where the system does not tell.
+        peak_bytes: most bytes allocated on the GPU, weights included; None on a CPU.
+        evict_share: share of evictions, those of prompts included, in the time to decode and evict.
+        evict_us: microseconds of eviction, that of prompts included, per generated token.
+        entries: entries per layer and head, a mean over steps; kv_bytes: most KV bytes of a sequence.
+        roofline_share: decoded tokens per second of wall time, divided by the most that this machine's memory and
+            processor allow with the cache as it was at each step.
     """
 
     system: str
