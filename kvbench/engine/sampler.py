@@ -2,8 +2,9 @@
 
 token = argmax(logit / temperature + Gumbel noise), which draws exactly from the softmax. The noise is a hash of (sample
 key, step, token id), so the draw does not depend on slot, neighbours, refill order, resume or device. Filters follow
-transformers' order: temperature, top-k, top-p, min-p. Only candidates are hashed: the top k, or the `CANDIDATES`
-largest logits when top-p or min-p is certain to cut among them; otherwise the whole vocabulary.
+transformers' order: temperature, top-k, top-p, min-p; a filter keeps or drops equal logits together. Only candidates
+are hashed: the largest logits, `CANDIDATES` of them or a few more than the top k, where the filters drop the last
+candidate; otherwise the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from kvbench.eviction import noise
 from kvbench.records import Sampling
 
 CANDIDATES = 256
+MORE = 16  # candidates beyond the top k, which show that no further logit equals the k-th
 
 
 def next_tokens(logits: torch.Tensor, state: State, on_gpu: Draw | None = None) -> Choice:
@@ -52,14 +54,13 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
         return logits.argmax(dim=-1)
     vocabulary = logits.shape[-1]
     scaled = logits.float() / sampling.temperature
-    filters = sampling.top_p < 1 or sampling.min_p > 0
-    if sampling.top_k:
-        return _draw(scaled, keys, steps, sampling, min(sampling.top_k, vocabulary))[0]
-    if not filters or vocabulary <= CANDIDATES or logits.is_cuda:  # on CUDA the host does not look at rows below
-        return _draw(scaled, keys, steps, sampling, vocabulary)[0]
-    tokens, covered = _draw(scaled, keys, steps, sampling, CANDIDATES)
-    rest = (~covered).nonzero().squeeze(-1)  # flat distributions: top-p or min-p cuts beyond the candidates
-    if rest.numel():
+    filters = sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0
+    count = min(vocabulary, sampling.top_k + MORE if sampling.top_k else CANDIDATES)
+    if not filters or logits.is_cuda:  # on CUDA the host does not look at rows below
+        count = vocabulary
+    tokens, covered = _draw(scaled, keys, steps, sampling, count)
+    rest = (~covered).nonzero().squeeze(-1) if count < vocabulary else covered[:0]
+    if rest.numel():  # flat distributions: the filters cut beyond the candidates
         tokens[rest] = _draw(scaled[rest], keys[rest], steps[rest], sampling, vocabulary)[0]
     return tokens
 
@@ -67,16 +68,20 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
 def _draw(
     scaled: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw among the `count` largest logits. Also return per row whether the filters cut among these."""
+    """Draw among the `count` largest logits. Also return per row whether the filters dropped the last of these."""
     values, ids = scaled.topk(count, dim=-1)  # descending
+    kept = torch.ones_like(values, dtype=torch.bool)
+    if 0 < sampling.top_k < count:
+        kept = values >= values[:, sampling.top_k - 1, None]
     if sampling.top_k:  # probabilities are renormalised over the top k, as transformers does
-        probabilities = torch.softmax(values, dim=-1)
+        probabilities = torch.softmax(values.masked_fill(~kept, float("-inf")), dim=-1)
     else:
         probabilities = torch.exp(values - torch.logsumexp(scaled, dim=-1, keepdim=True))
     before = probabilities.cumsum(dim=-1) - probabilities
-    allowed = (before < sampling.top_p) & (probabilities >= sampling.min_p * probabilities[:, :1])
-    allowed[:, 0] = True
-    covered = ~allowed[:, -1] if count < scaled.shape[-1] else torch.ones_like(allowed[:, -1])
+    kept &= (before < sampling.top_p) & (probabilities >= sampling.min_p * probabilities[:, :1])
+    kept[:, 0] = True
+    allowed = values >= values.masked_fill(~kept, float("inf")).amin(dim=-1, keepdim=True)
+    covered = ~allowed[:, -1]
     bits = noise.mix(keys[:, None], steps[:, None], ids)
     gumbel = -torch.log(-torch.log(noise.uniform(bits)))
     choice = torch.where(allowed, values.double() + gumbel, float("-inf")).argmax(dim=-1, keepdim=True)

@@ -76,3 +76,14 @@ def test_nan_rows_yield_a_nan_token():
     ):
         tokens = draw(logits, torch.arange(3), torch.zeros(3, dtype=torch.long), sampling)
         assert torch.isnan(logits.gather(-1, tokens[:, None])).squeeze(-1).tolist() == [False, True, False]
+
+
+def test_equal_logits_are_kept_or_dropped_together():
+    """As transformers' top-k does; so a draw does not depend on the order in which a sort leaves equal logits."""
+    logits = torch.full((1, 400), -3.0)
+    logits[0, 100:140] = 2.0  # forty tokens share the second place
+    logits[0, 7] = 2.5
+    keys = torch.arange(3000)
+    for sampling in (Sampling(temperature=1.0, top_k=3), Sampling(temperature=1.0, top_p=0.1)):
+        tokens = draw(logits.expand(len(keys), -1), keys, torch.zeros_like(keys), sampling)
+        assert set(tokens.tolist()) == {7, *range(100, 140)}

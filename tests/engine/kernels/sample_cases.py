@@ -11,7 +11,6 @@ import torch
 
 from kvbench.engine import sampler
 from kvbench.engine.kernels import sample
-from kvbench.eviction import noise
 from kvbench.records import Sampling
 
 SAMPLINGS = [
@@ -27,21 +26,6 @@ SAMPLINGS = [
 ]
 
 
-def by_definition(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The sampler's definition, where equal logits are kept or dropped together."""
-    z = logits.float() / sampling.temperature
-    kept = z >= z.topk(min(sampling.top_k or z.shape[1], z.shape[1])).values[:, -1:]
-    p = z.double().masked_fill(~kept, float("-inf")).softmax(dim=-1)
-    values, order = z.sort(dim=-1, descending=True)
-    before = (p.gather(-1, order).cumsum(dim=-1) - p.gather(-1, order)).clamp(min=0)
-    before[:, 1:][values[:, 1:] == values[:, :-1]] = 0  # of equal logits, the first has the larger ones before it
-    before = before.cummax(dim=-1).values.gather(-1, order.argsort(dim=-1))
-    allowed = kept & (before < sampling.top_p) & (p >= sampling.min_p * p.amax(dim=-1, keepdim=True))
-    bits = noise.mix(keys[:, None], steps[:, None], torch.arange(z.shape[1]))
-    gumbel = -torch.log(-torch.log(noise.uniform(bits)))
-    return torch.where(allowed, z.double() + gumbel, float("-inf")).argmax(dim=-1)
-
-
 def check(seed: int, device: str) -> dict[str, Any]:
     r, g = random.Random(seed), torch.Generator().manual_seed(seed)
     rows, vocabulary, sampling = r.choice([1, 3, 5]), r.choice([17, 300, 1024, 5000, 20_000]), SAMPLINGS[seed % 9]
@@ -54,7 +38,7 @@ def check(seed: int, device: str) -> dict[str, Any]:
         logits[-1, r.randrange(vocabulary)] = float("nan")
     keys = torch.randint(-(2**63), 2**63 - 1, (rows, 2), generator=g)[:, 0]  # strided, as a column of a table
     steps = torch.randint(0, 40_000, (rows, 3), generator=g)[:, 1]
-    want = (by_definition if tied else sampler.draw)(logits, keys, steps, sampling)
+    want = sampler.draw(logits, keys, steps, sampling)
     got = sample.draw(logits.to(device), keys.to(device), steps.to(device), sampling).cpu()
     return {
         "seed": seed,
