@@ -37,7 +37,7 @@ from kvbench.engine.step_writers import step_writer
 from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request
 
-Snapshot = Callable[[int, int, int], None]  # (tokens generated, live KV bytes, slots in use) after each step
+Snapshot = Callable[[int, int, int], None]  # (tokens generated, live KV bytes, slots in use) after each block
 Live = list[tuple[int, Sequence]]  # slots with their sequences
 Admission = tuple[PromptState, deque[Sequence]]  # a prompt that was read, and its samples that wait for a slot
 
@@ -112,7 +112,8 @@ class Engine:
         self._queue: deque[tuple[Request, list[Sequence]]] = deque()
         self.look = look or (LOOK if on_gpu else 1)
         self.state = State(slots, self.look, Drawing(), loaded.device)
-        self._graph: tuple[tuple[State, int], StepGraph] | None = None  # with what it was captured for
+        self._prepared: tuple[State, int] | None = None  # what `_graph` was captured for
+        self._graph: StepGraph | None = None
 
     @property
     def decoding(self) -> str:
@@ -214,18 +215,13 @@ class Engine:
         live = self.slots.live()
         self._under_way = [sequence for _, sequence in live]
         steps = block_length(self._under_way, self.trigger, self.look)
-        began = time.perf_counter()
         self._load(steps)
-        step = self._replay(steps) if self._captures else self._step
+        step = self._ready(steps)
+        began = time.perf_counter()
         for _ in range(steps):
             step()
         tokens = self.state.read(steps)
-        seconds = (time.perf_counter() - began) / steps
-        for drawn in tokens:
-            going = [(slot, sequence) for slot, sequence in live if not sequence.finished]
-            if going:
-                self._look(going, drawn, seconds)
-        self._evict(going)
+        self._evict(self._look(live, tokens, time.perf_counter() - began))
         for slot, sequence in live:
             self._go_on(slot, sequence)
 
@@ -236,20 +232,30 @@ class Engine:
         wanted = width > 0 if self._captures else stores_queries(self._under_way, self.trigger, width, steps)
         self.writer.load(self._room(steps), wanted)
 
-    def _replay(self, steps: int) -> Callable[[], None]:
-        """Return the replay of a captured step; capture it first if a tensor that it depends on was replaced."""
+    def _ready(self, steps: int) -> Callable[[], None]:
+        """Return what runs a step. On a GPU, prepare it first if a tensor that it depends on was replaced.
+
+        Preparing runs a step, outside the time of decoding, so that libraries and compilers are ready; then it captures
+        the step.
+        """
         depends = self.state, self.writer.version
-        if self._graph is None or self._graph[0] != depends:
-            self._graph = None  # frees its memory
-            try:
-                self._graph = depends, StepGraph(self._step, self.loaded.device)
-            except RuntimeError as error:  # the model's code waits for the device
-                if faults.out_of_memory(error):
-                    raise
-                self._captures = False
-                self._notice(f"decode steps run without a CUDA graph: {faults.first_line(error)}")
-            self._load(steps)  # capturing has run a step
-        return self._graph[1].replay if self._graph else self._step
+        if self._on_gpu and self._prepared != depends:
+            self._prepared, self._graph = depends, None  # frees the old graph's memory
+            if self._captures:
+                self._capture()
+            else:
+                self._step()
+            self._load(steps)
+        return self._graph.replay if self._graph else self._step
+
+    def _capture(self) -> None:
+        try:
+            self._graph = StepGraph(self._step, self.loaded.device)
+        except RuntimeError as error:  # the model's code waits for the device
+            if faults.out_of_memory(error):
+                raise
+            self._captures = False
+            self._notice(f"decode steps run without a CUDA graph: {faults.first_line(error)}")
 
     def _step(self) -> None:
         """Give every slot its next token. A function of tensors that stay where they are, without a Python number."""
@@ -264,13 +270,27 @@ class Engine:
         """Draw the next token of every row of logits [R, V], and count it."""
         state.advance(next_tokens(logits, state, self._draws_on_gpu))
 
-    def _look(self, live: Live, drawn: list[Token], seconds: float) -> None:
-        """Count a step of the sequences that were live in it, which took `seconds`, and give them its tokens."""
-        self.cache.advance([slot for slot, _ in live])
-        self._measure(live)
-        for slot, sequence in live:
-            sequence.meter.decode_seconds += seconds / len(live)
-            sequence.count_step(drawn[slot], self.loaded.stop_ids, self.loaded.decode)
+    def _look(self, live: Live, tokens: list[list[Token]], seconds: float) -> Live:
+        """Give these sequences the tokens of a block of steps, which took `seconds`; count the steps they were live in.
+
+        Returns the sequences that were live in the last step.
+        """
+        going, steps, held = live, list[Live](), 0
+        for drawn in tokens:
+            going = [(slot, sequence) for slot, sequence in live if not sequence.finished]
+            if not going:
+                break
+            steps.append(going)
+            self.cache.advance([slot for slot, _ in going])
+            held = sum(self._hold(sequence, slot) for slot, sequence in going)
+            for slot, sequence in going:
+                sequence.count_step(drawn[slot], self.loaded.stop_ids, self.loaded.decode)
+        for step in steps:
+            for _, sequence in step:
+                sequence.meter.decode_seconds += seconds / len(steps) / len(step)
+        if self.on_step is not None:
+            self.on_step(sum(map(len, steps)), held, len(steps[-1]))
+        return going
 
     def _evict(self, live: Live) -> None:
         """Run the evictions that are due after a step of these sequences."""
@@ -307,11 +327,6 @@ class Engine:
         if follow is not None and follow.fresh:
             self._queue.appendleft((sequence.request, [sequence]))
         return follow is not None
-
-    def _measure(self, live: Live) -> None:
-        total = sum(self._hold(sequence, slot) for slot, sequence in live)
-        if self.on_step is not None:
-            self.on_step(len(live), total, len(live))
 
     def _hold(self, sequence: Sequence, slot: int) -> int:
         """Record in the sequence's meter the entries and bytes that its slot holds; return the slot's live bytes."""

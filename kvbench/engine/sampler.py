@@ -39,7 +39,8 @@ def next_tokens(logits: torch.Tensor, state: State, on_gpu: Draw | None = None) 
 
 def _without_ends(logits: torch.Tensor, state: State) -> torch.Tensor:
     """Return the logits with -inf for the end tokens of rows that may not end yet."""
-    banned = torch.where((state.early[:, None] > 0) & (state.ends >= 0), state.ends, logits.shape[1])
+    known = (state.ends >= 0) & (state.ends < logits.shape[1])
+    banned = torch.where((state.early[:, None] > 0) & known, state.ends, logits.shape[1])
     padded = torch.nn.functional.pad(logits, (0, 1))  # the additional column takes what is not banned
     return padded.scatter_(1, banned, float("-inf"))[:, :-1]
 

@@ -239,8 +239,10 @@ class PagedStepWriter(StepWriter):
 
     def new_rows(self, layer: EvictingStore) -> torch.Tensor:
         table, lengths = self._tables[layer.geometry.index], self._lengths[layer.geometry.index]
-        page = table.gather(-1, (lengths // PAGE).long()[..., None])[..., 0]
-        return (page * PAGE + lengths % PAGE).view(-1).long()
+        last = (lengths // PAGE).clamp(max=table.shape[-1] - 1)  # the pages of an ended sequence may be full
+        page = table.gather(-1, last.long()[..., None])[..., 0]
+        at = torch.where(self.live[:, None] > 0, page * PAGE + lengths % PAGE, 0)  # no head owns page 0
+        return at.view(-1).long()
 
     def prepare(self) -> None:
         if self.decode is not None:

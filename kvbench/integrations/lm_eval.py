@@ -29,6 +29,7 @@ from lm_eval.models.utils import has_bos_prefix, postprocess_generated_text
 from tqdm import tqdm
 
 from kvbench import __version__
+from kvbench.console import terminal
 from kvbench.console.faults import words
 from kvbench.engine.cache.layout import check_prefill
 from kvbench.engine.loop import Engine
@@ -286,6 +287,7 @@ class KVBenchLM(TemplateLM):
             prefill=run.prefill,
             backend=run.decode_attn,
             compiled=not run.no_compile,
+            notice=terminal.warning,
         )
 
     # --- records ------------------------------------------------------------------------------------------------------

@@ -119,7 +119,8 @@ class CellRun:
     def _give_up(self, row: PlannedRow, cause: str) -> None:
         [[request]] = self.work.batches([row], self.config.seed)
         note = f"one sequence does not fit into memory: {cause}"
-        self.writer.add(row, Generation.failed(request, row.sample, "oom", note), self.cell_plan)
+        failed = Generation.failed(request, row.sample, "oom", note)
+        self.writer.add(row, failed, self.cell_plan, memory.peak(self.loaded.device))
 
     def _longest(self) -> list[Key]:
         """Return the keys of the missing rows with the largest length, which determines the engine's size."""

@@ -44,7 +44,7 @@ class RowWriter:
         self.refused: SetupError | None = None  # the judge refuses the key, or no scoring process starts
         self._waiting: dict[Future[Score], Answer] = {}
 
-    def add(self, planned: PlannedRow, generation: Generation, cell_plan: CellPlan, peak: int | None = None) -> None:
+    def add(self, planned: PlannedRow, generation: Generation, cell_plan: CellPlan, peak: int | None) -> None:
         """Score one finished sample and write its row. Blocks while more than BACKLOG answers wait for scores.
 
         peak: see `Answer.device_bytes_peak`.

@@ -83,7 +83,7 @@ class Bench:
         """Make the engine. settings: arguments of `Engine`."""
         self.method = method
         self.history, self.holdings, self.lost_pages = KeptHistory(), list[Holding](), ""
-        plain: dict[str, Any] = {"prefill_chunk": 32, "backend": "torch", "compiled": False, "graph": False}
+        plain: dict[str, Any] = {"prefill_chunk": 32, "backend": "torch", "compiled": False, "graph": False, "look": 1}
         self.engine = Engine(
             loaded,
             method,

@@ -35,7 +35,7 @@ EPILOG = """Examples:
 """
 DEFAULTS = {"method": ["tova"], "budget": ["128"]}
 SPEED = ("fresh tok/s", "warm tok/s", "slowest to fastest", "ratio", "decode tok/s", "first token")
-CACHE = ("evicting", "per token", "mean entries", "KV per sequence", "of the limit")
+CACHE = ("decoded by", "evicting", "per token", "mean entries", "KV per sequence", "of the limit")
 FOOT = (
     "Tokens per second of CPU time (on CUDA: of wall time), medians of rounds in which the systems take turns.",
     "fresh: the first long generation of a process; warm: the second. docs/speed.md says why they differ.",
@@ -187,6 +187,7 @@ def _cache(r: Any) -> list[str]:
     gpu = [] if r.peak_bytes is None else [f"{r.peak_bytes / 2**30:,.1f} GiB"]
     mib = f"{r.kv_bytes / 2**20:,.2f} MiB"
     return [
+        r.decoding,
         f"{r.evict_share:.1%}",
         f"{r.evict_us:.3g} µs",
         f"{r.entries:,.0f}",

@@ -124,6 +124,8 @@ def load_draft(target: LoadedModel) -> Callable[[str], LoadedModel]:
 def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     """Wrap a model already in memory. Raises UserError when its architecture is not supported."""
     parameter = next(model.parameters())
+    if parameter.device.type == "cuda":
+        torch.cuda.set_device(parameter.device)  # Triton launches on the current device
     geometry = read_geometry(model)
     check_positions(model)
     config = model.config.get_text_config()

@@ -54,6 +54,7 @@ class Measured:
         entries: entries per layer and head, a mean over steps; kv_bytes: most KV bytes of a sequence.
         roofline_share: decoded tokens per second of wall time, divided by the most that this machine's memory and
             processor allow with the cache as it was at each step.
+        decoding: what computed the engine's decode steps, see `Engine.decoding`.
     """
 
     system: str
@@ -68,6 +69,7 @@ class Measured:
     entries: float | None = None
     kv_bytes: int | None = None
     roofline_share: float | None = None
+    decoding: str | None = None
 
 
 def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> list[Measured]:
@@ -172,6 +174,7 @@ class Contest:
             "evict_us": 1e6 * evicting / sum(usage.output_tokens for usage in usages),
             "entries": entries,
             "kv_bytes": max(usage.kv_bytes_peak for usage in usages),
+            "decoding": usages[-1].decoding,
             "roofline_share": statistics.median(rates) / limit if rates else None,
         }
 

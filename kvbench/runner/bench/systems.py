@@ -8,7 +8,6 @@ The method `full` is the engine with its own full cache: all other methods diffe
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import statistics
 import tempfile
 import time
@@ -147,7 +146,7 @@ class EngineSystem(System):
         self.method, self.loaded = supply(method, loaded, Path(self._folder.name))
 
     def run(self, ids: torch.Tensor, tokens: int) -> Timing:
-        sequences, steps = len(ids), itertools.count(2)  # the prompt gives the first token, a step the second
+        sequences = len(ids)
         engine = Engine(
             self.loaded,
             self.method,
@@ -155,7 +154,7 @@ class EngineSystem(System):
             interval=self.setting.interval,
             slots=sequences,
             max_tokens=ids.shape[1] + tokens,
-            on_step=lambda *_: watch.lap(next(steps)),
+            on_step=lambda made, *_: watch.lap(1 + made // sequences),  # the prompt gives the first token
         )
         watch = Stopwatch(self.loaded.device)
         done = list(engine.generate(self._requests(ids, tokens)))
