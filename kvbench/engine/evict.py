@@ -100,7 +100,7 @@ class Evictor:
             self.cache.fresh[s] = 0
 
     def _batches(self, sizes: Mapping[int, int], queries: int) -> Iterator[Part]:
-        """Yield the layers of these slots in batches that one view can show. sizes: entries allowed per head, by slot."""
+        """Yield the layers of these slots in batches for one view each. sizes: entries allowed per head, by slot."""
         for stack in self.cache.stacks:
             rows = stack.rows_of(list(sizes))
             size = np.array([sizes[s] for s in (rows % stack.slots).tolist()], dtype=np.int64)
@@ -116,9 +116,7 @@ class Evictor:
         yield from ([part] for part in self._batches(sizes, self.needs.width))
 
     def _jointly(self, sizes: Mapping[int, int]) -> Iterator[list[Part]]:
-        """Yield all layers in order, once per group of slots that agree in every layer's length and in their allowed
-        entries.
-        """
+        """Yield all layers in order, once per group of slots with equal lengths in every layer and equal `sizes`."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for s, size in sizes.items():
             shown = [np.concatenate(stack.shown(stack.rows_of([s]))) for stack in self.cache.stacks]

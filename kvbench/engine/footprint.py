@@ -101,7 +101,5 @@ def _scoring(geometry: Sequence[LayerGeometry], rows: int) -> int:
 
 
 def _pairs(geometry: Sequence[LayerGeometry], rows: int) -> int:
-    """Return the scratch bytes of a layer's scores of pairs (two entries, or a query and an entry): two pieces of
-    these.
-    """
+    """Return the scratch bytes of scoring pairs (two entries, or a query and an entry) in one layer, in two pieces."""
     return 2 * FLOAT * min(SCORE_PIECE, max(g.query_heads for g in geometry) * rows * rows)

@@ -2,8 +2,9 @@
 
 token = argmax(logit / temperature + Gumbel noise), which draws exactly from the softmax. The noise is a hash of (sample
 key, step, token id), so the draw does not depend on slot, neighbours, refill order, resume or device. Filters follow
-transformers' order: temperature, top-k, top-p, min-p. Only candidates are hashed: the top k, or the `CANDIDATES`
-largest logits when top-p or min-p is certain to cut among them; otherwise the whole vocabulary.
+transformers' order: temperature, top-k, top-p, min-p. On a CPU only tokens that the filters may allow are hashed: the
+top k, or the `CANDIDATES` largest logits if top-p or min-p excludes the last of these, and with it all smaller ones;
+otherwise the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ CANDIDATES = 256
 
 
 def next_tokens(logits: torch.Tensor, state: State, on_gpu: Draw | None = None) -> Choice:
-    """Choose the next token of every row of logits [R, V]; a row without a sequence gets an arbitrary one.
+    """Choose the next token for every row of logits [R, V], one row per slot; an idle slot gets an arbitrary token.
 
-    on_gpu: takes the place of `draw`.
+    on_gpu: the function that draws on a GPU in place of `draw`.
     """
     if state.drawing.bans:
         logits = _without_ends(logits, state)
@@ -36,14 +37,14 @@ def next_tokens(logits: torch.Tensor, state: State, on_gpu: Draw | None = None) 
 
 
 def _without_ends(logits: torch.Tensor, state: State) -> torch.Tensor:
-    """Return the logits with -inf for the end tokens of rows that may not end yet."""
+    """Return the logits with -inf for the end tokens of sequences that may not end yet."""
     banned = torch.where((state.early[:, None] > 0) & (state.ends >= 0), state.ends, logits.shape[1])
     padded = torch.nn.functional.pad(logits, (0, 1))  # the additional column takes what is not banned
     return padded.scatter_(1, banned, float("-inf"))[:, :-1]
 
 
 def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Draw the next token of every row.
+    """Draw the next token for every row of logits.
 
     logits: [R, V]; keys, steps: [R] int64, the sample's noise key and the number of tokens it has drawn before. Returns
     [R] int64 token ids. A row with NaN logits yields the id of a NaN logit; the caller must check for it.
@@ -67,7 +68,7 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
 def _draw(
     scaled: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw among the `count` largest logits. Also return per row whether the filters cut among these."""
+    """Draw among the `count` largest logits. Also return per row whether the filters exclude all other logits."""
     values, ids = scaled.topk(count, dim=-1)  # descending
     if sampling.top_k:  # probabilities are renormalised over the top k, as transformers does
         probabilities = torch.softmax(values, dim=-1)

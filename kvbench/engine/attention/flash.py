@@ -39,7 +39,7 @@ def flash_attention(
     softcap: float | None = None,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Return the causal attention [b, t, Hq, D] of the newest t tokens to n entries per head, which include their own.
+    """Return the causal attention [b, t, Hq, D] of the newest t tokens to n entries per head, their own included.
 
     query: [b, Hq, t, D]; keys, values: [b, Hk, n, D], oldest first. window: most entries that a query sees, its own
     included.
@@ -51,7 +51,7 @@ def flash_attention(
         keys.transpose(1, 2),
         values.transpose(1, 2),
         softmax_scale=scaling,
-        causal=True,  # aligned at the last query and the last row
+        causal=True,  # aligned at the last query and the last entry
         window_size=(-1, -1) if window is None else (window - 1, 0),
         softcap=softcap or 0.0,
     )

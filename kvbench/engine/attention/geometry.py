@@ -39,9 +39,7 @@ class LayerGeometry:
     sinks: bool = False
 
     def entry_bytes(self, element: int) -> int:
-        """Bytes of one token in all KV heads: K, V and a position of 4 bytes per head. element: bytes per number of K
-        and V.
-        """
+        """Bytes of one token in all KV heads: K, V and a 4-byte position per head. element: bytes per number of K, V."""
         return self.kv_heads * ((self.head_dim + self.value_dim) * element + (4 if self.window is None else 0))
 
     def state_shape(self, state: State) -> tuple[int, ...]:
@@ -56,9 +54,7 @@ class LayerGeometry:
 
     @property
     def evicts(self) -> bool:
-        """Whether methods evict this layer. Layers with a sliding window are never evicted: their memory is bounded
-        already.
-        """
+        """Whether methods evict this layer; never one with a sliding window, whose memory is bounded already."""
         return self.window is None
 
 
@@ -120,9 +116,7 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
 
 @contextlib.contextmanager
 def own_failures(model: Any) -> Iterator[None]:
-    """Raise ProbeFailed for an error of the model's code inside the block. Errors of memory and devices stay as they
-    are.
-    """
+    """Raise ProbeFailed for an error of the model's code in the block, but leave errors of memory and devices."""
     try:
         yield
     except Exception as error:

@@ -63,7 +63,7 @@ class AttentionCall:
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return `grouped_attention` of the given queries and keys, with the scaling, softcap and sinks of this call."""
+        """Return `grouped_attention` of these queries and keys, with the scaling, softcap and sinks of the call."""
         scaling, softcap, sinks = self.scaling, self.softcap, self.sinks
         return grouped_attention(query, keys, values, bias, scaling=scaling, softcap=softcap, sinks=sinks)
 

@@ -35,9 +35,7 @@ class BlockTable:
         self._changed: list[np.ndarray] = []  # places of the flat table that the device lacks
 
     def resize(self, rows: np.ndarray, lengths: np.ndarray) -> None:
-        """Set the heads of these rows to `lengths` [b, Hk] entries, and give each head exactly the pages that these
-        fill.
-        """
+        """Set the heads of these rows to `lengths` [b, Hk] entries, and give each exactly the pages that these fill."""
         self.reserve(rows, lengths)
         before, slots = self.lengths[rows], rows % self.slots
         np.add.at(self.entries, slots, (lengths - before).sum(axis=1))
@@ -46,7 +44,7 @@ class BlockTable:
         self._lengths = None
 
     def reserve(self, rows: np.ndarray, lengths: np.ndarray) -> None:
-        """Allocate and free pages: each head of these rows gets exactly the pages that `lengths` [b, Hk] entries fill."""
+        """Allocate and free pages, so that each head of these rows has as many as `lengths` [b, Hk] entries fill."""
         wanted, width = -(-lengths // PAGE), self.table.shape[2]
         if (most := int(wanted.max(initial=0))) > width:
             self.table = np.pad(self.table, ((0, 0), (0, 0), (0, max(most, 2 * width) - width)))
@@ -104,7 +102,7 @@ class BlockTable:
         return self._table
 
     def at(self, rows: slice | torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Return where the pool stores the entries at `places` [b, Hk, n] of the heads of these rows: indices, int64."""
+        """Return where the pool stores the entries at `places` [b, Hk, n] of the heads of these rows, int64."""
         page = self.table_on_device()[rows].gather(-1, (places // PAGE).long())
         return page.long() * PAGE + places % PAGE
 
@@ -115,7 +113,7 @@ class BlockTable:
         return (page[..., None] * PAGE + within).flatten(-2)[..., :count].contiguous()
 
     def live(self, rows: np.ndarray) -> torch.Tensor:
-        """Return where the pool stores all entries of these rows: indices [m] int64, in order of row, head and place."""
+        """Return where the pool stores all entries of these rows, in order of row, head and place, int64."""
         row, head, place = np.nonzero(np.arange(self.lengths[rows].max(initial=0)) < self.lengths[rows][..., None])
         page = self.table[rows[row], head, place // PAGE].astype(np.int64)
         return upload(page * PAGE + place % PAGE, self.device)

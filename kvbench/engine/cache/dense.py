@@ -42,7 +42,7 @@ class DenseStore(EvictingStore):
 
 
 class DenseStack(Stack):
-    """Layers of one geometry in a dense cache. lengths: entries per head of each slot, the list that the cache keeps."""
+    """Layers of one geometry in a dense cache. lengths: entries per head of each slot, the cache's own list."""
 
     def __init__(
         self,

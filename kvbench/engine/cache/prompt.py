@@ -50,7 +50,7 @@ class PromptCache:
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
         self.device = device
         self.peak_bytes = 0
-        self.prompt_rows: dict[int, int] = {}  # rows of each layer that no probe added; empty before the first probe
+        self.prompt_rows: dict[int, int] = {}  # by layer, entries per head that no probe added; {} without probes
         self.extra = 0  # tokens of kept probes
         self._by_index = {g.index: g for g in geometry}
 
@@ -109,9 +109,7 @@ class PromptCache:
         layer.write(self.rules.method.observe(view))
 
     def hand_over(self, layer: PromptLayer, queries: torch.Tensor, positions: torch.Tensor, rows: int) -> None:
-        """Let the method observe a block of the prompt's queries. The last of them sees the layer's first `rows`
-        entries.
-        """
+        """Let the method observe a block of the prompt's queries. The last one sees the layer's first `rows` entries."""
         before, self.seen = self.seen, int(positions[-1]) + 1
         self.observe(layer, self.view(layer, queries, positions, rows))
         self.seen = before

@@ -56,7 +56,7 @@ class PromptLayer:
         width = queries if g.evicts else 0
         self.queries = torch.zeros(b, g.query_heads, width, g.head_dim, device=device, dtype=like.dtype)
         self.rows = 0
-        self.valid: torch.Tensor | None = None  # [b, Hk, rows]; None: every row exists
+        self.valid: torch.Tensor | None = None  # [b, Hk, rows]; None: every place holds an entry
 
     def append(self, key: torch.Tensor, value: torch.Tensor, query: torch.Tensor, start: int) -> None:
         """Add t tokens from position `start`: key, value [b, Hk, t, D], query [b, Hq, t, D]."""
@@ -79,7 +79,7 @@ class PromptLayer:
         """Keep the entries that `mask` [b, Hk, rows] marks; drop all others and free their memory."""
         counts = mask.sum(dim=-1)
         longest = int(counts.max())
-        # A stable sort moves the kept rows to the front without changing their order.
+        # A stable sort moves the kept entries to the front without changing their order.
         self._take((~mask).to(torch.uint8).argsort(dim=-1, stable=True)[..., :longest])
         exists = torch.arange(longest, device=mask.device) < counts[..., None]
         self.valid = None if bool(exists.all()) else exists

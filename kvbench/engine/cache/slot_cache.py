@@ -32,8 +32,8 @@ class Shape:
 
     slots: int
     rows: int  # entries per head that a slot has room for, averaged over layers and heads
-    bounded: bool  # a budget keeps every slot's length near `rows`, so each step reads all rows
-    longest: int  # most tokens of a sequence; rings of sliding-window layers have at most this many rows
+    bounded: bool  # a budget keeps every slot's length near `rows`, so each step reads all places
+    longest: int  # most tokens of a sequence; rings of sliding-window layers have at most this many places
     columns: tuple[Column, ...] = ()
     states: tuple[State, ...] = ()
     queries: int = 0  # number of newest queries stored per slot
@@ -101,8 +101,7 @@ class SlotCache(ABC):
     """The KV memory of all layers and slots.
 
     seen: tokens read so far per slot, which is also the sequence's next absolute position. 0 marks an idle slot.
-    fresh: per slot, how many of the newest entries of each head have no positions and columns yet (see
-    `Stack.complete`).
+    fresh: per slot, how many newest entries of a head have no positions and columns yet (see `Stack.complete`).
     """
 
     layers: list[RingStore | EvictingStore]
@@ -143,9 +142,7 @@ class SlotCache(ABC):
 
     @abstractmethod
     def held(self, slot: int) -> float:
-        """Return the number of entries that a head of the slot holds, a mean over the heads of all layers that are
-        evicted.
-        """
+        """Return the number of entries that a head of the slot holds, a mean over all heads of evicted layers."""
 
     @abstractmethod
     def settle(self, sizes: Mapping[int, int]) -> None:
@@ -170,7 +167,7 @@ class SlotCache(ABC):
         return self.bytes() // self.slots
 
     def fixed_bytes(self, seen: int) -> int:
-        """Return the bytes of a slot that no eviction frees: stored queries, states, and rings filled by `seen` tokens."""
+        """Return the bytes of a slot that no eviction frees: stored queries, states, rings filled by `seen` tokens."""
         rings, element = (layer for layer in self.layers if isinstance(layer, RingStore)), self.dtype.itemsize
         return self.stored_bytes + sum(min(seen, r.capacity) * r.geometry.entry_bytes(element) for r in rings)
 

@@ -90,7 +90,7 @@ class Stack(ABC):
 
     @abstractmethod
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many places per head a view of each row shows, and whether some of its heads have fewer entries."""
+        """Return how many places per head a view of each row shows, and whether some heads hold fewer entries."""
 
     @abstractmethod
     def filled(self, rows: np.ndarray) -> np.ndarray:
