@@ -151,9 +151,7 @@ class Engine:
                     yield self._done.popleft()
 
     def _read(self, request: Request, sequences: list[Sequence]) -> Admission | None:
-        """Read a request's prompt. If it is empty or too long for the context, mark its samples as failed and return
-        None.
-        """
+        """Read a request's prompt. If it is empty or too long, fail its samples and return None."""
         longest = request.max_tokens or len(request.prompt_ids) + request.max_new_tokens
         if self.max_tokens < longest <= self.loaded.context:
             raise ValueError(f"a request of {longest} tokens in an engine made for max_tokens={self.max_tokens}")
@@ -278,7 +276,7 @@ class Engine:
             sequence.count_step(drawn[slot], self.loaded.stop_ids, self.loaded.decode)
 
     def _evict(self, live: Live) -> None:
-        """Evict those of these sequences that have a tick after the step."""
+        """Evict the sequences in `live` that have a tick after this step."""
         ticked = [slot for slot, sequence in live if self.trigger.due(sequence.clock)]
         if not ticked or self.evictor is None:
             return

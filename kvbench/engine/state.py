@@ -85,9 +85,7 @@ class State:
         self._scores = torch.zeros(steps, 2, rows if drawing.forced else 0, device=device)  # log_probs, likeliest
 
     def load(self, held: Iterable[sequences.Sequence | None], seen: Iterable[int], stop_ids: frozenset[int]) -> None:
-        """Write every sequence's numbers before a block of steps. seen: tokens that each has read; stop_ids: the
-        model's.
-        """
+        """Write every sequence's numbers before a block. seen: tokens that each has read; stop_ids: the model's."""
         rows = [[0] * self.rows.shape[1] if s is None else self._row(s, n, stop_ids) for s, n in zip(held, seen)]
         self.rows.copy_(upload(np.array(rows), self.device))
         self.step.zero_()

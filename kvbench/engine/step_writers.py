@@ -36,7 +36,7 @@ class Entries(NamedTuple):
 
 
 class StepWriter(ABC):
-    """Appends one token to every slot and attends to all entries of the slot.
+    """Appends one token to every slot and attends to all entries of that slot.
 
     Its tensors stay where they are: `load` copies the lengths from the host before a block of steps, and every step
     advances them on the device. With `decode`, a backend of `kernels`, a step depends on tensors alone and can be

@@ -39,7 +39,7 @@ class LayerGeometry:
     sinks: bool = False
 
     def entry_bytes(self, element: int) -> int:
-        """Bytes of one token in all KV heads: K, V and a 4-byte position per head. element: bytes per number of K, V."""
+        """Bytes of one token in all KV heads: K, V and a 4-byte position each. element: bytes per number of K, V."""
         return self.kv_heads * ((self.head_dim + self.value_dim) * element + (4 if self.window is None else 0))
 
     def state_shape(self, state: State) -> tuple[int, ...]:

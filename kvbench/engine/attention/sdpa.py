@@ -43,8 +43,9 @@ def grouped_sdpa(
 def _one_query(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """Attend with the queries of a group, over (query head, token), as queries of one head; `bias` has one line per
-    query, or one line for all.
+    """Attend with all queries of a group, over (query head, token), as queries of one head.
+
+    bias: one line per query, or one line for all.
     """
     return F.scaled_dot_product_attention(query.flatten(2, 3), keys, values, attn_mask=bias, scale=scaling)
 

@@ -109,7 +109,7 @@ class PromptCache:
         layer.write(self.rules.method.observe(view))
 
     def hand_over(self, layer: PromptLayer, queries: torch.Tensor, positions: torch.Tensor, rows: int) -> None:
-        """Let the method observe a block of the prompt's queries. The last one sees the layer's first `rows` entries."""
+        """Let the method observe a block of the prompt's queries; the last one sees the first `rows` entries."""
         before, self.seen = self.seen, int(positions[-1]) + 1
         self.observe(layer, self.view(layer, queries, positions, rows))
         self.seen = before

@@ -4,10 +4,10 @@ A program serves one KV head of one slot: the query heads of its group form one 
 registers, writes the entry to the cache, and reads the older entries in tiles with an online softmax in float32. Grid:
 (S * Hk, splits); the programs of a head share its entries evenly, and `_combine` adds their partial sums.
 
-The number of splits follows from what is fixed for the life of an engine, the entries that each split reads from the
-head's own length. So a slot's bits never depend on its neighbours or its place. Everything that changes from step to
-step is read
-from the device: a call can be captured in a CUDA graph.
+The number of splits follows from what is fixed for the life of an engine, and the entries that each split reads from
+the head's own length. So a slot's bits never depend on its neighbours or its place. Everything that changes from step
+to
+step is read from the device: a call can be captured in a CUDA graph.
 
 Letters: S slots, Hq query heads, Hk KV heads, G query heads per KV head, P cache rows (places for an entry) per head, D
 and Dv head dimensions.

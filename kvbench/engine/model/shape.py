@@ -141,7 +141,7 @@ def _active_share(config: Any) -> float:
 
 
 def _first(config: Any, names: tuple[str, ...]) -> int | None:
-    """Return the value of the first of these fields that is one integer; None if no field is, as with lists per layer."""
+    """Return the value of the first of these fields that holds one integer; None if no field does."""
     return next((number for name in names if type(number := getattr(config, name, None)) is int), None)
 
 
