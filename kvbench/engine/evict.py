@@ -176,7 +176,7 @@ class Evictor:
 
 
 def _equal(rows: np.ndarray, *keys: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield `rows` in groups that agree in every one of `keys`, arrays with one number per row."""
+    """Yield rows of a stack in groups that agree in all of `keys`, arrays with one number per row."""
     if len(rows):
         kinds, kind = np.unique(np.stack(keys), axis=1, return_inverse=True)
         yield from (rows[kind.ravel() == number] for number in range(kinds.shape[1]))

@@ -68,7 +68,7 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
 def _draw(
     scaled: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw among the `count` largest logits. Also return per row whether the filters exclude all other logits."""
+    """Draw among the `count` largest logits of each row. Also return whether the filters exclude its other logits."""
     values, ids = scaled.topk(count, dim=-1)  # descending
     if sampling.top_k:  # probabilities are renormalised over the top k, as transformers does
         probabilities = torch.softmax(values, dim=-1)

@@ -47,7 +47,7 @@ class Stack(ABC):
         self._indices = np.array([member.index for member in members])
 
     def rows_of(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the rows of these slots in all layers."""
+        """Return the rows of these slots in all layers of the stack."""
         return (np.arange(len(self.members))[:, None] * self.slots + np.sort(np.array(slots, dtype=np.int64))).ravel()
 
     def layer_indices(self, rows: np.ndarray) -> np.ndarray:

@@ -6,8 +6,7 @@ registers, writes the entry to the cache, and reads the older entries in tiles w
 
 The number of splits follows from what is fixed for the life of an engine, and the entries that each split reads from
 the head's own length. So a slot's bits never depend on its neighbours or its place. Everything that changes from step
-to
-step is read from the device: a call can be captured in a CUDA graph.
+to step is read from the device: a call can be captured in a CUDA graph.
 
 Letters: S slots, Hq query heads, Hk KV heads, G query heads per KV head, P cache rows (places for an entry) per head, D
 and Dv head dimensions.
