@@ -1,4 +1,5 @@
-"""A low-rank adapter, active only while the model reads a probe: linear layers that it names give W x + scaling B A x.
+"""A low-rank adapter, active only while the model reads a probe: the linear layers that it names then compute W x +
+scaling B A x.
 
     with adapted(model, weights):
         model(inputs_embeds=...)

@@ -13,8 +13,8 @@ LOOK = 8  # most steps that a GPU runs before the host looks
 def block_length(sequences: Many[Sequence], trigger: Trigger, look: int) -> int:
     """Return the number of steps until the next tick or until all sequences have ended, at most `look`.
 
-    One step if a stop string may end a turn that another one follows: what a block writes after a stop string cannot
-    be taken back.
+    The number is 1 if a stop string may end a turn that another turn follows: entries that a block writes after the
+    stop string cannot be removed.
     """
     if any(s.request.stop_strings and s.request.conversation for s in sequences):
         return 1
@@ -23,7 +23,7 @@ def block_length(sequences: Many[Sequence], trigger: Trigger, look: int) -> int:
 
 
 def stores_queries(sequences: Many[Sequence], trigger: Trigger, width: int, steps: int) -> bool:
-    """Return whether a sequence ticks before the queries of the next `steps` steps are replaced by newer ones.
+    """Return whether any sequence has a tick before newer queries replace those of the next `steps` steps.
 
     width: newest queries that are stored.
     """

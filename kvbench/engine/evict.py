@@ -1,8 +1,7 @@
 """Evictions while decoding: at a slot's tick the method decides which entries stay, and the cache drops the others.
 
-A method that is `stacked` decides about all layers of all slots in one view, as far as they hold equally many entries;
-others decide layer by layer. No decision depends on the grouping. `cache.prompt.PromptCache` evicts while a prompt is
-read.
+A method that is `stacked` decides in one view about all layers and slots that hold equally many entries; others decide
+layer by layer. No decision depends on the grouping. `cache.prompt.PromptCache` evicts while a prompt is read.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Evictor:
         self.noise_key[slot], self.evictions[slot] = noise.signed64(noise_key), evictions
 
     def tick(self, slots: Sequence[int]) -> list[int]:
-        """Let the method observe these slots, whose interval has ended, and evict those that hold too many entries.
+        """Let the method observe these slots, whose sequences have a tick, and evict those that hold too many entries.
 
         Return the slots that lost entries.
         """
@@ -90,7 +89,7 @@ class Evictor:
         return allowed(self.method, self.budget[slot], self.prompt_len[slot], seen, self.evictions[slot])
 
     def _complete(self, slots: Sequence[int]) -> None:
-        """Write the positions and initial columns of the entries that these slots gained since the last call."""
+        """Write the positions and initial columns of all entries of these slots that still lack them."""
         fresh = np.array(self.cache.fresh)
         for stack in self.cache.stacks:
             rows = stack.rows_of([s for s in slots if fresh[s]])
@@ -101,7 +100,7 @@ class Evictor:
             self.cache.fresh[s] = 0
 
     def _batches(self, sizes: Mapping[int, int], queries: int) -> Iterator[Part]:
-        """Yield all rows of these slots in batches that one view can show. sizes: entries allowed, by slot."""
+        """Yield the layers of these slots in batches for one view each. sizes: entries allowed per head, by slot."""
         for stack in self.cache.stacks:
             rows = stack.rows_of(list(sizes))
             size = np.array([sizes[s] for s in (rows % stack.slots).tolist()], dtype=np.int64)
@@ -117,7 +116,7 @@ class Evictor:
         yield from ([part] for part in self._batches(sizes, self.needs.width))
 
     def _jointly(self, sizes: Mapping[int, int]) -> Iterator[list[Part]]:
-        """Yield, for each group of slots that are equally long in every layer, all layers in order."""
+        """Yield all layers in order, once per group of slots with equal lengths in every layer and equal `sizes`."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for s, size in sizes.items():
             shown = [np.concatenate(stack.shown(stack.rows_of([s]))) for stack in self.cache.stacks]
@@ -177,7 +176,7 @@ class Evictor:
 
 
 def _equal(rows: np.ndarray, *keys: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the rows in groups whose keys are equal."""
+    """Yield rows of a stack in groups that agree in all of `keys`, arrays with one number per row."""
     if len(rows):
         kinds, kind = np.unique(np.stack(keys), axis=1, return_inverse=True)
         yield from (rows[kind.ravel() == number] for number in range(kinds.shape[1]))

@@ -1,4 +1,4 @@
-"""The bytes that a cell allocates beside weights and slots, estimated before it runs."""
+"""The bytes that a cell allocates (weights, slots, prompt, scratch), estimated before it runs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class Footprint:
 
     Attributes:
         weights: of the model.
-        slot: of one slot's cache; step: what one slot adds to a decode step. A CUDA graph keeps the step's memory.
+        slot: of one slot's cache; step: memory of a decode step per slot. A CUDA graph keeps the step's memory.
         prompt: of the prompt being read, with its activations, until its entries are in a slot.
-        evict: scratch of the largest eviction for one slot; evict_fixed: for all slots.
+        evict: scratch of the largest eviction for each of its slots; evict_fixed: scratch that does not grow with
+            slots.
     """
 
     weights: int
@@ -36,7 +37,7 @@ class Footprint:
     evict_fixed: int
 
     def at(self, slots: int) -> int:
-        """Return the planned peak."""
+        """Return the planned peak of bytes with this many slots."""
         return self.weights + slots * (self.slot + self.step) + max(self.prompt, slots * self.evict + self.evict_fixed)
 
     def fitting(self, usable: int) -> int:
@@ -60,8 +61,8 @@ def footprint(
 ) -> Footprint:
     """Estimate a cell's bytes.
 
-    geometry, held: of one slot's cache. prompt_rows: most entries per head while a prompt is read; block, prefill: the
-    queries of an attention call, and the way to read (`prefill.PromptReader`).
+    geometry, held: the layers and the size of one slot's cache. prompt_rows: most entries per head while a prompt is
+    read; block: queries of an attention call; prefill: how prompts are read (`prefill.PromptReader`).
     """
     prompt = plan_slot_bytes(geometry, method, replace(held, rows=prompt_rows, queries=0), dtype)
     packed = plan_slot_bytes(geometry, method, replace(held, rows=min(held.rows, prompt_rows), queries=0), dtype)
@@ -81,7 +82,7 @@ def footprint(
 def _step(shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype: torch.dtype, gathered: bool) -> int:
     """Return the bytes that a slot adds to a decode step: activations, logits and noise, attention of one layer.
 
-    gathered: the rows of a layer are copied together before they are read.
+    rows: entries per head; gathered: a layer's entries are copied into one tensor before attention reads them.
     """
     vocabulary = shape.vocabulary * (dtype.itemsize + 2 * FLOAT)
     weights = max(g.query_heads for g in geometry) * rows * (dtype.itemsize + 2 * FLOAT)
@@ -90,7 +91,7 @@ def _step(shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype
 
 
 def _mask(geometry: Sequence[LayerGeometry], block: int, rows: int) -> int:
-    """Return the numbers of a block's mask, repeated for the queries of a group as on a CPU."""
+    """Return how many numbers the mask of a block of queries holds, with the copies that a CPU needs for each group."""
     return min(block, rows) * rows * (1 + max(g.query_heads // g.kv_heads for g in geometry))
 
 
@@ -100,5 +101,5 @@ def _scoring(geometry: Sequence[LayerGeometry], rows: int) -> int:
 
 
 def _pairs(geometry: Sequence[LayerGeometry], rows: int) -> int:
-    """Return the bytes of two pieces of pairs of entries, or of queries and entries, of one layer."""
+    """Return the scratch bytes of scoring pairs (two entries, or a query and an entry) in one layer, in two pieces."""
     return 2 * FLOAT * min(SCORE_PIECE, max(g.query_heads for g in geometry) * rows * rows)

@@ -4,8 +4,8 @@ The engine reads a prompt once and copies its evicted cache to the slots of its 
 finished sequence at once. Every step runs all slots, idle ones included, so shapes never change: with the slot count
 fixed, a sequence's tokens are bit-equal whatever the other slots hold.
 
-The device runs a block of steps (`Engine._block`, `Engine._step`) before the host looks at its tokens (`Engine._look`),
-on a CPU of one step.
+The device runs a block of steps (`Engine._block`, `Engine._step`) before the host looks at its tokens (`Engine._look`).
+On a CPU a block is one step.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Engine:
         interval: generated tokens of a sequence after which it may be evicted again.
         slots: sequences decoded at once.
         max_tokens: longest prompt plus output; `max_output`: longest output; `tail`: longest part of a prompt that is
-            read after its compression. These three size the rows of a slot.
+            read after its compression. These three decide how many entries a slot has room for.
         prefill_chunk, prefill: see `prefill.PromptReader`; layout: see `layout.make_cache`.
         log: called at every eviction with (noise key, tokens read, layer, positions of the kept entries per head). The
             noise key names the sample (`Request.noise_key`); -1 stands for the prompt, which all samples share.
-        on_step: progress callback.
+        on_step: called after every step with its new tokens, the live bytes of all slots and the live sequences.
         look: most steps until the host looks at their tokens; None: LOOK on a GPU, one on a CPU.
         backend, compiled, graph: of decode steps on a GPU: its attention (`kernels.backends`), whether torch compiles
             the model's layers, and whether steps are replayed from a CUDA graph. A model that cannot be compiled or
@@ -152,7 +152,7 @@ class Engine:
                     yield self._done.popleft()
 
     def _read(self, request: Request, sequences: list[Sequence]) -> Admission | None:
-        """Read a prompt. When it is empty or too long for the context, fail its samples and return None."""
+        """Read a request's prompt. If it is empty or too long, fail its samples and return None."""
         longest = request.max_tokens or len(request.prompt_ids) + request.max_new_tokens
         if self.max_tokens < longest <= self.loaded.context:
             raise ValueError(f"a request of {longest} tokens in an engine made for max_tokens={self.max_tokens}")
@@ -170,7 +170,7 @@ class Engine:
         return prompt, deque(sequences)
 
     def _admit(self, prompt: PromptState, waiting: deque[Sequence]) -> Admission | None:
-        """Draw a first token for waiting samples of a prompt and seat them in free slots.
+        """Draw the first token of a prompt's waiting samples, one sample per free slot, and give each its slot.
 
         Returns the samples that still wait, None when all have a slot.
         """
@@ -226,7 +226,7 @@ class Engine:
             self._go_on(slot, sequence)
 
     def _load(self, steps: int) -> None:
-        """Copy what a block of steps reads from the host to the device."""
+        """Copy to the device all that a block of `steps` steps needs from the host."""
         self.state.load(self.slots.sequences, self.cache.seen, self.loaded.stop_ids)
         width = self.cache.shape.queries
         wanted = width > 0 if self._captures else stores_queries(self._under_way, self.trigger, width, steps)
@@ -258,7 +258,7 @@ class Engine:
             self._notice(f"decode steps run without a CUDA graph: {faults.first_line(error)}")
 
     def _step(self) -> None:
-        """Give every slot its next token. A function of tensors that stay where they are, without a Python number."""
+        """Give every slot its next token. Reads only tensors that stay where they are, so that it can be captured."""
         state = self.state
         self.writer.begin(state.seen, state.live)
         with self._compiled.active() if self._compiled else contextlib.nullcontext():
@@ -267,7 +267,7 @@ class Engine:
         self._draw(out.logits[:, -1], state)
 
     def _draw(self, logits: torch.Tensor, state: State) -> None:
-        """Draw the next token of every row of logits [R, V], and count it."""
+        """Draw the next token for every row of logits [R, V] (a row per sequence of `state`), and count it."""
         state.advance(next_tokens(logits, state, self._draws_on_gpu))
 
     def _look(self, live: Live, tokens: list[list[Token]], seconds: float) -> Live:
@@ -293,7 +293,7 @@ class Engine:
         return going
 
     def _evict(self, live: Live) -> None:
-        """Run the evictions that are due after a step of these sequences."""
+        """Evict the sequences in `live` that have a tick after this step."""
         ticked = [slot for slot, sequence in live if self.trigger.due(sequence.clock)]
         if not ticked or self.evictor is None:
             return
@@ -307,7 +307,7 @@ class Engine:
             sequence.meter.evict_seconds += seconds / len(live)
 
     def _go_on(self, slot: int, sequence: Sequence) -> None:
-        """Free the slot of a sequence that has ended; a new prompt for its next turn was queued by `_follow`."""
+        """Free the slot of a sequence that has ended, or whose next turn waits in the queue as a new prompt."""
         if sequence.finished and not self._follow(sequence, self.cache.seen[slot]):
             self._finish(sequence)
             self._release(slot)
@@ -315,7 +315,7 @@ class Engine:
             self._release(slot)
 
     def _room(self, steps: int) -> list[int]:
-        """Return the most tokens that `steps` steps add to each slot."""
+        """Return for each slot the most tokens that `steps` steps can add to it."""
         return [min(steps, sequence.ahead) if sequence else 0 for sequence in self.slots.sequences]
 
     def _follow(self, sequence: Sequence, seen: int) -> bool:

@@ -1,4 +1,4 @@
-"""The error for running out of memory, freeing memory before a retry, and the most that was in use."""
+"""Running out of memory: the error, freeing memory before a retry, and the peak of memory in use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def release(device: torch.device) -> None:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Let `peak` begin anew."""
+    """Start a new measurement of the peak that `peak` returns."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 

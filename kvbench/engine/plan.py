@@ -117,7 +117,7 @@ def plan_cell(
 
 
 def roofline(shape: ModelShape, machine: Machine, slots: int, entries: float, dtype: torch.dtype) -> float:
-    """Return the tokens/s that memory traffic and arithmetic allow; entries: mean live entries per head."""
+    """Return the most tokens/s that memory traffic and arithmetic allow. entries: mean entries that a head holds."""
     element = dtype.itemsize
     read = shape.streamed + shape.routed * (1 - (1 - shape.active) ** slots)
     used = shape.streamed + shape.routed * shape.active

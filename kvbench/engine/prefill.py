@@ -38,7 +38,7 @@ Prefill = Literal["full", "chunked"]
 
 @dataclass(slots=True)
 class PromptState:
-    """A prompt after its evictions: the entries of each layer, the logits [V] that follow, and measured use."""
+    """A prompt after its evictions: each layer's entries, the next token's logits [V], the time and memory used."""
 
     layers: dict[int, PackedLayer]
     logits: torch.Tensor
@@ -78,7 +78,7 @@ class PromptReader:
         self._drafts = Drafts(load_draft(loaded), loaded)
 
     def read(self, ids: Sequence[int], rules: Rules, noise_key: int, compress_at: int | None = None) -> PromptState:
-        """Read a prompt of at least one token. compress_at: tokens to read before the eviction; default: the prompt."""
+        """Read a prompt of at least one token. compress_at: tokens to read before the eviction; default: all."""
         cache, logits, evictions = self._read([ids], rules, [noise_key], compress_at)
         return PromptState(
             layers={index: layer.pack(0) for index, layer in cache.layers.items()},
@@ -147,7 +147,7 @@ class PromptReader:
     def _read(
         self, prompts: Sequence[Sequence[int]], rules: Rules, noise_keys: Sequence[int], compress_at: int | None
     ) -> tuple[PromptCache, torch.Tensor, _PromptEvictions]:
-        """Return the cache of b prompts after their evictions, the logits [b, V] that follow, and the evictions."""
+        """Return the cache of b prompts after their evictions, the next token's logits [b, V], and the evictions."""
         length = len(prompts[0])
         context = length if compress_at is None else compress_at
         size = context if self.prefill == "full" else min(context, self.chunk)
@@ -196,20 +196,20 @@ class PromptReader:
         return logits[:, -1] if keep else logits
 
     def _run(self, writer: BlockWriter, start: int, rows: int, keep: int, **inputs: torch.Tensor) -> torch.Tensor:
-        """Return logits [b, keep, V] of the last `keep` of the input rows; keep=0: of all rows."""
+        """Return logits [b, keep, V] after the last `keep` input tokens or embeddings; keep=0: after all of them."""
         positions = writer.begin(start, rows)[None]
         return self.model.run(writer, **inputs, position_ids=positions, logits_to_keep=keep).logits
 
     def _read_probe(
         self, weights: Mapping[str, torch.Tensor], writer: BlockWriter, probe: Probe, start: int
     ) -> tuple[torch.Tensor, int]:
-        """Return the logits [V] after the last row of a probe, and the number of its rows."""
+        """Return the logits [V] after a probe's last token or embedding, and the number of its tokens or embeddings."""
         with reading(self.model.model, probe, weights) as (inputs, rows):
             return self._run(writer, start, rows, 1, **inputs)[0, -1], rows
 
 
 class _PromptEvictions:
-    """The evictions of one prompt (or one batch of prompts): their number, entries left and seconds."""
+    """The evictions of one prompt (or one batch of prompts): their number, the entries left and the seconds used."""
 
     def __init__(self, cache: PromptCache, context: int) -> None:
         self.cache, self.context = cache, context
@@ -233,7 +233,7 @@ class _PromptEvictions:
             self._decided = True
 
     def close(self) -> None:
-        """Count the `evict_layer` calls of all layers as one decision, and check the budget over all layers."""
+        """Count the `evict_layer` calls of all layers as one eviction, and check the budget over all layers."""
         if self._decided:
             self.cache.evictions += 1
             self._note(self.context)
@@ -255,7 +255,7 @@ class _PromptEvictions:
         self.seconds += now(device) - began
 
     def _note(self, before: float) -> None:
-        """Count the method's decision as an eviction if entries were dropped. before: entries per head until then."""
+        """Count the eviction if it dropped entries. before: mean entries per head before the eviction."""
         cache = self.cache
         if cache.held() < before:
             self.dropped += 1

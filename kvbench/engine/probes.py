@@ -33,7 +33,7 @@ class Drafts:
     def continue_(self, name: str, ids: Sequence[int], count: int) -> tuple[int, ...]:
         """Continue `ids` by up to `count` greedy tokens of a draft model; stop at a token id the target lacks.
 
-        Raises SetupError when their tokenizers differ.
+        Raises SetupError when the tokenizers of the draft model and the target differ.
         """
         if name not in self._loaded:
             draft = self.load(name)
@@ -51,7 +51,7 @@ class Drafts:
 def _vocabulary(loaded: Any) -> Any:
     """Return a model's vocabulary, for comparison with another model's; without a tokenizer, its number of embeddings.
 
-    The vocabulary comes first because models that share a tokenizer may pad their embedding tables differently.
+    Numbers of embeddings are the last resort: models that share a tokenizer may pad their embedding tables differently.
     """
     if hasattr(loaded.tokenizer, "get_vocab"):
         return loaded.tokenizer.get_vocab()

@@ -22,7 +22,10 @@ KeptLog = Callable[[int, int, int, list[torch.Tensor]], None]
 
 @dataclass(slots=True)
 class Rows:
-    """Live rows of b sequences in one layer. valid: [b, Hk, n] bool; None when every head holds equally many."""
+    """The entries of b sequences in one layer, in n places per head.
+
+    valid: [b, Hk, n] bool, the places that hold an entry; None when all do.
+    """
 
     keys: torch.Tensor  # [b, Hk, n, D]
     values: torch.Tensor
@@ -36,7 +39,7 @@ class Batch:
     """Sequences that a method decides about together, with the facts that the method may read. Tensors are [b].
 
     longest: the largest of `seen`; allowed: entries per head that each sequence may keep; layers: the layer of each
-    row, None if all are of one.
+    element of axis 0, None if all are of one layer.
     """
 
     seen: torch.Tensor

@@ -21,9 +21,9 @@ MORE = 16  # candidates beyond the top k, which show that no further logit equal
 
 
 def next_tokens(logits: torch.Tensor, state: State, on_gpu: Draw | None = None) -> Choice:
-    """Choose the next token of every row of logits [R, V]; a row without a sequence gets an arbitrary one.
+    """Choose the next token for every row of logits [R, V], one row per slot; an idle slot gets an arbitrary token.
 
-    on_gpu: takes the place of `draw`.
+    on_gpu: the function that draws on a GPU in place of `draw`.
     """
     if state.drawing.bans:
         logits = _without_ends(logits, state)
@@ -46,7 +46,7 @@ def _without_ends(logits: torch.Tensor, state: State) -> torch.Tensor:
 
 
 def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Draw the next token of every row.
+    """Draw the next token for every row of logits.
 
     logits: [R, V]; keys, steps: [R] int64, the sample's noise key and the number of tokens it has drawn before. Returns
     [R] int64 token ids. A row with NaN logits yields the id of a NaN logit; the caller must check for it.

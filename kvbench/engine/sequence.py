@@ -13,7 +13,7 @@ from kvbench.records import FollowUp, Generation, Request, Usage
 
 
 class Token(NamedTuple):
-    """A token that a step drew. bad: its logit is NaN or infinite; the others are told of forced tokens only."""
+    """A token that a step drew. bad: its logit is NaN or infinite. The other fields are set for forced tokens only."""
 
     id: int
     bad: int

@@ -1,8 +1,8 @@
-"""The numbers that a decode step reads and advances: one row per slot, in tensors that stay where they are.
+"""The numbers that a decode step reads and advances for every slot, in tensors that stay where they are.
 
-The host writes all rows before a block of steps (`load`), every step advances them on the device (`advance`), and the
-host reads the tokens of the whole block at once (`read`). Between these a step needs nothing from the host, so a GPU
-can replay a captured one.
+The host writes them before a block of steps (`load`), every step advances them on the device (`advance`), and the host
+reads the tokens of the whole block at once (`read`). Between `load` and `read` a step needs nothing from the host, so a
+GPU can replay a captured step.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kvbench.engine.sequence import Token
 from kvbench.engine.upload import upload
 from kvbench.records import Request, Sampling
 
-FIELDS = 8  # of a row, before its end tokens and its fixed tokens
+FIELDS = 8  # numbers per slot, before its end tokens and its fixed tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How tokens are drawn in one call of `Engine.generate`; a captured step serves one of these."""
+    """How tokens are drawn in one call of `Engine.generate`; a captured step is valid for one `Drawing`."""
 
     sampling: Sampling = field(default_factory=Sampling)
     ends: int = 0  # most end tokens of a sequence
@@ -33,7 +33,7 @@ class Drawing:
 
     @classmethod
     def of(cls, requests: Sequence[Request], stop_ids: frozenset[int]) -> Drawing:
-        """Raises ValueError when the requests do not share their sampling parameters."""
+        """Return how these requests draw. Raises ValueError when they do not share their sampling parameters."""
         samplings = {request.sampling for request in requests}
         if len(samplings) > 1:
             raise ValueError("the requests of one call must share their sampling parameters")
@@ -47,9 +47,9 @@ class Drawing:
 
 @dataclass(slots=True)
 class Choice:
-    """The next token of every row, all [R]. bad: its logit is NaN or infinite.
+    """The next token of each of R sequences; all tensors are [R]. bad: the token's logit is NaN or infinite.
 
-    log_probs, likeliest: of the token, and whether it is the greedy one; None when no request is forced.
+    log_probs: of the token; likeliest: whether it is the greedy token. Both are None when no request is forced.
     """
 
     tokens: torch.Tensor
@@ -59,11 +59,11 @@ class Choice:
 
 
 class State:
-    """One row per slot, int64. An idle slot has a row of zeros: it reads token 0 at position 0.
+    """The numbers of R slots, int64; axis 0 runs over slots. An idle slot has zeros: it reads token 0 at position 0.
 
     Attributes:
         tokens: [R] the token that the slot reads next; seen: [R] its position.
-        live: [R] 1 while the slot's sequence goes on. The row of an ended sequence stands still.
+        live: [R] 1 while the slot's sequence goes on. The numbers of an ended sequence stay as they are.
         keys, drawn: [R] noise key of the sample, and the number of tokens that it has drawn.
         left: [R] tokens that the sequence may still draw; early: [R] of these, how many may not be end tokens.
         unread: [R] steps until the next draw counts: until then the slot reads tokens of its next turn.
@@ -85,7 +85,7 @@ class State:
         self._scores = torch.zeros(steps, 2, rows if drawing.forced else 0, device=device)  # log_probs, likeliest
 
     def load(self, held: Iterable[sequences.Sequence | None], seen: Iterable[int], stop_ids: frozenset[int]) -> None:
-        """Write the row of every sequence, before a block. seen: tokens that each has read; stop_ids: the model's."""
+        """Write every sequence's numbers before a block. seen: tokens that each has read; stop_ids: the model's."""
         rows = [[0] * self.rows.shape[1] if s is None else self._row(s, n, stop_ids) for s, n in zip(held, seen)]
         self.rows.copy_(upload(np.array(rows), self.device))
         self.step.zero_()
@@ -120,7 +120,7 @@ class State:
         self.step += 1
 
     def read(self, steps: int) -> list[list[Token]]:
-        """Wait for the device; return the tokens that each of the block's steps drew for every row."""
+        """Wait for the device; return the tokens that each of the block's steps drew for every slot."""
         tokens, bad = self._out[:steps].cpu().unbind(1)
         if not self.drawing.forced:
             return [list(map(Token, *pair)) for pair in zip(tokens.tolist(), bad.tolist())]

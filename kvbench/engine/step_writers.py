@@ -1,7 +1,7 @@
 """Attention handlers of a decode step: every slot writes one token at its own length, then attends to its entries.
 
 A step stores the newest queries if the method needs them, and writes K and V only; the evictor fills in the positions
-later, since new rows are contiguous.
+later, since they follow from the order of new entries. A cache row is the place of one entry of a head.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from kvbench.engine.kernels.backends import Decode, splits
 from kvbench.engine.rules import Rules
 from kvbench.engine.upload import upload
 
-FIXED_ROWS = 1024  # caches of up to this many rows are always read whole
-LENGTH_STEP = 64  # rows; in longer caches each slot is read up to its own length, rounded up to a multiple of this
+FIXED_ROWS = 1024  # caches of up to this many cache rows per head are always read whole
+LENGTH_STEP = 64  # longer caches are read up to each slot's own length, rounded up to a multiple of this
 
 
 class Entries(NamedTuple):
@@ -36,14 +36,16 @@ class Entries(NamedTuple):
 
 
 class StepWriter(ABC):
-    """Appends one token to every slot and attends to all its live rows.
+    """Appends one token to every slot and attends to all entries of that slot.
 
     Its tensors stay where they are: `load` copies the lengths from the host before a block of steps, and every step
     advances them on the device. With `decode`, a backend of `kernels`, a step depends on tensors alone and can be
-    captured; `version` changes when a tensor was replaced. Without, attention is that of `AttentionCall.attend`.
+    captured; `version` changes when a tensor was replaced. Without `decode`, attention is that of
+    `AttentionCall.attend`.
 
-    There the number of rows read changes the last bits of the result, so it never depends on other slots. A step reads
-    all rows of a slot where a budget bounds them or the cache is small, else as many as the slot's own length requires.
+    In `AttentionCall.attend` the number of cache rows read changes the last bits of the result, so it never depends on
+    other slots. A step reads all cache rows of a slot where a budget bounds them or the cache is small, else as many as
+    the slot's own length requires.
     """
 
     def __init__(self, cache: SlotCache, rules: Rules, decode: Decode | None = None) -> None:
@@ -109,7 +111,7 @@ class StepWriter(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Forget what all layers of the step before shared."""
+        """Forget the tensors that the layers of the previous step shared."""
 
     @abstractmethod
     def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
@@ -121,11 +123,11 @@ class StepWriter(ABC):
 
     @abstractmethod
     def new_rows(self, layer: EvictingStore) -> torch.Tensor:
-        """Return the flat rows [S * Hk] of the new entries."""
+        """Return where the new entries lie in the layer's keys and values seen as lists of vectors, [S * Hk]."""
 
     @abstractmethod
     def columns(self, layer: EvictingStore) -> Mapping[str, torch.Tensor]:
-        """Return the layer's columns."""
+        """Return the layer's columns by name."""
 
     def write_columns(self, layer: EvictingStore, call: AttentionCall) -> None:
         """Write the columns of the new entries (`Rules.columns_of_new_tokens`)."""
@@ -200,7 +202,7 @@ class DenseStepWriter(StepWriter):
 
 
 class PagedStepWriter(StepWriter):
-    """A step writer for `PagedCache`. Without a backend it gathers each head's rows by its table, then attends."""
+    """A step writer for `PagedCache`. Without a backend it gathers each head's entries by its pages, then attends."""
 
     cache: PagedCache
 
@@ -279,12 +281,12 @@ class PagedStepWriter(StepWriter):
         at = (pages * PAGE + row % PAGE).view(-1)
         keys = layer.pool.keys.index_select(0, at).view(slots, heads, rows, -1)
         values = layer.pool.values.index_select(0, at).view(slots, heads, rows, -1)
-        # Idle slots and slots of another size must see at least one row: a softmax over none is NaN.
+        # Idle slots and slots of another size must see at least one cache row: a softmax over none is NaN.
         seen = torch.minimum(lengths + 1, torch.full_like(lengths, rows))
         return call.attend(call.query, keys, values, live_bias(seen[..., None], rows, call.query.dtype))
 
     def _buckets(self, rows: np.ndarray) -> np.ndarray:
-        """Return how many rows to read where the longest head has `rows`: a base size, doubled until it fits."""
+        """Return how many cache rows to read for heads of up to `rows` entries: a base size, doubled until it fits."""
         sizes = np.full_like(rows, self.cache.shape.rows if self.fixed else FIXED_ROWS)
         while (small := sizes < rows).any():
             sizes[small] *= 2
@@ -300,13 +302,13 @@ def step_writer(cache: SlotCache, rules: Rules, decode: Decode | None = None) ->
 
 
 def write_rows(keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, call: AttentionCall) -> None:
-    """Write the new entry of every slot and head at flat rows `at` [S * Hk]."""
+    """Write the new entry of every slot and head; `at` [S * Hk]: where in keys and values seen as lists of vectors."""
     keys.view(-1, keys.shape[-1]).index_copy_(0, at, call.key.reshape(at.numel(), -1))
     values.view(-1, values.shape[-1]).index_copy_(0, at, call.value.reshape(at.numel(), -1))
 
 
 def live_bias(live: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the additive mask [S, Hk or 1, 1, rows] that shows the first `live` [S, Hk or 1, 1] rows."""
+    """Return the additive mask [S, Hk or 1, 1, rows] that shows the first `live` [S, Hk or 1, 1] entries."""
     hidden = torch.arange(rows, device=live.device) >= live
     bias = torch.zeros(hidden.shape, dtype=dtype, device=live.device).masked_fill_(hidden, float("-inf"))
     return bias[:, :, None]

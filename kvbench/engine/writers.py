@@ -12,7 +12,7 @@ from kvbench.engine.attention.sdpa import newest_rows
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PromptLayer
 
-# (layer, queries [b, Hq, r, D], their positions [r], number of rows that the last query sees)
+# (layer, queries [b, Hq, r, D], their positions [r], number of entries that the last query sees)
 Observer = Callable[[PromptLayer, torch.Tensor, torch.Tensor, int], None]
 Heard = Callable[[AttentionCall, torch.Tensor], None]  # (a layer's call, its output [b, t, Hq, Dv])
 
@@ -24,7 +24,7 @@ class BlockWriter:
         observer: called with each block of queries of a layer that is evicted, once the block's keys are in the cache.
         finished: called with each layer after its attention, when this forward pass will not read the layer again.
         heard: called with every attention call and its output.
-        flash: use flash-attn while no earlier row was evicted.
+        flash: use flash-attn while no earlier entry was evicted.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class BlockWriter:
     def _attend(
         self, layer: PromptLayer, call: AttentionCall, start: int, queries: torch.Tensor, rows: int
     ) -> torch.Tensor:
-        """Return the attention [b, r, Hq, Dv] of a block of queries, the first at `start`, to the first `rows` rows."""
+        """Return the attention [b, r, Hq, Dv] of queries from position `start` on to the first `rows` entries."""
         keys, values = layer.keys[:, :, :rows], layer.values[:, :, :rows]
-        whole = rows == start + queries.shape[2]  # no row was dropped: row j has position j
+        whole = rows == start + queries.shape[2]  # no entry was dropped: entry j has position j
         gapless = layer.valid is None and (whole or call.window is None)
         if self.flash and gapless and call.sinks is None and keys.shape[-1] == values.shape[-1]:
             return flash_attention(
@@ -87,9 +87,9 @@ class BlockWriter:
         return call.attend(queries, keys, values, bias)
 
     def _mask(self, layer: PromptLayer, start: int, count: int, rows: int, call: AttentionCall) -> torch.Tensor | None:
-        """Return the mask of `_attend`: additive [b or 1, Hk or 1, count, rows], or None where every row is seen.
+        """Return the mask of `_attend`: additive [b or 1, Hk or 1, count, rows], or None where every entry is seen.
 
-        Layers with equal rows and window share it.
+        Layers with the same window and equally many entries share the mask.
         """
         if call.query.is_cuda and call.plain and call.window is None and layer.valid is None:
             return newest_rows(count, rows)
@@ -98,7 +98,7 @@ class BlockWriter:
         if layer.valid is not None:
             seen = layer.positions[:, :, :rows]
             return causal_bias(positions, seen, call.window, call.query.dtype, layer.valid[:, :, :rows])
-        # If all heads hold equally many rows, every earlier row is older than the block, so the mask needs no true
+        # If all heads hold equally many entries, every earlier one is older than the block, so the mask needs no true
         # positions, except for a sliding window.
         key = (start, count, rows, call.window)
         if self._bias is None or self._bias[0] != key:

@@ -105,7 +105,7 @@ class Method(ABC):
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
         """Return new values of columns and states, given a block of queries (`view.queries`).
 
-        Called for `Needs(queries="since_last")`, and for the rows of every probe (`view.probe` is then set).
+        Called for `Needs(queries="since_last")`, and for the queries of every probe (`view.probe` is then set).
         """
         raise TypeError(f"{type(self).__name__} asks for queries or probes but does not define observe()")
 

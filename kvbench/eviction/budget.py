@@ -1,7 +1,7 @@
 """Budgets: whole numbers of KV entries per layer and KV head (512), or shares of each prompt (0.25, written 25%).
 
-A share is a float, a number of entries an int. Compare budgets by `order`, `label` or `named`: to ``==``, 1 (one entry)
-equals 1.0 (100%).
+A share is a float, a number of entries an int. Compare budgets by `order`, `label` or `named`, because ``==`` holds
+between 1 (one entry) and 1.0 (100%).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def label(budget: Budget) -> str:
 
 
 def named(budget: Budget | None) -> str:
-    """Return a budget as tables name it, and as a key of them: its label, or ``-`` without a budget."""
+    """Return a budget's name in tables, which is also its key: its label, or ``-`` without a budget."""
     return "-" if budget is None else label(budget)
 
 

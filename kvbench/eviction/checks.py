@@ -1,4 +1,4 @@
-"""Checks of decisions whose results may be read later, so that a decision need not wait for the device."""
+"""Checks of decisions. The host may read several results at once, so that no decision waits for the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _noted: ContextVar[Noted | None] = ContextVar("noted", default=None)
 
 
 def refuse(amount: torch.Tensor, error: MakeError) -> None:
-    """Raise error(amount) unless the integer tensor `amount` [] is 0; inside `gathered`, at the end of the block."""
+    """Raise error(amount) unless the integer tensor `amount` [] is 0; inside `with gathered()`, at the block's end."""
     noted = _noted.get()
     if noted is not None:
         noted.append((amount, error))
@@ -25,7 +25,10 @@ def refuse(amount: torch.Tensor, error: MakeError) -> None:
 
 @contextmanager
 def gathered() -> Iterator[None]:
-    """Read the checks of the block at its end, in one copy from the device; the first that fails raises its error."""
+    """Delay the checks in the block to its end and read them in one copy from the device.
+
+    The first check that fails raises its error.
+    """
     noted: Noted = []
     token = _noted.set(noted)
     try:

@@ -20,7 +20,7 @@ Pairs = list[tuple[str, Any]]  # options: name, value
 
 
 def canonical(name: str) -> str:
-    """Return the registered spelling of a method's name, or of two names joined by ``+``. Raises UserError."""
+    """Return the registered spelling of a method's name, or of two joined by ``+``. Raises UserError for others."""
     parts = name.split("+")
     if "(" in name:
         bare, option = name.partition("(")[0].strip(), name.partition("(")[2].partition("=")[0].strip() or "NAME"
@@ -46,7 +46,7 @@ def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
 
 
 def _made(name: str, options: Pairs, build: Callable[[str, Pairs], Method]) -> Method:
-    """Return one method with all options, or two combined; of two, each gets the options prefixed with its name."""
+    """Return one method with all options, or two combined methods, each with the options that its name prefixes."""
     parts = canonical(name).split("+")
     if len(parts) == 1:
         return build(parts[0], options)
@@ -57,8 +57,9 @@ def _made(name: str, options: Pairs, build: Callable[[str, Pairs], Method]) -> M
 def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
     """Return one ``--method-opt`` as the (name, value) pairs that `parse` takes for the method or methods `name`.
 
-    For one method the pair has the option's bare name. For two methods it has ``gkv.alpha``: an option given without a
-    method's name becomes one pair per method that has this option. Raises UserError.
+    For one method the pair has the option's bare name. For two methods the pair has a prefix, as in ``gkv.alpha``; an
+    option given without a prefix becomes one pair per method that has this option. Raises UserError if the prefix is
+    not one of the methods.
     """
     parts = name.split("+")
     method, dot, bare = option.rpartition(".")

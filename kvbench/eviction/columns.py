@@ -22,7 +22,7 @@ class GivenColumn(Column):
 
 
 def expanded(columns: Sequence[Column], group: int) -> tuple[Column, ...]:
-    """Return the columns as a cache stores them, for `group` query heads per KV head."""
+    """Return the columns as a cache stores them: a `QueryHeadColumn` becomes `group` columns, one per query head."""
     stored: list[Column] = []
     for column in columns:
         if isinstance(column, QueryHeadColumn):

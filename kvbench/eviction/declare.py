@@ -19,7 +19,8 @@ class Needs:
     """Tensors that the engine must collect.
 
     queries (post-RoPE): "last" and "window" keep the newest 1 and `window` queries; "since_last" hands every query to
-    `Method.observe` exactly once, the prompt's in blocks while it is read, later ones at the next eviction.
+    `Method.observe` exactly once, the prompt's in blocks while it is read, those of generated tokens at the sequence's
+    next tick.
     """
 
     queries: Literal["none", "last", "window", "since_last"] = "none"
@@ -30,7 +31,7 @@ class Needs:
 
     @property
     def width(self) -> int:
-        """Newest queries that `score` sees. With "since_last", `observe` sees all queries and `score` the window."""
+        """Number of newest queries that `score` sees. With "since_last" too; `observe` then sees all queries."""
         return {"none": 0, "last": 1}.get(self.queries, self.window)
 
 
@@ -44,7 +45,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A named float32 tensor [b, *shape] per layer, zero at first.
+    """A named float32 tensor [b, *shape] that a method keeps per sequence and layer; zero at first.
 
     `shape` may name "query_heads", "kv_heads" and "head_dim".
     """
@@ -87,7 +88,7 @@ class ScoreOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """The input of `Method.quotas` for some layers of the model; for all layers if the method is `joint`."""
+    """The input of `Method.quotas`: facts on some layers of the model, or on all layers if the method is `joint`."""
 
     budget: int  # entries per layer and KV head, averaged over the model
     layers: tuple[int, ...]  # index of each layer, as in `view.layer`; none if a `StackView` shows the layers
@@ -116,8 +117,8 @@ class Probe:
             the budget.
         keep: later probes against the same cache see these tokens too.
         span: first and last (exclusive) prompt position that the probe is about; read by `observe` only.
-        learned: name of a tensor [n, hidden] among the method's weights. Its rows are read as embeddings in place of
-            `tokens`, under the weights' low-rank adapter (`kvbench.engine.adapter`).
+        learned: name of a tensor [n, hidden] among the method's weights. Its n vectors are read as embeddings in place
+            of `tokens`, under the weights' low-rank adapter (`kvbench.engine.adapter`).
     """
 
     tokens: tuple[int, ...] = ()

@@ -118,7 +118,7 @@ def check_budget(
 ) -> None:
     """Raise UserError for a missing, needless or too small budget; a share is never too small.
 
-    group: query heads per KV head; word: what the message calls the budget.
+    group: query heads per KV head; word: the budget's name in the error message.
     """
     if not method.takes_budget:
         if budget is not None:
@@ -183,7 +183,9 @@ def as_whole(raw: object) -> int | None:
 
 
 def as_number(raw: object) -> float | None:
-    """Return the value as a float, or None; `float` alone would accept "nan", "1_0", true and non-ASCII digits."""
+    """Return the value as a float, or None if it is not a number; `float` alone would accept "nan", "1_0", true and
+    non-ASCII digits.
+    """
     if isinstance(raw, float):
         return raw
     text = "" if isinstance(raw, bool) else str(raw).strip()

@@ -32,7 +32,7 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
     """Choose the entries that stay in several layers of the same sequences.
 
     views: all layers that evict; for a `layerwise` method any of them, and for a `stacked` method also `StackView`s.
-    They may differ in entries, not in budget.
+    The views may hold different numbers of entries, but have the same budget.
     """
     outs = [_score(method, view) for view in views]
     musts = [protected(kept_always(method, v), v.positions, v.seen, v.prompt_len, v.mask) for v in views]
@@ -224,6 +224,6 @@ def check(
 
 
 def _refuse_more(held: torch.Tensor, most: int, where: str) -> None:
-    """Refuse numbers of entries above `most`."""
+    """Refuse (BudgetViolation) if a number in `held` exceeds `most`. where: words for the error message."""
     largest = torch.where(held > most, held, 0).amax()
     refuse(largest, lambda count: BudgetViolation(f"budget exceeded: {count} entries {where}."))

@@ -11,7 +11,7 @@ from kvbench.lazy import torch
 class Every:
     """Evict after every `interval` generated tokens of a sequence if it then holds more than its budget.
 
-    at_budget: call the method also when the sequence holds exactly its budget; columns may change, nothing is evicted.
+    at_budget: call the method also when the sequence holds exactly its budget; columns may then change.
     after: generated tokens by which the first interval is delayed.
     """
 
@@ -69,12 +69,14 @@ Trigger = Every | Once
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Keep the entries with the largest keys (score, then position: see `select.order_key`)."""
+    """Keep the entries with the largest sort keys (score, then position: see `select.order_key`)."""
 
     def choose(self, keys: torch.Tensor, count: int | torch.Tensor, *, distinct: bool) -> torch.Tensor:
-        """Return the mask of the `count` (one number, or [...] per row) largest int64 keys of each row, [..., n] bool.
+        """Return the mask of the `count` largest int64 sort keys along the last axis, [..., n] bool.
 
-        distinct: no two keys of a row are equal; otherwise the later of two equal keys is kept first.
+        count: one number, or a tensor [...].
+
+        distinct: no two keys along the last axis are equal; otherwise the later of two equal keys is kept first.
         """
         n = keys.shape[-1]
         if isinstance(count, torch.Tensor):

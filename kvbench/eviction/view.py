@@ -53,7 +53,7 @@ class LayerView:
 
     @property
     def layer_index(self) -> int | torch.Tensor:
-        """The index of this layer's row in weights of the whole model; in a `StackView` a tensor [b]."""
+        """The layer's index in weights that are stacked over the model's layers; in a `StackView` a tensor [b]."""
         return self.layer
 
     @property
@@ -70,7 +70,7 @@ class LayerView:
         reduce_q: Reduce | None = "mean",
         among: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the attention that `queries` pay to the entries (`window_attention`), [b, Hk, N] if both axes reduce.
+        """Return the attention of `queries` to the entries (`window_attention`), [b, Hk, N] if both axes are reduced.
 
         among: [b, Hk, N] bool; the softmax runs over these entries only, and always over a probe's own keys.
         """
@@ -94,9 +94,9 @@ class LayerView:
         )
 
     def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        """Return vectors [b, H, w, d] rotated by the model's RoPE `by` positions [b, w] or [w]; back if negative.
+        """Return vectors [b, H, w, d] that RoPE has moved forward `by` positions [b, w] or [w], or back if negative.
 
-        Requires Needs(rope=True). Moved back by its own position, a post-RoPE query is the query before rotation.
+        Requires Needs(rope=True). A post-RoPE query that is moved back by its own position is the query before RoPE.
         """
         assert self.rope is not None, "the method must declare Needs(rope=True)"
         return self.rope.rotate(x, by)
@@ -121,7 +121,7 @@ class LayerView:
         return older if self.whole else self.valid & older
 
     def noise(self) -> torch.Tensor:
-        """Return uniform noise, [b, Hk, N] float32: a hash of only (sample, eviction, layer, head, position)."""
+        """Return uniform noise, [b, Hk, N] float32: a hash of sample, eviction, layer, head and position alone."""
         heads = torch.arange(self.positions.shape[1], device=self.positions.device)[None, :, None]
         layer = self.layer_index
         if not isinstance(layer, int):
@@ -164,12 +164,12 @@ class LayerView:
 
 @dataclass(slots=True, kw_only=True)
 class StackView(LayerView):
-    """Several layers in one view, for methods that are `stacked`: axis 0 runs over sequences in layers.
+    """Several layers in one view, for methods that are `stacked`: axis 0 runs over pairs of a layer and a sequence.
 
     Reading `layer` or `ordinal` raises AttributeError, because no single layer is shown.
     """
 
-    layers: torch.Tensor  # [b] int64, the layer of each row
+    layers: torch.Tensor  # [b] int64, the layer of each element of axis 0
     layer: int = field(init=False)
     ordinal: int = field(init=False)
 

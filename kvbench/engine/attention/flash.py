@@ -1,8 +1,8 @@
 """Attention of prompts through the package flash-attn (`--attn flash`).
 
 flash-attn takes no mask, so it serves only prompts whose heads hold equally many entries; the engine uses SDPA for all
-else, decoding included. Which of the two attends for a block depends only on the run's settings and the block's place
-in the prompt.
+else, decoding included. Which of the two computes the attention of a block of tokens depends only on the run's settings
+and the block's place in the prompt.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def flash_attention(
     softcap: float | None = None,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Return the causal attention [b, t, Hq, D] of the newest t tokens to n cached rows, which include the tokens' own.
+    """Return the causal attention [b, t, Hq, D] of the newest t tokens to n entries per head, their own included.
 
-    query: [b, Hq, t, D]; keys, values: [b, Hk, n, D], oldest first. window: rows that a query sees, its own included.
+    query: [b, Hq, t, D]; keys, values: [b, Hk, n, D], oldest first. window: most entries that a query sees, its own
+    included.
     """
     from flash_attn import flash_attn_func
 
@@ -50,7 +51,7 @@ def flash_attention(
         keys.transpose(1, 2),
         values.transpose(1, 2),
         softmax_scale=scaling,
-        causal=True,  # aligned at the last query and the last row
+        causal=True,  # aligned at the last query and the last entry
         window_size=(-1, -1) if window is None else (window - 1, 0),
         softcap=softcap or 0.0,
     )

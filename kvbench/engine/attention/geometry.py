@@ -26,7 +26,7 @@ class ProbeFailed(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGeometry:
-    """One attention layer. `window` is the sliding window in tokens, None for full attention."""
+    """The shape of one attention layer. `window` is the sliding window in tokens, None for full attention."""
 
     index: int
     query_heads: int
@@ -39,11 +39,11 @@ class LayerGeometry:
     sinks: bool = False
 
     def entry_bytes(self, element: int) -> int:
-        """Bytes of a token's entries in all KV heads: K, V and a 4-byte position each. element: bytes per number."""
+        """Bytes of one token in all KV heads: K, V and a 4-byte position each. element: bytes per number of K, V."""
         return self.kv_heads * ((self.head_dim + self.value_dim) * element + (4 if self.window is None else 0))
 
     def state_shape(self, state: State) -> tuple[int, ...]:
-        """Return the shape of a method's state in this layer, its named dimensions filled in."""
+        """Return the shape of a method's state in this layer, with numbers in place of named dimensions."""
         named = {"query_heads": self.query_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
         return tuple(named[size] if isinstance(size, str) else size for size in state.shape)
 
@@ -54,7 +54,7 @@ class LayerGeometry:
 
     @property
     def evicts(self) -> bool:
-        """Whether methods evict this layer. Sliding-window layers stay rings: their memory is bounded already."""
+        """Whether methods evict this layer; never one with a sliding window, whose memory is bounded already."""
         return self.window is None
 
 
@@ -116,7 +116,7 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
 
 @contextlib.contextmanager
 def own_failures(model: Any) -> Iterator[None]:
-    """Turn errors of the model's code into ProbeFailed; errors of memory and devices pass through unchanged."""
+    """Raise ProbeFailed for an error of the model's code in the block, but leave errors of memory and devices."""
     try:
         yield
     except Exception as error:
@@ -143,7 +143,7 @@ def for_lengths(geometry: Sequence[LayerGeometry], longest: int) -> tuple[LayerG
 
 
 def check_evicts(geometry: Sequence[LayerGeometry], longest: int) -> None:
-    """Raise UserError when every layer has a sliding window, so that a method has no layer to evict."""
+    """Raise UserError when every layer has a sliding window: a method then has no layer to evict."""
     if not any(g.evicts for g in geometry):
         window = max(g.window or 0 for g in geometry)
         raise UserError(
@@ -158,7 +158,7 @@ def per_query_head(geometry: Sequence[LayerGeometry]) -> tuple[LayerGeometry, ..
 
 
 def check_equal_heads(geometry: Sequence[LayerGeometry]) -> None:
-    """Raise UserError when layers that are evicted differ in heads or dimensions; uneven budgets need equal layers."""
+    """Raise UserError when the evicted layers differ in heads or dimensions: an uneven budget needs equal layers."""
     if len({(g.kv_heads, g.head_dim, g.value_dim) for g in geometry if g.evicts}) > 1:
         raise UserError("layers of this model differ in their heads; methods with uneven budgets do not serve it.")
 

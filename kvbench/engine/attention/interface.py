@@ -4,12 +4,12 @@
 patching the model. The handler receives post-RoPE queries, keys and values of the new tokens only, because the model
 runs without transformers' cache.
 
-Attention never repeats KV heads: the g query heads of a group become g rows of one query block ("group as query").
+Attention never repeats KV heads: the g query heads of a group become g queries of one head ("group as query").
 
-Bit equality on CPU (measured): linear layers give a row the same bits at any place in the batch and beside any other
-rows, with any number of threads. Batched matrix products do so for a fixed shape; `scaled_dot_product_attention` only
-with one thread. The number of rows read changes the last bits, so it may depend on the sequence but never on its
-neighbours.
+Bit equality on CPU (measured): linear layers give a vector the same bits at any place in the batch and beside any other
+vectors, with any number of threads. Batched matrix products do so for a fixed shape; `scaled_dot_product_attention`
+only with one thread. The number of entries that attention reads changes the last bits of its result, so it may depend
+on the sequence but never on the other sequences of the batch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _replaced: dict[str, str] = {}  # name of a routing -> name of the attention imp
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One call of a layer's attention by the model."""
+    """What the model passes when it calls the attention of one layer."""
 
     layer: int
     query: torch.Tensor  # [b, Hq, t, D]
@@ -50,7 +50,7 @@ class AttentionCall:
 
     @property
     def plain(self) -> bool:
-        """Whether the logits are scaled and nothing else."""
+        """Whether the logits are only scaled: no logit cap, no sinks."""
         return self.softcap is None and self.sinks is None
 
     def for_heads(self, kv_heads: int) -> AttentionCall:
@@ -63,7 +63,7 @@ class AttentionCall:
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return `grouped_attention` of any queries to any keys, with the scaling, softcap and sinks of the call."""
+        """Return `grouped_attention` of these queries and keys, with the scaling, softcap and sinks of the call."""
         scaling, softcap, sinks = self.scaling, self.softcap, self.sinks
         return grouped_attention(query, keys, values, bias, scaling=scaling, softcap=softcap, sinks=sinks)
 
@@ -110,7 +110,7 @@ def run(model: Any, **inputs: Any) -> Any:
 
 
 class RoutedModel:
-    """A model whose every forward pass, inside `with model.routed()`, names the handler of its attention calls.
+    """A model for which the caller, inside `with model.routed()`, names a handler of attention calls per forward pass.
 
     Registering the function with transformers takes about a millisecond, changing the handler no time; so prefill and
     decoding alternate within one `routed()` block. hidden: see `route`.
@@ -161,9 +161,9 @@ def set_implementation(model: Any, name: str) -> None:
 
 @functools.cache
 def _functions(name: str) -> tuple[Callable[..., tuple[torch.Tensor, None]], Callable[..., None]]:
-    """Return a routing's attention function and its hook, which notes hidden states; torch.compile leaves both alone.
+    """Return the attention function of the routing `name` and the hook that notes hidden states; neither is compiled.
 
-    A later routing of the same name gets the same functions, because compiled layers are valid for these only.
+    A later routing of the same name gets the same functions, because compiled layers are valid only with these.
     """
 
     @torch.compiler.disable

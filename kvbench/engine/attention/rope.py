@@ -37,6 +37,6 @@ def read_rope(model: Any) -> Rope:
 
 
 def _frequencies(model: Any) -> list[torch.Tensor]:
-    """Return the candidates: every buffer of the model with transformers' name for RoPE frequencies."""
+    """Return every buffer of the model that has transformers' name for RoPE frequencies."""
     buffers = {name: buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
     return [buffers[name].float() for name in sorted(buffers)]

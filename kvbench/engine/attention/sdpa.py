@@ -1,9 +1,9 @@
 """Attention of queries in groups by torch's `scaled_dot_product_attention`, on CPU and CUDA.
 
-The g query heads of a group share keys and values without a copy of these. One query per head becomes g query rows. A
-block of t queries becomes g * t rows on CPU, where rows of one head are fastest; there the mask is repeated g times.
-CUDA gets a batch of groups, whose g heads are views of one KV head: the mask is not repeated, and a causal block needs
-none, so that flash attention serves it.
+The g query heads of a group share keys and values without a copy of these. With one query per head, the group's g
+queries become queries of one head. So do the g * t queries of a block of t tokens on CPU, where many queries of one
+head are fastest; there the mask is repeated g times. CUDA gets a batch of groups, whose g heads are views of one KV
+head: the mask is not repeated, and a causal block needs none, so that flash attention serves it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ _CUDA_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SD
 
 
 def newest_rows(count: int, rows: int) -> torch.Tensor | None:
-    """Return a mask, without its elements, that lets the i-th of `count` queries see all but the count - 1 - i newest
-    rows; None if it hides nothing. Only `grouped_sdpa` on CUDA reads it.
+    """Return the causal mask of the newest `count` of `rows` tokens, in a form of torch that stores no elements.
+
+    Query i (from 0) sees all keys but the newest count - 1 - i. None if no key is hidden. Only `grouped_sdpa` on CUDA
+    reads it.
     """
     return causal_lower_right(count, rows) if count > 1 else None
 
@@ -41,14 +43,17 @@ def grouped_sdpa(
 def _one_query(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """Attend with rows over (query head in group, token); `bias` has as many rows, or one for all."""
+    """Attend with all queries of a group, over (query head, token), as queries of one head.
+
+    bias: one line per query, or one line for all.
+    """
     return F.scaled_dot_product_attention(query.flatten(2, 3), keys, values, attn_mask=bias, scale=scaling)
 
 
 def _groups_as_batch(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """Attend with b * Hk sequences of g heads."""
+    """Attend with each of the b * Hk groups as a sequence of its own, which has g query heads."""
     g = query.shape[2]
     if bias is not None and not isinstance(bias, CausalBias) and bias.shape[:2] != (1, 1):
         bias = bias.expand(*keys.shape[:2], *bias.shape[2:]).flatten(0, 1)[:, None]

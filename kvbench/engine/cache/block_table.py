@@ -1,7 +1,8 @@
 """`BlockTable`: which pages of a pool belong to which head, and how many entries each head holds.
 
-The host decides about memory, so its arrays are the truth. The device has a copy of both; on a CPU they are the same
-memory. A table changes at few places per step, and only these are copied; lengths are few and copied whole.
+The host decides about memory, so its arrays are the truth. The device has a copy of the tables and the lengths; on a
+CPU both are the same memory as the host's. A table changes at few places per step, and only these are copied; lengths
+are few and copied whole.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from kvbench.engine.upload import upload
 
 
 class BlockTable:
-    """Block tables [rows, Hk, W] and lengths [rows, Hk] of a stack; rows as in `stack`.
+    """Block tables [rows, Hk, W] and lengths [rows, Hk] of a stack. A row is one layer of one slot (see `stack`).
 
-    pages: pages of each head. entries: of each slot, the sum of lengths over its layers and heads; used: the pages that
-    hold these, without those allocated for its next entries.
+    W: most pages of a head, the width of the table. lengths: entries of each head; pages: pages of each head. entries:
+    entries of each slot in all its layers and heads; used: the pages that these entries fill, without pages allocated
+    for later entries.
     """
 
     def __init__(self, pool: Pool, rows: int, slots: int, heads: int, expected: int, device: torch.device) -> None:
@@ -33,7 +35,7 @@ class BlockTable:
         self._changed: list[np.ndarray] = []  # places of the flat table that the device lacks
 
     def resize(self, rows: np.ndarray, lengths: np.ndarray) -> None:
-        """Give the heads of these rows `lengths` [b, Hk] entries, and exactly the pages for them."""
+        """Set the heads of these rows to `lengths` [b, Hk] entries, and give each exactly the pages that these fill."""
         self.reserve(rows, lengths)
         before, slots = self.lengths[rows], rows % self.slots
         np.add.at(self.entries, slots, (lengths - before).sum(axis=1))
@@ -42,7 +44,7 @@ class BlockTable:
         self._lengths = None
 
     def reserve(self, rows: np.ndarray, lengths: np.ndarray) -> None:
-        """Allocate and free pages so that the heads of these rows have room for exactly `lengths` [b, Hk] entries."""
+        """Allocate and free pages, so that each head of these rows has as many as `lengths` [b, Hk] entries fill."""
         wanted, width = -(-lengths // PAGE), self.table.shape[2]
         if (most := int(wanted.max(initial=0))) > width:
             self.table = np.pad(self.table, ((0, 0), (0, 0), (0, max(most, 2 * width) - width)))
@@ -65,7 +67,7 @@ class BlockTable:
         self._changed.append(np.ravel_multi_index((row[changed], head[changed], at), self.table.shape))
 
     def make_room(self, ahead: np.ndarray) -> None:
-        """Allocate the pages for the next `ahead` [slots] entries of every head of each slot."""
+        """Allocate pages so that every head has room for its slot's next entries. ahead: [slots], their number."""
         room, wanted = self.pages * PAGE, self.lengths + np.resize(ahead, len(self.lengths))[:, None]
         short = np.nonzero((wanted > room).any(axis=1))[0]
         if short.size:
@@ -100,18 +102,18 @@ class BlockTable:
         return self._table
 
     def at(self, rows: slice | torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Return the rows of the pool at places [b, Hk, n] of the heads of these rows, int64."""
+        """Return where the pool stores the entries at `places` [b, Hk, n] of the heads of these rows, int64."""
         page = self.table_on_device()[rows].gather(-1, (places // PAGE).long())
         return page.long() * PAGE + places % PAGE
 
     def first(self, rows: slice | torch.Tensor, count: int) -> torch.Tensor:
-        """Return the rows of the pool at the first `count` places of the heads of these rows, [b, Hk, count] int64."""
+        """Return where the pool stores the first `count` entries of each head of these rows: [b, Hk, count] int64."""
         page = self.table_on_device()[rows][..., : -(-count // PAGE)].long()
         within = torch.arange(PAGE, device=self.device)
         return (page[..., None] * PAGE + within).flatten(-2)[..., :count].contiguous()
 
     def live(self, rows: np.ndarray) -> torch.Tensor:
-        """Return the rows of the pool at all live places of these rows, in order of row, head and place, int64."""
+        """Return where the pool stores all entries of these rows, in order of row, head and place, int64."""
         row, head, place = np.nonzero(np.arange(self.lengths[rows].max(initial=0)) < self.lengths[rows][..., None])
         page = self.table[rows[row], head, place // PAGE].astype(np.int64)
         return upload(page * PAGE + place % PAGE, self.device)

@@ -1,9 +1,9 @@
 """DenseCache: every head of a slot holds the same number of entries, so one length per slot serves all heads.
 
-K and V of all layers of one geometry are one tensor [rows, kv_heads, capacity, head_dim] (see `stack`); of each row the
-first `length` entries are live. Compaction to C entries fills holes: kept entries in the first C places stay, kept
-entries behind them move into the holes. So compaction moves at most the entries added since the last eviction,
-whatever the size of the cache.
+K of all layers of one geometry is one tensor [rows, kv_heads, capacity, head_dim], V another; a row is one layer of one
+slot (see `stack`). In each head of a row, the first `length` places hold entries. Compaction to C entries fills holes:
+kept entries in the first C places stay, kept entries behind them move into the holes. So compaction moves at most the
+entries added since the last eviction, whatever the size of the cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvbench.eviction.columns import fixed
 
 
 class DenseStore(EvictingStore):
-    """One layer of all slots: K, V [S, Hk, capacity, D], positions and columns [S, Hk, capacity]."""
+    """One layer of a dense cache, in all slots: K, V [S, Hk, capacity, D], positions and columns [S, Hk, capacity]."""
 
     def __init__(self, stack: DenseStack, place: int) -> None:
         rows = stack.of_layer(place)
@@ -42,7 +42,7 @@ class DenseStore(EvictingStore):
 
 
 class DenseStack(Stack):
-    """lengths: the cache's list of live entries per slot, shared by all layers."""
+    """Layers of one geometry in a dense cache. lengths: entries per head of each slot, the cache's own list."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class DenseCache(SlotCache):
             self.lengths[slot] = length
 
     def make_room(self, ahead: Sequence[int]) -> None:
-        """Do nothing: the rows of every slot are allocated."""
+        """Do nothing: the memory of every slot was allocated when the cache was made."""
 
     def advance(self, slots: Sequence[int]) -> None:
         super().advance(slots)

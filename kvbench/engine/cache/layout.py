@@ -23,7 +23,7 @@ Layout = Literal["auto", "dense", "paged"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """The longest sequences of a cell, in tokens."""
+    """The most tokens that a sequence of a cell may have: in all, in its output, and in its prompt's tail."""
 
     total: int  # prompt plus output
     output: int
@@ -49,7 +49,10 @@ def entry_budget(method: Method, budget: float | None, prompt_len: int, group: i
 
 
 def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths, group: int = 1) -> int:
-    """Return how many rows per head a slot needs: budget plus growth between evictions, or the whole sequence."""
+    """Return how many entries each head of a slot must have room for.
+
+    This is the budget, the tail and the growth between evictions together, or the longest sequence if that is less.
+    """
     if not method.takes_budget or budget is None:
         return lengths.total
     growth = method.during("decode").trigger(interval).growth
@@ -59,7 +62,7 @@ def capacity(method: Method, budget: float | None, interval: int, lengths: Lengt
 
 
 def stored_queries(method: Method, interval: int, longest: int) -> tuple[int, int]:
-    """Return how many of the newest queries to store while a prompt is read, and how many in the slots afterwards."""
+    """Return how many of the newest queries a layer stores: while a prompt is read, and in each slot afterwards."""
     decode = method.during("decode")
     trigger, needs = decode.trigger(interval), decode.needs()
     after = 0
@@ -73,8 +76,8 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
     """Return the geometry of the cache for a method and sequences of at most `longest` tokens.
 
     Sliding windows of at least `longest` tokens become full attention. For a method that keeps entries per query head,
-    every query head counts as a KV head. Raises UserError when no layer can be evicted, or when layers with an uneven
-    budget differ in heads.
+    every query head counts as a KV head. Raises UserError when no layer can be evicted, or when the method spreads its
+    budget unevenly and the evicted layers differ in heads.
     """
     fitted = layer_shapes.for_lengths(geometry, longest)
     if method.evicts:
@@ -94,7 +97,7 @@ def check_prefill(method: Method, prefill: str, name: str = "") -> None:
 
 
 def layer_by_layer(method: Method, prefill: str) -> bool:
-    """Return whether one forward pass reads a whole prompt, and each layer is evicted right after its attention."""
+    """Return whether a prompt is read in one forward pass, in which each layer is evicted right after its attention."""
     acting = method.during("prefill")
     return prefill == "full" and acting.evicts and acting.layerwise and not acting.needs().probes
 
@@ -102,7 +105,7 @@ def layer_by_layer(method: Method, prefill: str) -> bool:
 def shape_of(
     geometry: Sequence[LayerGeometry], method: Method, budget: float | None, interval: int, lengths: Lengths, slots: int
 ) -> Shape:
-    """Return the shape of a cache for these sequences; `geometry`: the model's, not the result of `fit`."""
+    """Return the size of a cache for sequences of these lengths. geometry: the model's, not the result of `fit`."""
     group = largest_group(geometry)
     rows = capacity(method, budget, interval, lengths, group)
     return Shape(
@@ -124,7 +127,7 @@ def make_cache(
     dtype: torch.dtype,
     layout: Layout = "auto",
 ) -> SlotCache:
-    """Return an empty cache; "auto" is dense for methods that keep equally many entries in every head, else paged."""
+    """Return an empty cache. layout: "auto" is dense for methods that keep all heads equally long, else paged."""
     if layout == "auto":
         layout = "dense" if method.uniform else "paged"
     if layout == "dense" and not method.uniform:
@@ -134,5 +137,5 @@ def make_cache(
 
 
 def plan_slot_bytes(geometry: Sequence[LayerGeometry], method: Method, shape: Shape, dtype: torch.dtype) -> int:
-    """Return the bytes per slot, without allocating them."""
+    """Return the bytes of one slot of a cache, without allocating the cache."""
     return make_cache(geometry, method, shape, torch.device("meta"), dtype).slot_bytes()

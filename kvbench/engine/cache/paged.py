@@ -1,13 +1,13 @@
 """PagedCache: every layer and KV head of a slot has its own number of entries, in its own pages.
 
 K, V, positions and columns lie in a pool of pages, one pool per shape of entry; a page belongs to one head of one layer
-of one slot. A block table lists the pages of a head in order, so the head's logical row r is row r % PAGE of its page
-r // PAGE. Free pages are a list. Compaction fills holes within a head, in the same order as in the dense layout, so
+of one slot. A block table lists the pages of a head in order, so the head's entry i lies at place i % PAGE of its page
+i // PAGE. Free pages are a list. Compaction fills holes within a head, in the same order as in the dense layout, so
 that both layouts give the same tokens for a method that keeps heads equal; empty pages return to the list.
 
 Block tables and lengths are kept on the host (numpy), because memory is allocated by them. `PagedStack` has copies of
-both on the device, brought up to date when they are asked for. Page 0 is never allocated: idle slots, and places that
-have nothing to write, write there.
+both on the device, brought up to date when they are asked for. Page 0 is never allocated: idle slots write there, and
+so do the unused places of a write whose shape is fixed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvbench.eviction.columns import fixed
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A decision that `PagedCache.settle` carries out."""
+    """The kept entries that a method has chosen for a batch; `PagedCache.settle` then drops the others."""
 
     batch: RowBatch
     keep: torch.Tensor  # [b, Hk, n] bool
@@ -39,7 +39,7 @@ class Cut:
 
 
 class PagedStore(EvictingStore):
-    """One layer of all slots; its entries lie in the stack's pool."""
+    """One layer of a paged cache, in all slots; its entries lie in the stack's pool."""
 
     def __init__(self, stack: PagedStack, place: int) -> None:
         rows = stack.of_layer(place)
@@ -48,7 +48,7 @@ class PagedStore(EvictingStore):
         self.stack, self.rows, self.pool = stack, rows, stack.pool
 
     def table(self) -> torch.Tensor:
-        """Return the block tables on the device, [S, Hk, W] int32."""
+        """Return the block tables of this layer on the device, [S, Hk, W] int32."""
         return self.stack.blocks.table_on_device()[self.rows]
 
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
@@ -82,7 +82,7 @@ class PagedStack(Stack):
         self._cuts: list[Cut] = []
 
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many entries a view shows of each row, and whether some heads are padded to that number.
+        """Return how many places per head a view of each row shows, and whether shorter heads are padded to it.
 
         A row with uneven heads is padded to whole pages: rows of equal padded length can form one batch, and no row's
         padding depends on another row.
@@ -125,12 +125,15 @@ class PagedStack(Stack):
         self._cuts.append(Cut(batch, keep, counts, movers.view(1)))
 
     def cuts(self) -> list[Cut]:
-        """Return the decisions since the last call."""
+        """Return the decisions made since the last call of this function."""
         cuts, self._cuts = self._cuts, []
         return cuts
 
     def carry_out(self, cut: Cut, counts: np.ndarray, movers: int) -> None:
-        """Move the kept entries of a decision to the front and give back the pages behind. counts: its on the host."""
+        """Move the kept entries of a decision to the front of their heads, and free the pages behind them.
+
+        counts, movers: the numbers in `cut`, read by the host.
+        """
         batch = cut.batch
         front = _front(cut.keep, cut.counts)
         places = moves(front & ~cut.keep, cut.keep & ~front, movers)
@@ -167,7 +170,7 @@ class PagedCache(SlotCache):
         self._heads = sum(g.kv_heads for g in geometry if g.evicts)
 
     def make_room(self, ahead: Sequence[int]) -> None:
-        """Allocate pages for the next `ahead` [S] entries of every head of each slot."""
+        """Allocate pages so that every head has room for its slot's next entries. ahead: [S], their number."""
         for stack in self.stacks:
             stack.blocks.make_room(np.array(ahead))
 
@@ -185,7 +188,7 @@ class PagedCache(SlotCache):
         return float(sum(stack.blocks.entries[slot] for stack in self.stacks)) / max(1, self._heads)
 
     def settle(self, sizes: Mapping[int, int]) -> None:
-        """Carry out all decisions. The host reads the kept entries of all heads in one copy, to give back pages."""
+        """Carry out all decisions. To free pages, the host reads in one copy how many entries each head keeps."""
         cuts = [(stack, cut) for stack in self.stacks for cut in stack.cuts()]
         if not cuts:
             return
@@ -211,5 +214,5 @@ class PagedCache(SlotCache):
 
 
 def _front(keep: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return the mask of the first places of each head, as many as are kept, [b, Hk, n]."""
+    """Return the mask [b, Hk, n] of each head's first places, as many as it keeps entries (`counts` [b, Hk])."""
     return torch.arange(keep.shape[-1], device=keep.device) < counts[..., None]

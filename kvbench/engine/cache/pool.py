@@ -15,7 +15,7 @@ PAGE = 16  # entries
 
 
 class Pool:
-    """Pages for entries of one shape, shared by all layers with that shape."""
+    """Pages for entries of one shape, shared by all layers whose entries have that shape."""
 
     def __init__(
         self, geometry: LayerGeometry, shape: Shape, pages: int, device: torch.device, dtype: torch.dtype
@@ -46,7 +46,7 @@ class Pool:
 
 
 def pages(layers: Sequence[LayerGeometry], shape: Shape) -> int:
-    """Return how many pages suffice for all slots: the pages that `shape.rows` rows per head fill, plus one per head.
+    """Return how many pages suffice for all slots: the pages that `shape.rows` entries fill, plus one, for every head.
 
     The additional page is for a head's last page, which may be partly filled.
     """

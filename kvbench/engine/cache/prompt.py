@@ -3,8 +3,8 @@
 A layer may be evicted right after its attention, so peak memory can be one layer's full KV plus the other layers'
 budgets.
 
-Letters: b prompts of equal length (one, except in `EvictionCache` and in a replay), Hk KV heads, n rows, D head
-dimension.
+Letters: b prompts of equal length (one, except in `EvictionCache` and in a replay), Hk KV heads, n entries per head, D
+head dimension. `rows` is a number of entries per head, counted in storage order.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kvbench.eviction.view import LayerView
 
 
 class PromptCache:
-    """All layers of b equally long prompts.
+    """The KV caches of b equally long prompts, with all their layers.
 
-    queries: number of newest queries that every layer stores; size: tokens to allocate at first; noise_keys: per
-    prompt, the seed of the method's random numbers.
+    queries: number of newest queries that every layer stores; size: tokens to allocate memory for at first; noise_keys:
+    per prompt, the seed of the method's random numbers.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class PromptCache:
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
         self.device = device
         self.peak_bytes = 0
-        self.prompt_rows: dict[int, int] = {}  # rows of each layer that no probe added; empty before the first probe
+        self.prompt_rows: dict[int, int] = {}  # by layer, entries per head that no probe added; {} without probes
         self.extra = 0  # tokens of kept probes
         self._by_index = {g.index: g for g in geometry}
 
     def layer(self, index: int, like: torch.Tensor) -> PromptLayer:
-        """Return a layer, created on first use with the dtype and device of `like`."""
+        """Return the layer of this index, created on first use with the dtype and device of `like`."""
         if index not in self.layers:
             b = len(self.noise_keys)
             self.layers[index] = PromptLayer(self._by_index[index], b, self.size, self.rules.method, self.queries, like)
@@ -77,7 +77,7 @@ class PromptCache:
         probe: Probe | None = None,
         own: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> LayerView:
-        """Build the method's view of a layer's first `rows` rows. own: keys and positions of the probe's tokens."""
+        """Build the method's view of a layer's first `rows` entries. own: keys and positions of a probe's tokens."""
         b = len(self.noise_keys)
 
         def same(value: int) -> torch.Tensor:
@@ -109,7 +109,7 @@ class PromptCache:
         layer.write(self.rules.method.observe(view))
 
     def hand_over(self, layer: PromptLayer, queries: torch.Tensor, positions: torch.Tensor, rows: int) -> None:
-        """Let the method observe a block of the prompt's queries; the last query attends to the first `rows` rows."""
+        """Let the method observe a block of the prompt's queries; the last one sees the first `rows` entries."""
         before, self.seen = self.seen, int(positions[-1]) + 1
         self.observe(layer, self.view(layer, queries, positions, rows))
         self.seen = before
@@ -132,7 +132,7 @@ class PromptCache:
             layer.keep(verdict.keep)
 
     def reduce(self) -> bool:
-        """Evict all layers if they hold more entries than allowed; return whether they did."""
+        """Evict all layers if they hold more entries than allowed; return whether they were evicted."""
         if not (self.acting.evicts and self.full()):
             return False
         indices, most = [g.index for g in self.evicting], self.allowed()
@@ -180,13 +180,13 @@ class PromptCache:
         return other
 
     def forget_windows(self) -> None:
-        """Drop the rows that have left the sliding windows."""
+        """Drop the entries that have left the sliding windows of their layers."""
         for g in self.geometry:
             if g.window is not None:
                 self.layers[g.index].forget_before(self.seen - g.window + 1)
 
     def held(self) -> float:
-        """Return the mean entries over heads and over the layers that are evicted."""
+        """Return the number of entries that a head holds, a mean over the heads of all layers that are evicted."""
         return sum(self.layers[g.index].held() for g in self.evicting) / max(1, len(self.evicting))
 
     def _newest_queries(self, layer: PromptLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:

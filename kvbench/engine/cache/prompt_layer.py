@@ -1,10 +1,11 @@
-"""One layer of a prompt's KV cache: it grows by blocks of tokens, loses rows at evictions, and is packed at the end.
+"""One layer of a prompt's KV cache: it grows by blocks of tokens, loses entries at evictions, and is packed at the end,
+which removes padding.
 
-Heads may end with different numbers of entries; they are then padded to the longest, and `valid` marks the rows that
-exist.
+Heads may end with different numbers of entries; shorter heads are then padded to the longest, and `valid` marks the
+places that hold an entry.
 
-Letters: b prompts of equal length (one, except in `EvictionCache` and in a replay), Hk KV heads, n rows, D head
-dimension, t new tokens.
+Letters: b prompts of equal length (one, except in `EvictionCache` and in a replay), Hk KV heads, n entries per head
+with padding, D head dimension, t new tokens. `rows` is a number of entries per head.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kvbench.eviction.columns import expanded
 
 @dataclass(slots=True)
 class PackedLayer:
-    """One layer of one sequence without padding: the rows of its heads one after the other."""
+    """One layer of one sequence without padding: the entries of its heads, one head after the other."""
 
     lengths: list[int]  # of each head
     keys: torch.Tensor  # [sum of lengths, D]
@@ -37,7 +38,7 @@ class PackedLayer:
 
 
 class PromptLayer:
-    """One layer of b prompts."""
+    """One layer of the KV caches of b prompts."""
 
     def __init__(
         self, geometry: LayerGeometry, b: int, rows: int, method: Method, queries: int, like: torch.Tensor
@@ -55,7 +56,7 @@ class PromptLayer:
         width = queries if g.evicts else 0
         self.queries = torch.zeros(b, g.query_heads, width, g.head_dim, device=device, dtype=like.dtype)
         self.rows = 0
-        self.valid: torch.Tensor | None = None  # [b, Hk, rows]; None: every row exists
+        self.valid: torch.Tensor | None = None  # [b, Hk, rows]; None: every place holds an entry
 
     def append(self, key: torch.Tensor, value: torch.Tensor, query: torch.Tensor, start: int) -> None:
         """Add t tokens from position `start`: key, value [b, Hk, t, D], query [b, Hq, t, D]."""
@@ -75,22 +76,22 @@ class PromptLayer:
         self.rows = end
 
     def keep(self, mask: torch.Tensor) -> None:
-        """Keep the rows of mask [b, Hk, rows]; drop all others and free their memory."""
+        """Keep the entries that `mask` [b, Hk, rows] marks; drop all others and free their memory."""
         counts = mask.sum(dim=-1)
         longest = int(counts.max())
-        # A stable sort moves the kept rows to the front without changing their order.
+        # A stable sort moves the kept entries to the front without changing their order.
         self._take((~mask).to(torch.uint8).argsort(dim=-1, stable=True)[..., :longest])
         exists = torch.arange(longest, device=mask.device) < counts[..., None]
         self.valid = None if bool(exists.all()) else exists
 
     def shown(self, rows: int) -> Rows:
-        """Return the first `rows` rows."""
+        """Return the first `rows` entries of every head."""
         columns = {name: column[:, :, :rows] for name, column in self.columns.items()}
         valid = None if self.valid is None else self.valid[:, :, :rows]
         return Rows(self.keys[:, :, :rows], self.values[:, :, :rows], self.positions[:, :, :rows], columns, valid)
 
     def write(self, values: dict[str, torch.Tensor]) -> None:
-        """Store new values by name: of columns [b, Hk, n] for the first n rows, and of states."""
+        """Store new values by name: of columns [b, Hk, n] for the first n entries of every head, and of states."""
         for name, value in values.items():
             if name in self.columns:
                 self.columns[name][:, :, : value.shape[-1]] = value
@@ -98,13 +99,13 @@ class PromptLayer:
                 self.states[name] = value
 
     def truncate(self, rows: int) -> None:
-        """Drop the rows from index `rows` on."""
+        """Keep the first `rows` entries of every head and drop the others."""
         self.rows = rows
         if self.valid is not None:
             self.valid = self.valid[:, :, :rows]
 
     def forget_before(self, position: int) -> None:
-        """Drop the rows at positions before `position`, which the sliding window has passed."""
+        """Drop the entries at positions before `position`, which the sliding window has passed."""
         first = int((self.positions[0, 0, : self.rows] < position).sum())
         self._take(torch.arange(first, self.rows, device=self.keys.device).expand(*self.positions.shape[:2], -1))
 
@@ -133,7 +134,7 @@ class PromptLayer:
         )
 
     def held(self) -> float:
-        """Return the mean entries over heads and prompts."""
+        """Return the number of entries that a head holds, a mean over heads and prompts."""
         return float(self.rows if self.valid is None else self.valid.float().sum(dim=-1).mean())
 
     def bytes(self) -> int:
@@ -142,7 +143,7 @@ class PromptLayer:
         return sum(t.nbytes for t in tensors) + 4 * self.positions.numel()
 
     def _take(self, order: torch.Tensor) -> None:
-        """Keep only the rows order [b, Hk, m] of every head, in that order."""
+        """Keep only the entries with the indices `order` [b, Hk, m] in every head, in that order."""
 
         def taken(x: torch.Tensor) -> torch.Tensor:
             index = order if x.dim() == 3 else order[..., None].expand(-1, -1, -1, x.shape[-1])

@@ -1,10 +1,11 @@
 """SlotCache: the KV memory of a fixed number of slots, one sequence each; the common interface of both layouts.
 
-Keys are stored after RoPE at their true position and never re-indexed. After an eviction a head's rows are in storage
-order, not text order. `dense.DenseCache` serves methods that keep equally many entries in every head,
-`paged.PagedCache` all others. Layers with a sliding window are rings of `window` rows, which no method evicts.
+Keys are stored after RoPE at their true position and never re-indexed. After an eviction a head's entries are in
+storage order, not text order. `dense.DenseCache` serves methods that keep equally many entries in every head,
+`paged.PagedCache` all others. Layers with a sliding window are ring buffers of `window` entries per head, which no
+method evicts.
 
-Letters: S slots, b slots of a batch, Hk KV heads, n rows, D head dimension, t new tokens.
+Letters: S slots, b slots of a batch, Hk KV heads, n entries per head, D head dimension, t new tokens.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The size of a cache."""
+    """The size of a cache. `rows` is a number of entries per head."""
 
     slots: int
     rows: int  # entries per head that a slot has room for, averaged over layers and heads
-    bounded: bool  # a budget keeps every slot's length near `rows`, so each step reads all rows
-    longest: int  # most tokens of a sequence; rings of sliding-window layers have at most this many rows
+    bounded: bool  # a budget keeps every slot's length near `rows`, so each step reads all places
+    longest: int  # most tokens of a sequence; rings of sliding-window layers have at most this many places
     columns: tuple[Column, ...] = ()
     states: tuple[State, ...] = ()
     queries: int = 0  # number of newest queries stored per slot
 
 
 class Store:
-    """Base of all layers of a cache, with the newest queries and the method's states of each slot.
+    """Base of the layers of a cache; holds the newest queries and the method's states of each slot.
 
     queries: [S, Hq, width, D]; the query of position p lies at p % width. states: each [S, ...].
     """
@@ -48,7 +49,7 @@ class Store:
         self.geometry, self.queries, self.states = geometry, queries, states
 
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
-        """Copy a layer of one sequence with `seen` tokens to several slots. index: the slots as a tensor."""
+        """Copy this layer of one sequence of `seen` tokens to several slots. index: the slots as a tensor."""
         for name, state in self.states.items():
             state[index] = packed.states[name]
         if width := self.queries.shape[2]:
@@ -69,7 +70,7 @@ class Store:
 
 
 class RingStore(Store):
-    """A sliding-window layer: the row of position p is p % rows."""
+    """A sliding-window layer, a ring buffer: the entry of position p lies at place p % capacity."""
 
     def __init__(self, geometry: LayerGeometry, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
         assert geometry.window is not None
@@ -97,10 +98,10 @@ class EvictingStore(Store):
 
 
 class SlotCache(ABC):
-    """All layers of all slots.
+    """The KV memory of all layers and slots.
 
     seen: tokens read so far per slot, which is also the sequence's next absolute position. 0 marks an idle slot.
-    fresh: per slot, how many of its newest entries have no positions and columns yet (`complete`).
+    fresh: per slot, how many newest entries of a head have no positions and columns yet (see `Stack.complete`).
     """
 
     layers: list[RingStore | EvictingStore]
@@ -127,7 +128,7 @@ class SlotCache(ABC):
 
     @abstractmethod
     def make_room(self, ahead: Sequence[int]) -> None:
-        """Allocate memory for the next `ahead` [S] tokens of each slot."""
+        """Make room for the next tokens of each slot. ahead: [S], their number."""
 
     def advance(self, slots: Sequence[int]) -> None:
         """Count the token that a step has written to each of these slots."""
@@ -141,15 +142,18 @@ class SlotCache(ABC):
 
     @abstractmethod
     def held(self, slot: int) -> float:
-        """Return the slot's mean entries over the heads and layers that are evicted."""
+        """Return the number of entries that a head of the slot holds, a mean over all heads of evicted layers."""
 
     @abstractmethod
     def settle(self, sizes: Mapping[int, int]) -> None:
-        """Complete evictions after `Stack.compact` of all layers of these slots. sizes: entries allowed, by slot."""
+        """Finish an eviction of these slots, once `Stack.compact` has been called for all their layers.
+
+        sizes: the entries per head that each slot may keep, by slot.
+        """
 
     @abstractmethod
     def live_bytes(self, slot: int) -> int:
-        """Return the bytes of a slot's sequence: K, V, positions, columns, stored queries, states, rings."""
+        """Return the bytes that a slot's sequence uses now: K, V, positions, columns, stored queries, states, rings."""
 
     @abstractmethod
     def extra_bytes(self, slot: int) -> int:
@@ -163,11 +167,11 @@ class SlotCache(ABC):
         return self.bytes() // self.slots
 
     def fixed_bytes(self, seen: int) -> int:
-        """Return a slot's bytes beside its entries: stored queries, states, and rings filled by `seen` tokens."""
+        """Return the bytes of a slot that no eviction frees: stored queries, states, rings filled by `seen` tokens."""
         rings, element = (layer for layer in self.layers if isinstance(layer, RingStore)), self.dtype.itemsize
         return self.stored_bytes + sum(min(seen, r.capacity) * r.geometry.entry_bytes(element) for r in rings)
 
     @cached_property
     def stored_bytes(self) -> int:
-        """Bytes of one slot's stored queries and states, which never change."""
+        """Bytes of one slot's stored queries and states, the same for any number of tokens."""
         return sum(layer.extra_bytes() for layer in self.layers)

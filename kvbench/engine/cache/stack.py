@@ -1,7 +1,7 @@
 """`Stack`: all evicting layers of one geometry in common tensors, so that an eviction can take them at once.
 
-Axis 0 of its tensors runs over rows: the layers one after the other, in each layer the slots. A slot's row in the layer
-at place i is i * slots + slot. Decode steps see a layer through its `EvictingStore`, evictions see rows.
+Axis 0 of its tensors runs over rows. A row is one layer of one slot: row i * slots + slot is that of the slot in the
+i-th layer of the stack. Decode steps see a layer through its `EvictingStore`, evictions see rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCRATCH_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
 
 @dataclass(slots=True, kw_only=True)
 class RowBatch(Batch):
-    """Rows of a stack that a method decides about together. Tensors are [b]."""
+    """Rows of a stack (each one layer of one slot) that a method decides about together. Tensors are [b]."""
 
     rows: np.ndarray  # [b] on the host, ascending
     index: torch.Tensor  # [b] the same
@@ -47,7 +47,7 @@ class Stack(ABC):
         self._indices = np.array([member.index for member in members])
 
     def rows_of(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the rows of these slots in all layers."""
+        """Return the rows of these slots in all layers of the stack."""
         return (np.arange(len(self.members))[:, None] * self.slots + np.sort(np.array(slots, dtype=np.int64))).ravel()
 
     def layer_indices(self, rows: np.ndarray) -> np.ndarray:
@@ -55,11 +55,14 @@ class Stack(ABC):
         return self._indices[rows // self.slots]
 
     def of_layer(self, place: int) -> slice:
-        """Return the rows of the layer at a place in `members`."""
+        """Return the rows of all slots in the layer `members[place]`."""
         return slice(place * self.slots, (place + 1) * self.slots)
 
     def at_once(self, entries: int, queries: int) -> int:
-        """Return how many rows with so many entries per head one view may have (`SCRATCH_BYTES`)."""
+        """Return how many rows one view may have, so that its scratch stays within `SCRATCH_BYTES`.
+
+        entries: entries per head of a row; queries: queries per head that the view holds.
+        """
         g = self.geometry
         floats = 2 * g.kv_heads * (g.head_dim + g.value_dim) + g.query_heads * queries
         return max(1, SCRATCH_BYTES.get(self.device.type, SCRATCH_BYTES["cpu"]) // (4 * max(1, entries) * floats))
@@ -87,19 +90,19 @@ class Stack(ABC):
 
     @abstractmethod
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many entries per head a view shows of each row, and whether some heads have fewer."""
+        """Return how many places per head a view of each row shows, and whether some heads hold fewer entries."""
 
     @abstractmethod
     def filled(self, rows: np.ndarray) -> np.ndarray:
-        """Return a number per row; `complete` can take rows together whose numbers are equal."""
+        """Return a number for each row. `complete` takes several rows in one call only if their numbers are equal."""
 
     @abstractmethod
     def complete(self, batch: RowBatch, new: int) -> None:
-        """Write the positions and initial column values of the `new` newest entries of these rows."""
+        """Write the positions and initial column values of the newest `new` entries in each head of these rows."""
 
     @abstractmethod
     def entries(self, batch: RowBatch) -> Rows:
-        """Return the live entries of the batch, with their columns."""
+        """Return the entries of the batch's rows, with their columns."""
 
     @abstractmethod
     def write_column(self, batch: RowBatch, name: str, value: torch.Tensor) -> None:
@@ -107,11 +110,11 @@ class Stack(ABC):
 
     @abstractmethod
     def compact(self, batch: RowBatch, keep: torch.Tensor) -> None:
-        """Drop all entries that the mask `keep` [b, Hk, n] does not keep; `SlotCache.settle` completes it."""
+        """Drop the entries that the mask `keep` [b, Hk, n] does not mark. `SlotCache.settle` finishes the eviction."""
 
 
 def alike(geometry: Sequence[LayerGeometry]) -> Iterator[list[LayerGeometry]]:
-    """Yield the evicting layers, grouped by all of their geometry but the index."""
+    """Yield groups of evicting layers that differ in their index only."""
     kinds: dict[LayerGeometry, list[LayerGeometry]] = {}
     for g in geometry:
         if g.evicts:
@@ -120,10 +123,11 @@ def alike(geometry: Sequence[LayerGeometry]) -> Iterator[list[LayerGeometry]]:
 
 
 def moves(holes: torch.Tensor, movers: torch.Tensor, places: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the movers and the holes of each head in pairs: the i-th mover goes into the i-th hole.
+    """Pair the kept entries of a head that must move (movers) with the places that become free (holes), each in order.
 
-    holes, movers: [b, Hk, n] bool, of any two n. Returns the indices of the movers and of the holes, [b, Hk, places];
-    places without a pair are -1 in both. No number is read back from the device: `places` bounds the movers of a head.
+    holes, movers: masks [b, Hk, n] bool, each with its own n. Returns the indices of the movers and those of the holes
+    that they move to, both [b, Hk, places]; the end of each list is -1 where pairs are lacking. No number is read back
+    from the device, so the caller gives `places`, the most movers of a head.
     """
 
     def listed(mask: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The function that computes a decode step's attention, by name.
 
-`triton` reads the rows that are live, `torch` masks all rows with PyTorch's own operations, `varlen` calls the
-attention that ships with torch 2.13. All give the same attention within rounding.
+`triton` reads only the entries that a head holds, `torch` reads all places with PyTorch's own operations and masks the
+empty ones, `varlen` calls the attention that ships with torch 2.13. All give the same attention within rounding.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ Backend = Literal["triton", "torch", "varlen"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 PROGRAMS = 264  # two for each of 132 multiprocessors: fixed, so that results do not depend on the device's size
-LONGEST_SHARE, SHORTEST_SHARE = 4096, 256  # rows per split when a head is full
+LONGEST_SHARE, SHORTEST_SHARE = 4096, 256  # cache rows per split when a head is full
 
 
 class Decode(Protocol):
-    """Write the new entry of every live slot to the cache and attend to it and all earlier rows.
+    """Write the new entry of every live slot to the cache and attend to it and all earlier entries.
 
-    A slot and KV head that has `n` tokens behind it writes row n % P and reads rows 0 to min(n, P - 1), where P is the
-    number of rows per head. So a sliding-window layer passes its window as P and the tokens seen as `lengths`.
+    Each head of a slot has P cache rows, places for one entry each. With n earlier entries (`lengths`) it writes cache
+    row n % P and reads cache rows 0 to min(n, P - 1). So a sliding-window layer passes its window as P and the tokens
+    seen as `lengths`.
 
     Args:
         query: [S, Hq, D]; key: [S, Hk, D]; value: [S, Hk, Dv], of the new token.
         keys: [S, Hk, P, D], contiguous; or with a table the pool [pages * 16, D]. values: the same with Dv.
         lengths: integers [S, Hk], or [S, 1] for all heads: entries before this step.
-        live: integers [S]. A slot with 0 leaves the cache as it was, and its row of the result is zero.
-        splits: `splits(rows, S * Hk)`, fixed for the life of an engine; its larger graph's in all graphs.
+        live: integers [S]. A slot with 0 leaves the cache as it was, and its result is zero.
+        splits: programs per head, from the function `splits`; an engine passes the same number in every call.
         table: [S, Hk, W] int32 or int64, contiguous: the pages of every head in order.
         sinks: [Hq] logits of a virtual key without value.
 
@@ -58,7 +59,7 @@ class Decode(Protocol):
 
 
 class Draw(Protocol):
-    """Draw the next token of every row, see `sampler.draw`."""
+    """Draw the next token for every row of logits, see `sampler.draw`."""
 
     def __call__(
         self, logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling
@@ -66,13 +67,13 @@ class Draw(Protocol):
 
 
 def splits(rows: int, heads: int) -> int:
-    """Return how many programs share a head of up to `rows` rows when `heads` = S * Hk heads decode at once."""
+    """Return how many GPU programs share a head of up to `rows` entries when `heads` = S * Hk heads decode at once."""
     wanted = max(-(-PROGRAMS // heads), -(-rows // LONGEST_SHARE))
     return max(1, min(wanted, -(-rows // SHORTEST_SHARE)))
 
 
 def decode_with(backend: Backend) -> Decode:
-    """Return a backend's function. Raises SetupError where this installation lacks the backend."""
+    """Return the attention function of a backend. Raises SetupError where this installation lacks the backend."""
     if backend == "triton":
         _check_triton(backend)
         from kvbench.engine.kernels.decode import decode as triton_decode
@@ -89,7 +90,7 @@ def decode_with(backend: Backend) -> Decode:
 
 
 def draw_with(backend: Backend) -> Draw | None:
-    """Return the function that draws tokens on a GPU; None: `sampler.draw` does, for the backend "torch"."""
+    """Return the function that draws tokens on a GPU; None for the backend "torch", which draws by `sampler.draw`."""
     if backend == "torch":
         return None
     _check_triton(backend)

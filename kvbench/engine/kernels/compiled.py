@@ -43,7 +43,7 @@ class CompiledLayers:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Inside the block, the layers run compiled."""
+        """Run the model's layers compiled inside the block."""
         layers = [] if self.failed else self.layers
         try:
             for layer, forward in zip(layers, self._forward):
@@ -55,7 +55,7 @@ class CompiledLayers:
                 layer.__dict__.pop("forward", None)
 
     def _either(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the compiled layer, which gives way to the plain one for good when torch cannot compile."""
+        """Return a function that runs the compiled layer or, once torch has failed to compile one, the plain one."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not self.failed:
@@ -65,7 +65,7 @@ class CompiledLayers:
                     if faults.of_machine(error):
                         raise
                     self._fail(faults.first_line(error))
-            return plain(*args, **kwargs)  # again from the start: a step writes the same entries to the same rows
+            return plain(*args, **kwargs)  # again from the start: a step writes the same entries to the same places
 
         return forward
 

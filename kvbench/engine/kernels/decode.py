@@ -1,14 +1,15 @@
 """The Triton kernel of a decode step's attention: one new token per slot, any number of entries per slot and KV head.
 
-A program serves one KV head of one slot: the query heads of its group are the rows of one matrix. It attends to the
-new entry from registers, writes the entry to the cache, and reads the older rows in tiles with an online softmax in
-float32. Grid: (S * Hk, splits); the programs of a head share its rows evenly, and `_combine` adds their partial sums.
+A program serves one KV head of one slot: the query heads of its group form one matrix. It attends to the new entry from
+registers, writes the entry to the cache, and reads the older entries in tiles with an online softmax in float32. Grid:
+(S * Hk, splits); the programs of a head share its entries evenly, and `_combine` adds their partial sums.
 
-The number of splits follows from what is fixed for the life of an engine, a head's share of rows from the head's own
-length. So a slot's bits never depend on its neighbours or its place. Everything that changes from step to step is read
-from the device: a call can be captured in a CUDA graph.
+The number of splits follows from what is fixed for the life of an engine, and the entries that each split reads from
+the head's own length. So a slot's bits never depend on its neighbours or its place. Everything that changes from step
+to step is read from the device: a call can be captured in a CUDA graph.
 
-Letters: S slots, Hq query heads, Hk KV heads, G query heads per KV head, P rows per head, D and Dv head dimensions.
+Letters: S slots, Hq query heads, Hk KV heads, G query heads per KV head, P cache rows (places for an entry) per head, D
+and Dv head dimensions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import triton.language as tl
 from kvbench.engine.cache.paged import PAGE
 
 LOWEST = tl.constexpr(-1e30)  # the maximum of no logits; finite, so that no difference of two maxima is NaN
-TILE = 64  # rows per tile; fewer where head dimensions are large
+TILE = 64  # cache rows per tile; fewer where head dimensions are large
 TILE_BYTES = 32 << 10  # of K and V; two stages of it leave room for two programs per multiprocessor
 STAGES = 3
 WARPS = 4
@@ -96,19 +97,19 @@ def decode(
 
 
 def _padded(size: int) -> int:
-    """Return the power of two that holds `size`: a matrix product takes no other sizes, and none below 16."""
+    """Return the smallest power of two, from 16 on, that is not below `size`: matrix products take no other sizes."""
     return max(16, triton.next_power_of_2(size))
 
 
 def _tile(dim: int, value_dim: int, element: int) -> int:
-    """Return the rows per tile: a power of two, at least 16."""
+    """Return how many cache rows a program reads at a time: a power of two, at least 16."""
     row = (_padded(dim) + _padded(value_dim)) * element
     return max(16, min(TILE, 1 << (TILE_BYTES // row).bit_length() - 1))
 
 
 @triton.jit
 def _extent(LENGTHS, LIVE, at_length, at_live, rows, SPLITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return whether a slot is live, a head's tokens so far, the rows to read, and the rows per split."""
+    """Return whether a slot is live, its head's earlier entries, how many of them to read, and how many per split."""
     live = tl.load(LIVE + at_live) != 0
     seen = tl.load(LENGTHS + at_length).to(tl.int32)
     held = tl.where(live, tl.minimum(seen, rows), 0)
@@ -117,7 +118,7 @@ def _extent(LENGTHS, LIVE, at_length, at_live, rows, SPLITS: tl.constexpr, TILE:
 
 @triton.jit
 def _row(TABLE, head, n, rows, width, PAGED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return where in the tensor of keys or values the rows n of a head lie."""
+    """Return where in the tensor of keys or values the cache rows `n` of a head lie."""
     head = head.to(tl.int64)
     if PAGED == 0:
         return head * rows + n
@@ -204,7 +205,7 @@ def _combine(  # type: ignore[no-untyped-def]
     HK: tl.constexpr, G: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, SPLITS: tl.constexpr, NEAR: tl.constexpr,
     TILE: tl.constexpr, SINK: tl.constexpr,
 ):  # fmt: skip
-    """Add up one query head's splits, in groups of up to 32."""
+    """Add the partial sums of one query head's splits, up to 32 splits at a time."""
     row = tl.program_id(0).to(tl.int64)
     slot, query_head = row // (HK * G), row % (HK * G)
     live, _, held, span = _extent(

@@ -1,4 +1,4 @@
-"""A decode step's attention in PyTorch's own operations: reads all rows; a mask hides those that are not live."""
+"""A decode step's attention in PyTorch's own operations: reads all cache rows; a mask hides the empty ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def write(
 
 
 def flat_rows(n: torch.Tensor, rows: int, table: torch.Tensor | None) -> torch.Tensor:
-    """Return where the rows n [S, Hk, ...] of each head lie in keys and values seen as rows of D numbers."""
+    """Return where the cache rows n [S, Hk, ...] of each head lie in keys and values seen as one list of vectors."""
     slots, heads = n.shape[:2]
     if table is None:
         head = torch.arange(slots * heads, device=n.device).view(slots, heads, *(1,) * (n.ndim - 2))

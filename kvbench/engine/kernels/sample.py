@@ -1,9 +1,9 @@
-"""The next token of every row drawn on a GPU: the ids of `sampler.draw`, in four launches and without waiting.
+"""Draws the next tokens on a GPU: the same ids as `sampler.draw`, in four launches that the host does not wait for.
 
-`_threshold` finds per row the smallest logit that the filters allow, by a search over the bits of a float32 that takes
-eight passes for any row: sorting a vocabulary costs more, and the host would have to look at the result. Equal logits
-are kept or dropped together. `_best` adds the noise of `kvbench.eviction.noise`, in the same integers and in float64,
-and finds the best token of each part of the vocabulary; PyTorch takes the best of these.
+`_threshold` finds in each row of logits the smallest one that the filters allow, by a search over the bits of a float32
+that takes eight passes for any row: sorting a vocabulary costs more, and the host would have to look at the result.
+Equal logits are kept or dropped together. `_best` adds the noise of `kvbench.eviction.noise`, in the same integers and
+in float64, and finds the best token of each part of the vocabulary; PyTorch takes the best of these.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _scaled(LOGITS, row, stride, ids, vocabulary, temperature):  # type: ignore[
 
 @triton.jit
 def _ordered(x):  # type: ignore[no-untyped-def]
-    """Return integers in the order of the floats."""
+    """Return integers that sort as the floats `x` do."""
     bits = x.to(tl.uint32, bitcast=True)
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 
@@ -61,7 +61,9 @@ def _ordered(x):  # type: ignore[no-untyped-def]
 def _smallest(  # type: ignore[no-untyped-def]
     LOGITS, row, stride, vocabulary, temperature, top, least, limit, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the smallest number above which lie fewer than `limit` logits, or less than `limit` of their weight.
+    """Return the smallest number such that fewer than `limit` logits are larger.
+
+    WEIGHTED: such that the larger logits together weigh less than `limit`.
 
     A logit z weighs exp(z - top) if it is at least `least`, else nothing. Every pass settles four bits of the number.
     """
@@ -109,7 +111,7 @@ def _threshold(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _hashed(x):  # type: ignore[no-untyped-def]
-    """The finaliser of splitmix64, on uint64."""
+    """Return the hash of `x` by splitmix64's finaliser, on uint64."""
     x = (x ^ (x >> 30)) * MIX_A
     x = (x ^ (x >> 27)) * MIX_B
     return x ^ (x >> 31)
@@ -120,7 +122,10 @@ def _best(  # type: ignore[no-untyped-def]
     LOGITS, stride, vocabulary, temperature, SMALLEST, KEYS, key_stride, STEPS, step_stride, SCORES, TOKENS, parts,
     FILTERS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Find the allowed token with the largest scaled logit plus Gumbel noise; a NaN or infinite logit beats all."""
+    """Find the best allowed token of a part of the vocabulary, by scaled logit plus Gumbel noise.
+
+    A NaN or infinite logit beats all others.
+    """
     row, part = tl.program_id(0), tl.program_id(1)
     ids = part * PART + tl.arange(0, PART)
     z = _scaled(LOGITS, row, stride, ids, vocabulary, temperature)

@@ -17,7 +17,7 @@ LARGEST = 256  # head dimension
 
 
 def check_torch() -> None:
-    """Raise SetupError where torch lacks the function."""
+    """Raise SetupError where torch lacks `torch.nn.attention.varlen` as this module needs it."""
     if importlib.util.find_spec("torch.nn.attention.varlen") is not None:
         from torch.nn.attention.varlen import varlen_attn
 
@@ -27,7 +27,7 @@ def check_torch() -> None:
 
 
 def check(query: torch.Tensor, value: torch.Tensor, paged: bool, softcap: float | None) -> None:
-    """Raise UserError for a layer that the function does not serve."""
+    """Raise UserError for a layer that `torch.nn.attention.varlen` does not serve."""
     dim = query.shape[-1]
     refusals = {
         f"the device {query.device.type}": query.device.type != "cuda",

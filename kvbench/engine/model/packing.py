@@ -21,7 +21,7 @@ MOST_BYTES = 1 << 30  # per model: packing holds a second copy of its weights
 
 @contextlib.contextmanager
 def packed_linears(model: Any, rows: int) -> Iterator[int]:
-    """Inside the block, large linear layers of a model on a CPU run packed for `rows` rows.
+    """Inside the block, large linear layers of a model on a CPU run packed for inputs of `rows` rows (one per slot).
 
     Yields how many layers were packed; none on other devices, in a dtype that oneDNN does not multiply here, or for
     large models.

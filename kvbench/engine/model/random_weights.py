@@ -19,7 +19,7 @@ from kvbench.eviction.learned import LearnedWeights
 
 
 def supply(method: Method, loaded: LoadedModel, scratch: Path) -> tuple[Method, LoadedModel]:
-    """Return a method and a model of which the method finds its weights or table.
+    """Return the method and the model, set so that the method finds its weights or table.
 
     Files that are missing are drawn at random into a folder under `scratch`, on first use. Raises UserError for weights
     of unknown shapes.

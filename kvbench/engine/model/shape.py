@@ -141,12 +141,12 @@ def _active_share(config: Any) -> float:
 
 
 def _first(config: Any, names: tuple[str, ...]) -> int | None:
-    """Return the first of these fields that is one integer; None if there is none, as when it differs per layer."""
+    """Return the value of the first of these fields that holds one integer; None if no field does."""
     return next((number for name in names if type(number := getattr(config, name, None)) is int), None)
 
 
 def use_threads(shape: ModelShape, device: torch.device) -> int:
-    """Set one CPU thread for a model so small that more cost more than they save; return the number of threads."""
+    """Use one CPU thread for a model so small that more threads slow it down; return the number of threads in use."""
     if device.type == "cpu" and shape.parameters < SMALL:
         torch.set_num_threads(1)
     return torch.get_num_threads()

@@ -28,8 +28,8 @@ from kvbench.store.files import reason, replacing
 FORMAT = "kvbench-weights/1"
 HEADS = ("num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
 FIELDS = ("model_type", "num_hidden_layers", *HEADS, "vocab_size")
-# Kind -> tensor -> configuration fields that give its shape. Layers that no method evicts have a row too, so that the
-# index of a row is the index of its layer.
+# Kind -> tensor -> configuration fields that give its shape. Layers that no method evicts have an element on axis 0
+# too, so that an element's index is that of its layer.
 TABLES: dict[str, dict[str, tuple[str, ...]]] = {
     "headkv": {"importance": ("num_hidden_layers", "num_attention_heads")},
     "duo": {"alpha": ("num_hidden_layers", "num_key_value_heads")},
@@ -110,7 +110,7 @@ def load_weights(
     device: torch.device | str,
     fingerprint: str | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors in float32 on `device`. config: the model's, as in `model_fields`; fingerprint: the model's.
+    """Return the tensors of a method's weights in float32. config, fingerprint: the model's (see `model_fields`).
 
     Raises:
         SetupError: the file or its card is missing, damaged or made for another model.
@@ -167,7 +167,7 @@ def card_path(path: Path) -> Path:
 
 
 def _damage(data: bytes, error: SafetensorError) -> str:
-    """Say why a file cannot be read as safetensors."""
+    """Return the reason why the bytes of a file cannot be read as safetensors."""
     if data[:1] == b"\x80" or data[:4] == b"PK\x03\x04":  # torch.save's format before and since torch 1.6
         return "are a pickle, which kvbench does not open; save the tensors as safetensors."
     why = str(error).rpartition("deserializing: ")[2].partition(": ")[0]

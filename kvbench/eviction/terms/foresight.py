@@ -1,13 +1,14 @@
 """ForesightKV's scorer (arXiv 2602.03203): its features of an entry, and its small network per KV head.
 
-Features are the entry's key (post-RoPE), its value, and for each of the g query heads of its group statistics of the
-attention A that queries paid to the entry (softmax over all entries):
+Features are the entry's key (post-RoPE), its value, and for each of the g query heads of its group statistics of A, the
+attention that queries paid to the entry (softmax over all entries):
 
     paper6       sums of A over the newest 8, 16 and 32 queries and over the chunk; cumulative; decayed cumulative
     released8    max, min and sum of A over the chunk; the same sum three times more; cumulative; decayed cumulative
 
 "paper6" is the paper's list, "released8" the released code's. The code's sums over the newest 16, 8 and 32 queries
-slice the axis of query heads by mistake, so all equal the sum over the chunk. Each feature is a block of g numbers.
+slice the axis of query heads by mistake, so all three equal the sum over the chunk. Each feature is a block of g
+numbers.
 
 A chunk is the queries since the previous tick, or the whole prompt. Both cumulative sums begin with an entry's first
 chunk; the decayed sum is multiplied by 0.9 at every eviction.

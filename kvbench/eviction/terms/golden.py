@@ -26,8 +26,9 @@ SCRATCH_FLOATS = 1 << 25  # logits at a time
 
 @dataclass(frozen=True, slots=True)
 class GoldenTrace:
-    """All s evictions by the oracle in one layer of one sequence: Hk KV heads, C competing entries, L dropped per
-    eviction."""
+    """All s evictions by the oracle in one layer of one sequence. Hk: KV heads; C: competing entries; L: dropped
+    entries per eviction.
+    """
 
     candidates: torch.Tensor  # [s, Hk, C] int64 positions, ascending
     scores: torch.Tensor  # [s, Hk, C] float32, -alpha: the largest are dropped

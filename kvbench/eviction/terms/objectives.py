@@ -42,12 +42,12 @@ def ranking_loss(scores: torch.Tensor, wanted: torch.Tensor, margin: float = MAR
 
 
 def advantages(rewards: torch.Tensor) -> torch.Tensor:
-    """Return the rewards [G] of a group, less their mean and divided by their standard deviation."""
+    """Return the normalised rewards [G] of a group: less their mean, then divided by their standard deviation."""
     return (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-8)
 
 
 def chosen_log_probs(scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Return log softmax(scores) [..., n] at the entries that `chosen`, bool [..., n], marks: [marked].
+    """Return log softmax(scores) at the entries that `chosen` marks, one number each. Both are [..., n]; chosen: bool.
 
     This is GRPO's policy over evictions: `scores` are the drop scores of all competing entries, `chosen` the dropped
     entries. As in the released code, it is not the exact probability of a draw without replacement.

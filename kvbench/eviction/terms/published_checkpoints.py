@@ -54,7 +54,7 @@ def dimensions(module: str, name: str) -> int | None:
 
 
 def gate_kinds(layer: Mapping[str, torch.Tensor]) -> list[Gate]:
-    """Return the kinds of gate whose tensors have the names found in a layer; rg and rg2 have the same names."""
+    """Return the kinds of gate whose tensors have the names in `layer`. rg and rg2 are not told apart by names."""
     return [gate for gate, names in GATES.items() if layer.keys() == names.keys() | {"bias"}]
 
 

@@ -30,7 +30,7 @@ def log_gain(log_beta: torch.Tensor, age: torch.Tensor, horizon: int = 1) -> tor
 
 
 def _log1mexp(x: torch.Tensor) -> torch.Tensor:
-    """Return log(1 - e^x) for x < 0. Of two formulas it uses the one that keeps precision at x."""
+    """Return log(1 - e^x) for x < 0. Of two formulas it uses the one that is precise near x."""
     return torch.where(x < math.log(0.5), torch.log1p(-x.exp()), (-torch.expm1(x)).log())
 
 

@@ -8,7 +8,7 @@ from kvbench.lazy import torch
 def split_exactly(
     ideal: torch.Tensor, total: torch.Tensor | int, low: torch.Tensor | int, high: torch.Tensor | int
 ) -> torch.Tensor:
-    """Return integers near `ideal`, each within [low, high], that sum to `total` in every row (largest remainder).
+    """Return integers near `ideal`, each within [low, high], that sum to `total` along axis 1 (largest remainder).
 
     Args:
         ideal: [b, n] float shares. If their sum differs from `total`, the difference is spread evenly over the shares

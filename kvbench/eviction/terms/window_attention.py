@@ -119,7 +119,7 @@ def _logits(queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: 
 
 
 def _join(blocks: list[torch.Tensor], how: Reduce | None) -> torch.Tensor:
-    """Join the results of blocks of r queries, [..., r, N]; for a mean return the sum, which the caller divides."""
+    """Join results of blocks of r queries, [..., r, N], as `how` says; a mean is a sum that the caller divides."""
     if how is None:
         return torch.cat(blocks, dim=-2)
     reduced = [_reduce(block, "max" if how == "max" else "sum", dim=-2) for block in blocks]

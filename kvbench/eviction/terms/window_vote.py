@@ -23,8 +23,7 @@ MEMORY = Column(name="memory", init=float("nan"))
 
 
 def normalised(x: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """Return scores [b, Hk, N] divided by their maximum over the entries of a head that `among` marks; zeros stay
-    zeros."""
+    """Return scores [b, Hk, N] divided by their head's maximum over the entries in `among`; zeros stay zeros."""
     return x / x.masked_fill(~among, 0.0).amax(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
 
 
@@ -34,8 +33,7 @@ def rkv_votes(view: LayerView) -> torch.Tensor:
 
 
 class WindowVote(Method):
-    """Base of methods in which a window of queries votes. It is no dataclass, so that subclasses declare the
-    options."""
+    """Base of methods in which a window of queries votes for entries. No dataclass: subclasses declare options."""
 
     window: int | None
     compat: str
