@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from kvbench.engine import memory
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.slot_cache import EvictingStore, Shape
 from kvbench.engine.rules import Batch, Rows
 
-# Bytes of scratch for one view of an eviction. A larger view is split, which no decision depends on.
 SCRATCH_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
+SCRATCH_SHARE = 32  # and at most this part of the memory
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,10 +60,10 @@ class Stack(ABC):
         return slice(place * self.slots, (place + 1) * self.slots)
 
     def at_once(self, entries: int, queries: int) -> int:
-        """Return how many rows with so many entries per head one view may have (`SCRATCH_BYTES`)."""
+        """Return how many rows with so many entries per head one view may have (`scratch_bytes`)."""
         g = self.geometry
         floats = 2 * g.kv_heads * (g.head_dim + g.value_dim) + g.query_heads * queries
-        return max(1, SCRATCH_BYTES.get(self.device.type, SCRATCH_BYTES["cpu"]) // (4 * max(1, entries) * floats))
+        return max(1, scratch_bytes(self.device, memory.total(self.device)) // (4 * max(1, entries) * floats))
 
     def newest_queries(self, batch: RowBatch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the newest `count` queries [b, Hq, count, D], oldest first, and their positions [b, count]."""
@@ -108,6 +109,14 @@ class Stack(ABC):
     @abstractmethod
     def compact(self, batch: RowBatch, keep: torch.Tensor) -> None:
         """Drop all entries that the mask `keep` [b, Hk, n] does not keep; `SlotCache.settle` completes it."""
+
+
+def scratch_bytes(device: torch.device, total: int) -> int:
+    """Return the bytes of scratch for one view of an eviction, on a device with `total` bytes.
+
+    A larger view is split, which no decision depends on.
+    """
+    return min(SCRATCH_BYTES[device.type], total // SCRATCH_SHARE)
 
 
 def alike(geometry: Sequence[LayerGeometry]) -> Iterator[list[LayerGeometry]]:
