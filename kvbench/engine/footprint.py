@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,8 +26,8 @@ class Footprint:
         weights: of the model.
         slot: of one slot's cache; step: memory of a decode step per slot. A CUDA graph keeps the step's memory.
         prompt: of the prompt being read, with its activations, until its entries are in a slot.
-        evict: scratch of the largest eviction for each of its slots; evict_fixed: scratch that does not grow with
-            slots.
+        evict: scratch of the largest eviction for each of its slots, at most `evict_most` for all of them together;
+            evict_fixed: scratch beside that, for any number of slots.
     """
 
     weights: int
@@ -34,18 +35,21 @@ class Footprint:
     step: int
     prompt: int
     evict: int
+    evict_most: int
     evict_fixed: int
 
     def at(self, slots: int) -> int:
         """Return the planned peak of bytes with this many slots."""
-        return self.weights + slots * (self.slot + self.step) + max(self.prompt, slots * self.evict + self.evict_fixed)
+        evicting = min(slots * self.evict, self.evict_most) + self.evict_fixed
+        return self.weights + slots * (self.slot + self.step) + max(self.prompt, evicting)
 
     def fitting(self, usable: int) -> int:
         """Return how many slots fit into `usable` bytes; 0 or less if not even one does."""
         rest = usable - self.weights
         reading = (rest - self.prompt) // (self.slot + self.step)
-        evicting = (rest - self.evict_fixed) // (self.slot + self.step + self.evict)
-        return int(min(reading, evicting))
+        few = (rest - self.evict_fixed) // (self.slot + self.step + self.evict)
+        many = (rest - self.evict_fixed - self.evict_most) // (self.slot + self.step)
+        return int(min(reading, max(few, many)))
 
 
 def footprint(
@@ -58,23 +62,29 @@ def footprint(
     prompt_rows: int,
     block: int,
     prefill: str,
+    scratch: int,
 ) -> Footprint:
     """Estimate a cell's bytes.
 
-    geometry, held: the layers and the size of one slot's cache. prompt_rows: most entries per head while a prompt is
-    read; block: queries of an attention call; prefill: how prompts are read (`prefill.PromptReader`).
+    geometry, held: of one slot's cache. prompt_rows: most entries per head while a prompt is read; block, prefill: the
+    queries of an attention call, and the way to read (`prefill.PromptReader`). scratch: most bytes of a view of several
+    rows (`stack.scratch_bytes`).
     """
     prompt = plan_slot_bytes(geometry, method, replace(held, rows=prompt_rows, queries=0), dtype)
     packed = plan_slot_bytes(geometry, method, replace(held, rows=min(held.rows, prompt_rows), queries=0), dtype)
     tokens = prompt_rows if layer_by_layer(method, prefill) else min(block, prompt_rows)  # of a forward pass
     reading = (tokens * shape.width + _mask(geometry, block, prompt_rows)) * dtype.itemsize
     scoring = _scoring(geometry, prompt_rows) + _pairs(geometry, prompt_rows) if method.evicts else 0
+    row = _scoring(geometry, held.rows) if method.evicts else 0
+    acting = method.during("decode")
+    together = sum(g.evicts for g in geometry) if acting.stacked and acting.layerwise else 1  # layers in a view
     return Footprint(
         weights=shape.parameters * dtype.itemsize,
         slot=plan_slot_bytes(geometry, method, held, dtype),
         step=_step(shape, geometry, held.rows, dtype, gathered=not method.uniform),
         prompt=prompt + packed + reading + scoring,
-        evict=_scoring(geometry, held.rows) if method.evicts else 0,
+        evict=together * row,
+        evict_most=max(row, scratch) if acting.layerwise else sys.maxsize,
         evict_fixed=_pairs(geometry, held.rows) if method.evicts else 0,
     )
 

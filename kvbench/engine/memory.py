@@ -1,15 +1,19 @@
-"""Running out of memory: the error, freeing memory before a retry, and the peak of memory in use."""
+"""A device's memory: how much it has, the error for running out, freeing before a retry, the most that was in use."""
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvbench.console import faults
-from kvbench.engine.sequence import Sequence
 from kvbench.errors import SetupError
+
+if TYPE_CHECKING:
+    from kvbench.engine.sequence import Sequence
 
 
 class OutOfMemory(SetupError):
@@ -24,6 +28,13 @@ class OutOfMemory(SetupError):
         self.cause = faults.first_line(error)
         self.under_way = tuple((sequence.request.doc_id, sequence.sample) for sequence in under_way)
         super().__init__(f"out of memory ({self.cause}). Use fewer --slots, or a smaller --budget.")
+
+
+def total(device: torch.device) -> int:
+    """Return the bytes of a GPU's memory, or of this machine's."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def release(device: torch.device) -> None:

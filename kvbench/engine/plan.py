@@ -13,7 +13,6 @@ not from the free memory of the moment, so that a resumed run gets the same numb
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +20,9 @@ from typing import Any
 
 import torch
 
+from kvbench.engine import memory
 from kvbench.engine.cache.layout import Lengths, entry_budget, fit, shape_of
+from kvbench.engine.cache.stack import scratch_bytes
 from kvbench.engine.footprint import footprint
 from kvbench.engine.model.shape import ModelShape
 from kvbench.errors import SetupError
@@ -93,7 +94,13 @@ def plan_cell(
     prompt = max_tokens
     if prefill == "chunked" and entries is not None:
         prompt = min(entries + prefill_chunk + tail, max_tokens)
-    need = footprint(shape, geometry, method, held, dtype, prompt_rows=prompt, block=prefill_chunk, prefill=prefill)
+    need = footprint(
+        *(shape, geometry, method, held, dtype),
+        prompt_rows=prompt,
+        block=prefill_chunk,
+        prefill=prefill,
+        scratch=scratch_bytes(device, machine.memory),
+    )
     fitting = need.fitting(int(machine.memory * USABLE[device.type]))
     if fitting < 1:
         raise SetupError(
@@ -132,17 +139,13 @@ def roofline(shape: ModelShape, machine: Machine, slots: int, entries: float, dt
 
 def measure(device: torch.device, dtype: torch.dtype) -> Machine:
     """Probe copy bandwidth and matrix-product rate (about 0.1 s)."""
-    if device.type == "cuda":
-        memory = int(torch.cuda.get_device_properties(device).total_memory)
-    else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     elements, side = PROBES[device.type]
     source = torch.ones(elements, device=device, dtype=torch.uint8)
     target = torch.empty_like(source)
     a = torch.ones(side, side, device=device, dtype=dtype)
     copy = _best(device, lambda: target.copy_(source))
     product = _best(device, lambda: a @ a)
-    return Machine(bandwidth=2 * elements / copy, flops=2 * side**3 / product, memory=memory)
+    return Machine(bandwidth=2 * elements / copy, flops=2 * side**3 / product, memory=memory.total(device))
 
 
 def _best(device: torch.device, work: Callable[[], Any], repeats: int = 8) -> float:

@@ -108,7 +108,7 @@ def test_a_method_that_drops_something(model: str, capsys: pytest.CaptureFixture
         (["gkv", "--parity", "."], "takes no methods"),
         (["--parity", "nowhere"], "is not a folder"),
         (["gkv", "--method-opt", "windo=3"], "none of these methods has the option"),
-        (["gkv", "--method-opt", "h2o.recent=3"], "not audited"),
+        (["gkv", "--method-opt", "h2o.recent=3"], "not among the checked methods"),
         (["gkv", "--method-opt", "window=none"], "takes a whole number"),
         (["gkv", "--plugin", "nowhere.py"], "does not exist"),
     ],

@@ -121,6 +121,8 @@ class _Keeps(TopK):
         keep = TopK().choose(keys, count, distinct=distinct)
         if len(keys) > 4 and self.how in ("more", "none"):  # a stack of layers
             keep[5] = self.how == "more"
+        if len(keys) > 4 and self.how == "fewer":
+            keep[5, 0, keep[5, 0].nonzero()[0]] = False
         return keep
 
 
@@ -130,6 +132,7 @@ class _Keeps(TopK):
         ("nan", "the method returned NaN scores, so no entry can be chosen."),
         ("more", "budget exceeded: .* entries kept in a layer."),
         ("none", "a head was left with fewer than 1 entries."),
+        ("fewer", "a head kept 23 entries; the dense layout needs 24."),
     ],
 )
 def test_what_is_wrong_in_one_layer_of_a_stack_stops_the_run(loaded, how, message):

@@ -18,6 +18,8 @@ from kvbench.engine.cache.prompt_layer import PackedLayer
 from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, Shape, SlotCache
 from kvbench.engine.cache.stack import RowBatch, Stack, alike, moves
 from kvbench.engine.rules import Rows
+from kvbench.errors import BudgetViolation
+from kvbench.eviction.checks import refuse
 from kvbench.eviction.columns import fixed
 
 
@@ -89,6 +91,7 @@ class DenseStack(Stack):
 
     def compact(self, batch: RowBatch, keep: torch.Tensor) -> None:
         count, length = batch.allowed, keep.shape[-1]
+        _refuse_fewer(keep, min(count, length))
         if length <= count:
             return
         heads = torch.arange(self.geometry.kv_heads, device=self.device)
@@ -159,3 +162,9 @@ class DenseCache(SlotCache):
     def bytes(self) -> int:
         total = self.stored_bytes * self.slots + sum(stack.bytes() for stack in self.stacks)
         return total + sum(layer.bytes() for layer in self.layers if isinstance(layer, RingStore))
+
+
+def _refuse_fewer(keep: torch.Tensor, count: int) -> None:
+    """Refuse a decision that keeps fewer than `count` entries in a head: the others would stay live. keep: a mask."""
+    missing = (count - keep.sum(dim=-1)).amax().clamp(min=0)
+    refuse(missing, lambda n: BudgetViolation(f"a head kept {count - n} entries; the dense layout needs {count}."))

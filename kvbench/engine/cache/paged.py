@@ -25,6 +25,7 @@ from kvbench.engine.cache.prompt_layer import PackedLayer
 from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, Shape, SlotCache
 from kvbench.engine.cache.stack import RowBatch, Stack, alike, moves
 from kvbench.engine.rules import Rows
+from kvbench.eviction.checks import read
 from kvbench.eviction.columns import fixed
 
 
@@ -188,11 +189,11 @@ class PagedCache(SlotCache):
         return float(sum(stack.blocks.entries[slot] for stack in self.stacks)) / max(1, self._heads)
 
     def settle(self, sizes: Mapping[int, int]) -> None:
-        """Carry out all decisions. To free pages, the host reads in one copy how many entries each head keeps."""
+        """Carry out all decisions. One copy brings the checks and the kept entries of all heads to the host."""
         cuts = [(stack, cut) for stack in self.stacks for cut in stack.cuts()]
         if not cuts:
             return
-        numbers = torch.cat([part for _, cut in cuts for part in (cut.movers, cut.counts.view(-1))]).cpu().numpy()
+        numbers = read(torch.cat([part for _, cut in cuts for part in (cut.movers, cut.counts.view(-1))])).numpy()
         first = 0
         for stack, cut in cuts:
             end = first + 1 + cut.counts.numel()

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from kvbench.engine import memory
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.slot_cache import EvictingStore, Shape
 from kvbench.engine.rules import Batch, Rows
 
-# Bytes of scratch for one view of an eviction. A larger view is split, which no decision depends on.
 SCRATCH_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
+SCRATCH_SHARE = 32  # and at most this part of the memory
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,13 +60,13 @@ class Stack(ABC):
         return slice(place * self.slots, (place + 1) * self.slots)
 
     def at_once(self, entries: int, queries: int) -> int:
-        """Return how many rows one view may have, so that its scratch stays within `SCRATCH_BYTES`.
+        """Return how many rows one view may have, so that its scratch stays within `scratch_bytes`.
 
         entries: entries per head of a row; queries: queries per head that the view holds.
         """
         g = self.geometry
         floats = 2 * g.kv_heads * (g.head_dim + g.value_dim) + g.query_heads * queries
-        return max(1, SCRATCH_BYTES.get(self.device.type, SCRATCH_BYTES["cpu"]) // (4 * max(1, entries) * floats))
+        return max(1, scratch_bytes(self.device, memory.total(self.device)) // (4 * max(1, entries) * floats))
 
     def newest_queries(self, batch: RowBatch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the newest `count` queries [b, Hq, count, D], oldest first, and their positions [b, count]."""
@@ -111,6 +112,14 @@ class Stack(ABC):
     @abstractmethod
     def compact(self, batch: RowBatch, keep: torch.Tensor) -> None:
         """Drop the entries that the mask `keep` [b, Hk, n] does not mark. `SlotCache.settle` finishes the eviction."""
+
+
+def scratch_bytes(device: torch.device, total: int) -> int:
+    """Return the bytes of scratch for one view of an eviction, on a device with `total` bytes.
+
+    A larger view is split, which no decision depends on.
+    """
+    return min(SCRATCH_BYTES[device.type], total // SCRATCH_SHARE)
 
 
 def alike(geometry: Sequence[LayerGeometry]) -> Iterator[list[LayerGeometry]]:

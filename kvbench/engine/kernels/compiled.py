@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch._dynamo import config
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from kvbench.console import faults
 from kvbench.engine.attention.interface import text_model
 
-VARIANTS = 64  # of a layer's code: models, kinds of attention, counts of slots; torch gives up after 8
+VARIANTS = 64  # of a layer's code: models, kinds of attention, counts of slots; torch's own limit is 8
 
 
 class CompiledLayers:
@@ -61,7 +61,7 @@ class CompiledLayers:
             if not self.failed:
                 try:
                     return compiled(*args, **kwargs)
-                except TorchDynamoException as error:
+                except (TorchDynamoException, FailOnRecompileLimitHit) as error:
                     if faults.of_machine(error):
                         raise
                     self._fail(faults.first_line(error))

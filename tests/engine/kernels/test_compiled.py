@@ -123,3 +123,22 @@ def test_an_error_of_a_handler_stays_what_it_is():
     routed = interface.route(loaded.model, handler)
     with torch.inference_mode(), routed, layers.active(), pytest.raises(ZeroDivisionError, match="from a method"):
         interface.run(loaded.model, input_ids=token, position_ids=token)
+
+
+def test_more_shapes_than_torch_may_compile_run_uncompiled(monkeypatch):
+    loaded, told = build("qwen3"), []
+    monkeypatch.setattr("kvbench.engine.kernels.compiled.VARIANTS", 1)
+    layers = CompiledLayers(loaded.model, told.append)
+    torch._dynamo.reset()
+
+    def logits(slots):
+        token = torch.zeros(slots, 1, dtype=torch.long)
+        value_of = lambda call: call.value.repeat_interleave(2, 1).transpose(1, 2)  # noqa: E731
+        with torch.inference_mode(), interface.route(loaded.model, value_of), layers.active():
+            return interface.run(loaded.model, input_ids=token, position_ids=token).logits
+
+    logits(2)
+    assert not layers.failed
+    logits(3)
+    assert layers.failed
+    assert re.fullmatch(r"the model's layers run uncompiled, because torch.compile failed: .*limit.*", *told)
