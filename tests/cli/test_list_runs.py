@@ -107,7 +107,7 @@ def test_json_and_wrong_usage(results: Path, capsys: pytest.CaptureFixture[str],
     for argv, words in {
         ("list", "runs", "done"): "'kvbench show done' shows one run.",
         ("list", "runs", "--out", str(tmp_path / "none")): "there is no folder",
-        ("list", "methods", "--out", "x"): "it goes with 'kvbench list runs'",
+        ("list", "methods", "--out", "x"): "use it with 'kvbench list runs'",
     }.items():
         assert main([*argv]) == 2
         assert words in capsys.readouterr().err
