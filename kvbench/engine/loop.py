@@ -242,13 +242,13 @@ class Engine:
         if self._graph is None or self._graph[0] != depends:
             self._graph = None  # frees its memory
             try:
-                self._graph = depends, StepGraph(self._step, self.loaded.device)
+                self._graph = depends, StepGraph(self._step, self.loaded.device, lambda: self._load(steps))
             except RuntimeError as error:  # the model's code waits for the device
                 if faults.out_of_memory(error):
                     raise
                 self._captures = False
                 self._notice(f"decode steps run without a CUDA graph: {faults.first_line(error)}")
-            self._load(steps)  # capturing has run a step
+            self._load(steps)  # capturing has run steps
         return self._graph[1].replay if self._graph else self._step
 
     def _step(self) -> None:
