@@ -104,7 +104,7 @@ class Engine:
         self._backend, self._notice, self._captures = backend, notice, on_gpu and graph
         self._draws_on_gpu = draw_with(backend) if on_gpu else None
         self._compiled = CompiledLayers(loaded.model, notice) if on_gpu and compiled else None
-        self.writer = step_writer(self.cache, setup.rules, decode_with(backend) if on_gpu else None)
+        self.writer = step_writer(self.cache, setup.rules, decode_with(backend, self.cache) if on_gpu else None)
         self.slots = Slots(slots)
         self._copies = setup.copies
         self._under_way: list[Sequence] = []

@@ -19,6 +19,7 @@ from support.pretend_cuda import pretended_cuda
 from kvbench.engine.graph import StepGraph
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import prepare
+from kvbench.errors import UserError
 from kvbench.records import FollowUp, Sampling
 
 METHODS = ("full", *EVICTING, *VARIANTS)
@@ -206,3 +207,18 @@ def test_a_capture_that_fails_says_why_and_leaves_the_stream(device):
     assert (steps, restored) == ([False, False, False], [1])
     assert torch.cuda.current_stream() is stream
     assert torch.cuda.get_sync_debug_mode() == 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "layout", "said"),
+    [
+        ("qwen3", torch.float32, "dense", "float32"),
+        ("qwen3", torch.bfloat16, "paged", "the paged layout"),
+        ("gemma2", torch.bfloat16, "dense", "a softcap of attention"),
+    ],
+)
+def test_a_model_that_varlen_does_not_serve_is_refused_before_prompts(device, architecture, dtype, layout, said):
+    built = build(architecture)
+    model = prepare(built.model.to("cuda", dtype), built.tokenizer)
+    with pytest.raises(UserError, match=rf"varlen does not serve {said}\. Use triton\.$"):
+        engine(model, "gkv", layout=layout, backend="varlen")
