@@ -104,7 +104,7 @@ class Engine:
         self._backend, self._notice, self._captures = backend, notice, on_gpu and graph
         self._draws_on_gpu = draw_with(backend) if on_gpu else None
         self._compiled = CompiledLayers(loaded.model, notice) if on_gpu and compiled else None
-        self.writer = step_writer(self.cache, setup.rules, decode_with(backend) if on_gpu else None)
+        self.writer = step_writer(self.cache, setup.rules, decode_with(backend, self.cache) if on_gpu else None)
         self.slots = Slots(slots)
         self._copies = setup.copies
         self._under_way: list[Sequence] = []
@@ -242,15 +242,15 @@ class Engine:
         if self._on_gpu and self._prepared != depends:
             self._prepared, self._graph = depends, None  # frees the old graph's memory
             if self._captures:
-                self._capture()
+                self._capture(steps)
             else:
                 self._step()
             self._load(steps)
         return self._graph.replay if self._graph else self._step
 
-    def _capture(self) -> None:
+    def _capture(self, steps: int) -> None:
         try:
-            self._graph = StepGraph(self._step, self.loaded.device)
+            self._graph = StepGraph(self._step, self.loaded.device, lambda: self._load(steps))
         except RuntimeError as error:  # the model's code waits for the device
             if faults.out_of_memory(error):
                 raise

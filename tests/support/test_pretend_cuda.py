@@ -219,10 +219,23 @@ def test_a_graph_repeats_its_calls_on_new_inputs(device):
 )
 def test_a_capture_refuses_syncs_and_host_copies(device, forbidden):
     x = torch.zeros(3, device="cuda")
-    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):  # noqa: SIM117
+    with pytest.raises(RuntimeError, match="previous error during capture") as raised:  # noqa: SIM117
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             forbidden(x)
+    assert "not permitted when stream is capturing" in str(raised.value.__context__)
     assert x.sum().item() == 0  # capturing has ended
+
+
+def test_waits_are_refused_on_request(device):
+    x = torch.zeros(3, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    x += 1
+    torch.cuda.synchronize()
+    with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+        x.cpu()
+    assert torch.cuda.get_sync_debug_mode() == 2
+    torch.cuda.set_sync_debug_mode(0)
+    assert x.tolist() == [1, 1, 1]
 
 
 # -- memory

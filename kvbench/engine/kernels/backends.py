@@ -11,6 +11,7 @@ from typing import Literal, Protocol, get_args
 
 import torch
 
+from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.errors import SetupError
 from kvbench.records import Sampling
 
@@ -72,8 +73,11 @@ def splits(rows: int, heads: int) -> int:
     return max(1, min(wanted, -(-rows // SHORTEST_SHARE)))
 
 
-def decode_with(backend: Backend) -> Decode:
-    """Return the attention function of a backend. Raises SetupError where this installation lacks the backend."""
+def decode_with(backend: Backend, cache: SlotCache) -> Decode:
+    """Return a backend's function for a cache.
+
+    Raises SetupError where this installation lacks the backend, UserError where the backend does not serve the cache.
+    """
     if backend == "triton":
         _check_triton(backend)
         from kvbench.engine.kernels.decode import decode as triton_decode
@@ -83,6 +87,7 @@ def decode_with(backend: Backend) -> Decode:
         from kvbench.engine.kernels import varlen
 
         varlen.check_torch()
+        varlen.check_cache(cache)
         return varlen.decode
     from kvbench.engine.kernels.masked import decode as masked
 

@@ -10,6 +10,8 @@ import importlib.util
 
 import torch
 
+from kvbench.engine.cache.paged import PagedCache
+from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.kernels.masked import write
 from kvbench.errors import SetupError, UserError
 
@@ -26,15 +28,22 @@ def check_torch() -> None:
     raise SetupError(f"--decode-attn varlen needs torch 2.13 or newer; this is {torch.__version__}. Use triton.")
 
 
-def check(query: torch.Tensor, value: torch.Tensor, paged: bool, softcap: float | None) -> None:
+def check_cache(cache: SlotCache) -> None:
+    """Raise UserError for a cache with a layer that `torch.nn.attention.varlen` does not serve."""
+    for g in cache.geometry:
+        check(cache.device, cache.dtype, g.head_dim, g.value_dim, isinstance(cache, PagedCache), g.softcap)
+
+
+def check(
+    device: torch.device, dtype: torch.dtype, dim: int, value_dim: int, paged: bool, softcap: float | None
+) -> None:
     """Raise UserError for a layer that `torch.nn.attention.varlen` does not serve."""
-    dim = query.shape[-1]
     refusals = {
-        f"the device {query.device.type}": query.device.type != "cuda",
-        str(query.dtype).removeprefix("torch."): query.dtype not in (torch.bfloat16, torch.float16),
+        f"the device {device.type}": device.type != "cuda",
+        str(dtype).removeprefix("torch."): dtype not in (torch.bfloat16, torch.float16),
         "the paged layout": paged,
         "a softcap of attention": softcap is not None,
-        "keys and values of different dimensions": value.shape[-1] != dim,
+        "keys and values of different dimensions": value_dim != dim,
         f"head dimension {dim}": dim > LARGEST,
     }
     for what, refused in refusals.items():
@@ -60,7 +69,7 @@ def decode(
     """Write each live slot's new entry and return the attention [S, Hq, Dv]; see `backends.Decode`."""
     from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
-    check(query, value, table is not None, softcap)
+    check(query.device, query.dtype, query.shape[-1], value.shape[-1], table is not None, softcap)
     slots, heads, rows, dim = keys.shape
     for store, new in ((keys, key), (values, value)):
         write(store, new, lengths, live, rows)

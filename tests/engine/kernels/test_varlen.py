@@ -8,7 +8,6 @@ from torch._subclasses import FakeTensorMode
 from torch.nn.attention import varlen
 
 from kvbench.engine.kernels import masked
-from kvbench.engine.kernels.backends import decode_with
 from kvbench.engine.kernels.varlen import decode
 from kvbench.errors import UserError
 
@@ -65,4 +64,4 @@ def test_what_it_does_not_serve_is_refused(change, said):
         query, value = (torch.empty(1, 1, shape[d], **options) for d in ("dim", "value_dim"))
         rest = dict(scaling=1.0, splits=1, table=shape["table"], softcap=shape["softcap"])
         with pytest.raises(UserError, match=rf"varlen does not serve {said}.*Use triton\.$"):
-            decode_with("varlen")(query, query, value, *[query] * 4, **rest)
+            decode(query, query, value, *[query] * 4, **rest)

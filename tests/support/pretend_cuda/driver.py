@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 import types
 from typing import Any
@@ -34,6 +33,8 @@ def install(device: Device, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cuda, "max_memory_reserved", lambda *_: memory.peak)
     patch.setattr(cuda, "reset_peak_memory_stats", lambda *_: memory.reset_peak())
     patch.setattr(cuda, "mem_get_info", lambda *_: (memory.capacity - memory.live(), memory.capacity))
+    patch.setattr(cuda, "get_sync_debug_mode", lambda: 2 * device.refuses_waits)
+    patch.setattr(cuda, "set_sync_debug_mode", device.set_sync_debug_mode)
     _streams(device, patch)
     _graphs(device, patch)
     _pinning(device, patch)
@@ -105,12 +106,13 @@ def _streams(device: Device, patch: pytest.MonkeyPatch) -> None:
         def elapsed_time(self, end: Any) -> float:
             return float(1000 * (end._time - self._time))
 
-    only = Stream()
     patch.setattr(torch.cuda, "Stream", Stream)
     patch.setattr(torch.cuda, "Event", Event)
-    patch.setattr(torch.cuda, "current_stream", lambda *_: only)
-    patch.setattr(torch.cuda, "default_stream", lambda *_: only)
-    patch.setattr(torch.cuda, "stream", lambda *_: contextlib.nullcontext())
+    device.stream = default = Stream()
+    patch.setattr(torch.cuda, "current_stream", lambda *_: device.stream)
+    patch.setattr(torch.cuda, "default_stream", lambda *_: default)
+    patch.setattr(torch.cuda, "set_stream", device.set_stream)
+    patch.setattr(torch.cuda, "stream", device.on_stream)
 
 
 def _graphs(device: Device, patch: pytest.MonkeyPatch) -> None:
@@ -129,7 +131,7 @@ def _graphs(device: Device, patch: pytest.MonkeyPatch) -> None:
             return (0, 0)
 
     patch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
-    patch.setattr(torch.cuda, "graph", lambda graph, *_, **__: recording(device, graph))
+    patch.setattr(torch.cuda, "graph", lambda graph, pool=None, stream=None: recording(device, graph, stream))
 
 
 def _pinning(device: Device, patch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ class Graph:
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], Any]] = []
+        self.broken = False
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # written storages, copies
         self._made: list[torch.Tensor] = []
 
@@ -61,11 +62,15 @@ class Graph:
 
 
 @contextlib.contextmanager
-def recording(device: Any, graph: Graph) -> Iterator[None]:
-    """Record every call on the device in `graph`."""
-    device.capturing = graph
+def recording(device: Any, graph: Graph, stream: Any = None) -> Iterator[None]:
+    """Record every call in `graph`. As in torch, the end of a broken capture raises and keeps `stream`."""
+    device.capturing, before = graph, device.stream
+    device.stream = stream or before
     try:
         yield
     finally:
         device.capturing = None
         graph.end()
+        if graph.broken:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        device.stream = before

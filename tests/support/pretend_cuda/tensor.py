@@ -76,6 +76,8 @@ class Device(Ledger):
         self.memory = Allocations(memory)
         self.transfers = Transfers()
         self.capturing: Graph | None = None
+        self.stream: Any = None
+        self.refuses_waits = False
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -89,14 +91,31 @@ class Device(Ledger):
     def sync(self, op: str) -> None:
         """The host waits until the device has finished its work."""
         self.refuse_in_capture(op)
+        if self.refuses_waits and op != "synchronize":  # as torch, which does not notice this one
+            raise RuntimeError("called a synchronizing CUDA operation")
         self.note("syncs", op)
         self.transfers.complete()
+
+    def set_sync_debug_mode(self, mode: int | str) -> None:
+        self.refuses_waits = mode in (2, "error")
+
+    def set_stream(self, stream: Any) -> None:
+        self.stream = stream
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: Any) -> Iterator[None]:
+        before, self.stream = self.stream, stream or self.stream
+        try:
+            yield
+        finally:
+            self.stream = before
 
     def launch(self, op: str) -> None:
         self.note("launches", op)
 
     def refuse_in_capture(self, op: str) -> None:
         if self.capturing is not None:
+            self.capturing.broken = True
             raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({op})")
 
     def call(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
