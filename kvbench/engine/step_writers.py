@@ -43,7 +43,7 @@ class StepWriter(ABC):
     captured; `version` changes when a tensor was replaced. Without `decode`, attention is that of
     `AttentionCall.attend`.
 
-    In `AttentionCall.attend` the number of cache rows read changes the last bits of the result, so it never depends on
+    In `AttentionCall.attend` the last bits of the result depend on the number of cache rows read, so that number never depends on
     other slots. A step reads all cache rows of a slot where a budget bounds them or the cache is small, else as many as
     the slot's own length requires.
     """

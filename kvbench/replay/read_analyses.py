@@ -95,7 +95,7 @@ class _Windows(Listener):
 
 
 class _Holdings(Listener):
-    """Tells analyses which entries a method holds when a block begins and, with `tell(None)`, at the answer's end."""
+    """Tells analyses which entries a method holds after each eviction and, with `tell(None)`, at the answer's end."""
 
     def __init__(
         self,

@@ -15,7 +15,8 @@ LONGEST = 400  # characters of a text; the time to draw one grows with the squar
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that can be drawn in any theme. Its texts contain no keys, and no control or direction characters.
+    """A figure that can be drawn in any theme. Its texts contain no secrets (API keys), and no control or
+    text-direction characters.
 
     `name`: stem of its files. `caption`: names axes, n and error bars, and what is not shown. `spec`: a Vega-Lite
     specification without `config`; `style.config(theme)` is the configuration that it is drawn with. Texts from rows
