@@ -43,8 +43,8 @@ class StepWriter(ABC):
     captured; `version` changes when a tensor was replaced. Without `decode`, attention is that of
     `AttentionCall.attend`.
 
-    In `AttentionCall.attend` the last bits of the result depend on the number of cache rows read, so that number never depends on
-    other slots. A step reads all cache rows of a slot where a budget bounds them or the cache is small, else as many as
+    In `AttentionCall.attend` the last bits of the result depend on the number of cache rows read, so that number never
+    depends on other slots. A step reads all cache rows of a slot where a budget bounds them or the cache is small, else as many as
     the slot's own length requires.
     """
 
