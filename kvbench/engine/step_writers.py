@@ -44,8 +44,8 @@ class StepWriter(ABC):
     `AttentionCall.attend`.
 
     In `AttentionCall.attend` the last bits of the result depend on the number of cache rows read, so that number never
-    depends on other slots. A step reads all cache rows of a slot where a budget bounds them or the cache is small, else as many as
-    the slot's own length requires.
+    depends on other slots. A step reads all cache rows of a slot where a budget bounds them or the cache is small, else
+    as many as the slot's own length requires.
     """
 
     def __init__(self, cache: SlotCache, rules: Rules, decode: Decode | None = None) -> None:

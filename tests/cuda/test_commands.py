@@ -54,7 +54,6 @@ def test_run_gives_the_rows_of_the_cpu(command, tmp_path, methods):
     for column in ("score", "entries_peak", "kv_bytes_peak", "evictions"):
         assert cuda[column].fillna(-1).tolist() == cpu[column].fillna(-1).tolist(), column
     assert cpu.device_bytes_peak.isna().all()
-    assert (cuda.device_bytes_peak > 0).all()  # test_memory.py compares it with the plan
     assert (cuda.kv_bytes_peak < cuda.device_bytes_peak).all()
 
 
