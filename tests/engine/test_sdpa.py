@@ -113,9 +113,9 @@ def test_tokens_after_blocks_on_cuda_are_those_of_the_cpu(architecture, method, 
 
     def tokens(loaded):
         budget = 24 if small(method).takes_budget else None
-        engine = Engine(
-            loaded, small(method), budget=budget, interval=8, slots=2, max_tokens=80, prefill_chunk=16, prefill=prefill
-        )
+        plain = {"backend": "torch", "compiled": False}  # the subject is the prompt
+        settings = {"slots": 2, "max_tokens": 80, "prefill_chunk": 16, "prefill": prefill} | plain
+        engine = Engine(loaded, small(method), budget=budget, interval=8, **settings)
         return {done.request.doc_id: done.token_ids for done in engine.generate(todo)}
 
     want = tokens(build(architecture))
