@@ -22,6 +22,10 @@ def full_while_rows_are_written(stage: Stage) -> None:
     _file_too_large(stage)
 
 
+def _rows(count: int) -> str:
+    return "1 row is" if count == 1 else f"{count} rows are"
+
+
 def _full_disk(stage: Stage) -> None:
     disk: Path = stage.fixture("small_disk")
     take_all_but(disk, 24_000)
@@ -29,7 +33,7 @@ def _full_disk(stage: Stage) -> None:
     assert ended.code == 3, ended
     saved = len(stage.rows(disk / "r1"))
     assert 0 < saved < ROWS
-    assert f"cannot write in '{disk / 'r1'}' (no space left on device): {saved} rows are saved. Free space" in ended.err
+    assert f"cannot write in '{disk / 'r1'}' (no space left on device): {_rows(saved)} saved. Free space" in ended.err
     free(disk)
     resumed = stage.done(f"{stage.typed(ended.err, 'run')} -q")
     assert "unfinished record" not in resumed.err  # the part of a record that did fit was cut off again
@@ -46,7 +50,7 @@ def _file_too_large(stage: Stage) -> None:
     assert ended.code == 3, ended
     saved = len(stage.rows())
     assert 0 < saved < ROWS
-    assert f"{saved} rows are saved" in ended.err
+    assert f"{_rows(saved)} saved" in ended.err
     stage.done(f"{stage.typed(ended.err, 'run')} -q")
     stage.check_final()
 
@@ -97,7 +101,7 @@ def renamed_in_mid_run(stage: Stage) -> None:
     ended = command.end()
     assert (ended.code, ended.out) == (3, ""), ended
     assert f"'{stage.run_dir.relative_to(stage.folder)}' was moved or deleted during the run" in ended.err
-    assert re.search(rf": {saved} rows are saved, [1-9]\d* rows? (is|are) not\.", ended.err), ended.err
+    assert re.search(rf": {_rows(saved)} saved, [1-9]\d* rows? (is|are) not\.", ended.err), ended.err
     assert not stage.run_dir.exists()
     elsewhere.rename(stage.run_dir)
     stage.done(f"{stage.typed(ended.err, 'run')} -q")
