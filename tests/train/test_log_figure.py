@@ -24,7 +24,7 @@ def test_a_panel_for_the_loss_and_for_each_figure_of_the_recipe(tmp_path: Path):
         *(("loss", n, 1 / n) for n in range(1, 5)),
         *(("reward", n, -1.0 + n / 4) for n in range(1, 5)),
     ]
-    assert "no error bars" in figure.caption
+    assert "No error bars" in figure.caption
     assert svg(figure).count('aria-roledescription="line mark"') == 2
 
 
