@@ -38,13 +38,12 @@ from kvbench.engine.model.shape import shape_of_model, use_threads
 from kvbench.engine.plan import measure, plan_cell
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.integrations.model_args import ModelArgs, in_its_words, read
+from kvbench.integrations.stored_answers import check_stored_answers
 from kvbench.integrations.yaml_tasks import DOC, TASK
 from kvbench.records import Generation, Request, Sampling, Usage
 from kvbench.sources import models
 from kvbench.taskkit import prompts
 from kvbench.taskkit.lm_eval_source import generation, special_stops
-
-MARK = "kvbench"  # key in lm-eval's file of answers: the model, method and budget that gave the answers
 
 
 @register_model("kvbench")
@@ -293,23 +292,10 @@ class KVBenchLM(TemplateLM):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Accept lm-eval's file of stored answers (``--use_cache``), and store in it the settings that made them.
-
-        lm-eval looks up an answer by its prompt alone. So a file with answers of another model, method or budget raises
-        UserError.
-        """
+        """Accept lm-eval's file of stored answers (``--use_cache``). Raises UserError for answers of other settings."""
         super().set_cache_hook(cache_hook)
-        if (answers := cache_hook.dbdict) is None:
-            return
-        mine, theirs = self._identity(), answers.get(MARK)
-        if theirs is None and len(answers):
-            raise UserError(f"--use_cache {quote(answers.filename)} holds answers of another model. Give another file.")
-        if theirs is not None and theirs != mine:
-            changed = ", ".join(f"{k} {theirs.get(k)}, now {mine[k]}" for k in mine if mine[k] != theirs.get(k))
-            raise UserError(
-                f"--use_cache {quote(answers.filename)} holds answers of another model ({changed}). Give another file."
-            )
-        answers[MARK] = mine
+        if cache_hook.dbdict is not None:
+            check_stored_answers(cache_hook.dbdict, self._identity())
 
     def get_model_info(self) -> dict[str, Any]:
         """Return the model, method, budget and measured memory for lm-eval's results."""

@@ -12,8 +12,6 @@ The class is for use in other code; the benchmark runs on `loop.Engine`.
 from __future__ import annotations
 
 import contextlib
-import inspect
-import weakref
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -38,6 +36,7 @@ from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget, label
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.options import check_budget
+from kvbench.integrations.forward_hooks import hook
 from kvbench.integrations.prompt_groups import PromptGroup, attend, check_mask, check_positions, pads_before
 from kvbench.records import Request
 
@@ -105,17 +104,8 @@ class EvictionCache(Cache):
         self._seen = self._clock = 0
         self._ids = torch.empty(0)
         self._routed = False  # whether a forward pass with this cache is going on
-        # The hooks act only in forward passes with this cache. They hold the cache by a weak reference, and are removed
-        # when the cache is deleted.
-        myself, self._routing = weakref.ref(self), contextlib.ExitStack()
-        hooks = contextlib.ExitStack()
-        before = model.register_forward_pre_hook(lambda m, a, k: _of(myself, m, a, k, "_enter"), with_kwargs=True)
-        after = model.register_forward_hook(
-            lambda m, a, k, out: _of(myself, m, a, k, "_leave"), with_kwargs=True, always_call=True
-        )
-        hooks.callback(before.remove)
-        hooks.callback(after.remove)
-        self._close = weakref.finalize(self, hooks.close)
+        self._routing = contextlib.ExitStack()
+        self._close = hook(model, self)
 
     def _checked(self, budget: Any) -> Budget | None:
         """Parse and check the budget. Raises UserError when it is missing, invalid or too small."""
@@ -193,7 +183,7 @@ class EvictionCache(Cache):
     ) -> None:
         self.close()
 
-    def _enter(self, inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def enter(self, inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Route the model's attention to the cache before a forward pass; return the inputs for that pass.
 
         The first pass reads the prompts, each later one a token per sequence. The first eviction comes before the
@@ -252,7 +242,7 @@ class EvictionCache(Cache):
         pads = torch.tensor(self._pads, device=ids.device)[:, None]
         return (self._seen + torch.arange(ids.shape[1], device=ids.device) - pads).clamp(min=0)
 
-    def _leave(self, inputs: dict[str, Any]) -> None:
+    def leave(self, inputs: dict[str, Any]) -> None:
         """Restore the model's attention after a forward pass, also a failed one."""
         self._routed = False
         self._routing.close()
@@ -339,16 +329,6 @@ class EvictionCache(Cache):
         self.slots.install(packed, [row], prompt.prompt_len)
         if self._evictor is not None:
             self._evictor.start(row, prompt.rules.budget, prompt.prompt_len, self._noise_key(row, 0), prompt.evictions)
-
-
-def _of(cache: weakref.ref[EvictionCache], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hook: str) -> Any:
-    """Call the cache's method named `hook` with the inputs of a forward pass, if the pass uses this cache.
-
-    Returns the method's result, or None for a pass without this cache.
-    """
-    inputs = {**dict(zip(inspect.signature(model.forward).parameters, args)), **kwargs} if args else kwargs
-    mine = cache()
-    return getattr(mine, hook)(inputs) if mine is not None and inputs.get("past_key_values") is mine else None
 
 
 def _check_tokens(name: str, value: Any) -> int:

@@ -1,0 +1,52 @@
+"""Calls of a cache before and after the forward passes of a model that use this cache."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class HookedCache(Protocol):
+    """A cache that acts around the forward passes that use it."""
+
+    def enter(self, inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Act before a pass with these inputs; return the positional and named inputs that the pass gets instead."""
+
+    def leave(self, inputs: dict[str, Any]) -> None:
+        """Act after a pass, also a failed one."""
+
+
+def hook(model: Any, cache: HookedCache) -> Callable[[], None]:
+    """Call `cache.enter` and `cache.leave` around each forward pass of the model that gets `cache` as past_key_values.
+
+    Returns the function that removes the hooks. They hold the cache by a weak reference and are removed when it is
+    deleted.
+    """
+    mine, hooks = weakref.ref(cache), contextlib.ExitStack()
+
+    def enter(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inputs = _named(model, args, kwargs)
+        return used.enter(inputs) if (used := _used(mine, inputs)) else None
+
+    def leave(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        inputs = _named(model, args, kwargs)
+        if used := _used(mine, inputs):
+            used.leave(inputs)
+
+    hooks.callback(model.register_forward_pre_hook(enter, with_kwargs=True).remove)
+    hooks.callback(model.register_forward_hook(leave, with_kwargs=True, always_call=True).remove)
+    return weakref.finalize(cache, hooks.close)
+
+
+def _named(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return all inputs of a forward pass by name."""
+    return {**dict(zip(inspect.signature(model.forward).parameters, args)), **kwargs} if args else kwargs
+
+
+def _used(mine: weakref.ref[HookedCache], inputs: dict[str, Any]) -> HookedCache | None:
+    """Return the cache if a forward pass with these inputs uses it."""
+    cache = mine()
+    return cache if inputs.get("past_key_values") is cache else None
