@@ -43,7 +43,7 @@ SAME = {
     "multi_turn_cache": "later turns",
     "task_version": "task version",
 }
-# A task may draw its questions differently, and a long prompt leaves less room for the answer.
+# A task may set the sampling of each question, and a long prompt leaves less room for the answer.
 BY_QUESTION = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
 ARTEFACTS = "tables, drafts or plug-in"
 ALL = "all"  # of --group-by: everything that differs
@@ -85,8 +85,9 @@ class Difference:
 def values_of(rows: Rows, column: str) -> list[Any]:
     """Return the distinct values of a column, sorted; [None] for a column without values.
 
-    Rows without a value (the full cache has no interval) agree with every value. A sampling setting that differs only
-    from question to question, because the task itself sets it per question, counts as one without values.
+    A missing value (the full cache has no interval) agrees with every value and is not returned. A setting in
+    `BY_QUESTION` that differs between questions, but not between rows of one question, is the task's own choice for
+    each question: then the result is [None] too.
     """
     values = rows.values(column)
     if column in BY_QUESTION and len(values) > 1 and _with_several(rows, rows.number(column)) is None:
@@ -141,12 +142,13 @@ def check(rows: Rows) -> None:
 
 
 def _two_prompts(rows: Rows) -> str | None:
-    """Return the first question that had two different prompts, or None."""
+    """Return a question that had two different prompts, the first by id, or None."""
     return _with_several(rows, rows.text("prompt_sha256").codes)
 
 
 def differences(rows: Rows) -> Iterator[Difference]:
-    """Yield the differences between rows of the same method (its version, its artefacts), and between judges."""
+    """Yield the differences between rows of one method in its version, between rows of one method and options in the
+    artefacts, and between all rows in the judge."""
     methods, options = rows.text("method"), rows.text("options")
     versions, artefacts = rows.text("method_version"), rows.text("artefacts")
     for code in methods.present():
@@ -210,7 +212,8 @@ def _difference(word: str, values: Text, of: Any, remedy: str) -> Iterator[Diffe
 
 
 def _error(rows: Rows, difference: Difference) -> UserError:
-    """Return the error for a difference: it names two runs and, of tables, drafts and plug-ins, those that differ."""
+    """Return the error for a difference. It names two runs and their values; of a method's tables, drafts and plug-ins
+    it names only those that differ."""
     values = difference.values
     codes = values.present()[:2]
     runs = [_run(rows, int((values.codes == code).argmax())) for code in codes]
@@ -258,7 +261,11 @@ def _agrees(rows: Rows, column: str, value: Any) -> Any:
 
 
 def _within(rows: Rows, columns: Sequence[str]) -> Iterator[Rows]:
-    """Split rows by the columns' values. For a budget given as a share only the share counts, not the entries."""
+    """Split rows into parts with equal values in `columns`; rows without a method are left out.
+
+    A budget given as a share has a different number of entries for each prompt: such rows are split by the share, and
+    their numbers of entries are ignored.
+    """
     import numpy as np
 
     if not columns:
@@ -290,7 +297,7 @@ def _counts(rows: Rows, column: str) -> dict[str, int]:
 
 
 def _with_several(rows: Rows, values: Any) -> str | None:
-    """Return the first question whose rows differ in `values`, or None. -1 and NaN do not count as values."""
+    """Return a question whose rows differ in `values`, the first by id, or None. -1 and NaN do not count as values."""
     import numpy as np
 
     questions = rows.text("doc_id")

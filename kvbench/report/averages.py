@@ -46,7 +46,7 @@ class AverageRow:
     means: dict[str, Mean]
 
 
-Part = tuple[ScoreCell | AverageRow, Mean]  # a cell, and the mean that stands for it
+Part = tuple[ScoreCell | AverageRow, Mean]  # a cell, or a row of averages, and its score as a `Mean`
 Averages = Mapping[str, Mapping[str, float]]  # weights of members by the name of the average
 
 
@@ -82,8 +82,8 @@ class AverageTable:
         )
 
     def _shown(self) -> list[Column]:
-        """Return the columns of the table. The difference to the baseline is that of the first average, beside which it
-        stands."""
+        """Return the columns of the table. The difference to the baseline is that of the first average and stands
+        beside it."""
         first, *others = [Column("", partial(_value, name), name) for name in self.names]
         baseline = next((row.baseline for row in self.rows if row.baseline), "")
         difference = Column("", lambda row: _difference(row.means[first.header]), f"minus {baseline}")
@@ -92,8 +92,8 @@ class AverageTable:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Comparable tables of the tasks of one group, by task variant. `settings`: the values that each column has in
-    these tables."""
+    """Comparable tables of the tasks of one group. `members`: the tables, by task variant. `settings`: for each column
+    of EQUAL, its values in these tables."""
 
     name: str
     label: str
@@ -130,7 +130,7 @@ def _over_lengths(averaged: Sequence[tuple[_Family, AverageTable]]) -> list[Aver
 
 
 def _alike(a: _Family, b: _Family) -> bool:
-    """Return whether two families have the same tasks under equal settings, at different lengths."""
+    """Return whether two families are the same group of tasks under equal settings, at different lengths."""
     same = base_name(a.name) == base_name(b.name) and a.label == b.label and a.task.length != b.task.length
     return same and all(b.settings.get(column, values) == values for column, values in a.settings.items())
 
@@ -182,8 +182,8 @@ def _table(
     averages: Averages,
     explained: Sequence[str],
 ) -> AverageTable:
-    """Return a table with one line per method and budget, from the cells of all members. The averages in `explained`
-    get a note on the tasks that they lack."""
+    """Return a table with one line per method and budget, from the cells of all members. A note names the tasks that
+    the averages in `explained` lack."""
     parts: dict[tuple[str, str], dict[str, Part]] = {}
     for member, cells in members.items():
         for cell, mean in cells:

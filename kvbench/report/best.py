@@ -24,8 +24,8 @@ PERMUTATIONS = 1_000  # sign flips; p of 5% is then known to 0.7 points
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best methods of a task at one budget: a leader and its rivals. `told`: False if the data cannot tell methods
-    apart, because all scores are at the floor or at the ceiling."""
+    """The best methods of a task at one budget: a leader and its rivals. `told`: False if no comparison can tell
+    methods apart, because scores are at the floor or at the ceiling."""
 
     budget: Budget | None
     leader: ScoreCell
@@ -37,7 +37,11 @@ class Best:
 def best_per_budget(
     cells: Sequence[ScoreCell], scores: Sequence[Mapping[str, list[float]]], clusters: Mapping[str, str]
 ) -> list[Best]:
-    """Return the best methods for each budget at which at least two methods have scores and share questions."""
+    """Return the best methods for each budget at which at least two methods have scores and all of these share a
+    question.
+
+    scores: for each cell, the samples' scores by question; clusters: the cluster of each question.
+    """
     at: dict[str, list[int]] = {}
     for place, cell in enumerate(cells):
         if cell.budget is not None and not math.isnan(cell.score.mean):

@@ -3,7 +3,7 @@
     Column("kv_bytes_peak", "kv_bytes_peak", "KV peak", size)    # name in CSV and JSON, attribute, header, format
     Block(title="walk", lines=cells, columns=columns, grids=[chosen(columns, ("method", "budget", "KV peak"))])
 
-Tables for people show the columns of a grid; `Block.data` has every column with a name.
+Text, Markdown and LaTeX show the tables in `grids`. CSV and JSON have every column in `columns` that has a name.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ number, percent = "{:.3f}".format, "{:.0%}".format
 class Column:
     """A column of a report: one figure that every line of a block has.
 
-    `name`: its key in CSV and JSON; empty for a column of tables only. `value`: a function of a line, or the dotted
-    path of an attribute or key, None where a part of the path is missing. `header`: its title in tables; empty for CSV
-    and JSON only. `printed`: how tables show a value. `left`: whether tables align it to the left, as they do their
-    first column.
+    `name`: its key in CSV and JSON; empty for a column of tables only. `value`: a function of a line, or a dotted path
+    of attributes and keys, whose value is None if a key is missing or an attribute before the last is None. `header`:
+    its title in tables; empty for CSV and JSON only. `printed`: how tables show a value. `left`: whether tables align
+    it to the left, as they do their first column.
     """
 
     name: str
@@ -69,10 +69,12 @@ def chosen(columns: Sequence[Column], headers: Sequence[str]) -> list[Column]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A part of a report: a title, one or more tables of the same lines below it, and notes.
+    """A part of a report: a title, one or more tables, and notes. All tables have the same lines, but each its own
+    columns.
 
-    `grids`: the columns of each table; `columns`: the columns of CSV and JSON. `facts`: further fields of the block in
-    JSON. `drops_empty`: leave out columns, beyond the first two of a table, that are empty in every line.
+    `lines`: the objects, such as cells, of which every table shows one per line. `grids`: for each table, the columns
+    that it shows. `columns`: the columns of CSV and JSON. `facts`: further fields of the block in JSON. `drops_empty`:
+    leave out columns that are empty in every line, except the first two of a table.
     """
 
     title: str
@@ -99,7 +101,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Report(ABC):
-    """A report on loaded runs, made of blocks. `name` is the stem of its files, `about` stands below the tables."""
+    """A report on loaded runs, made of blocks. `name` is the stem of its files. `about` explains the figures: below the
+    tables or, in Markdown, above them."""
 
     name: ClassVar[str]
     about: ClassVar[str]
@@ -115,7 +118,7 @@ class Report(ABC):
 
     @abstractmethod
     def data(self) -> dict[str, Any]:
-        """Return the report as a JSON document."""
+        """Return the fields of the JSON document that hold the report's own figures."""
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the lines of the CSV file: one for every cell, all with the same keys."""
@@ -143,9 +146,9 @@ def with_error(value: float, se: float, *, sign: str = "", digits: int = 3) -> s
 
 def with_interval(value: float, low: float, high: float) -> str:
     """Format a share with its confidence interval, as in "0.000 (0, 0.125)": scores without spread have a standard
-    error of 0, which would mislead.
+    error of 0, which would mislead. Returns the share alone if the interval is empty or unknown.
 
-    An end of the interval within 0.0005 of the share gets enough digits to differ from it.
+    The ends get enough digits to differ from the share if one of them is within 0.0005 of it.
     """
     near = min((abs(end - value) for end in (low, high) if end != value), default=1.0)
     digits = max(3, -math.floor(math.log10(max(near, 1e-6))))
@@ -162,7 +165,7 @@ def estimated(score: Estimate, digits: int = 3) -> str:
 
 def difference(diff: float, low: float, high: float) -> str:
     """Format a difference with its confidence interval, as in "+0.012 (-0.02, +0.04)", with enough digits to tell the
-    ends apart."""
+    ends apart; the difference alone if the interval is unknown."""
     if math.isnan(low):
         return f"{diff:+.3f}"
     digits = max(2, -math.floor(math.log10(max(high - low, 1e-6))))

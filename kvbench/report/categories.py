@@ -4,8 +4,8 @@
     FORMATS["markdown"](report)
 
 A category "5/Precalculus" has two parts; each part gets a separate table if all categories of a task have equally many
-parts. A task that was run at several lengths gets one table for each method and budget, with the lengths
-as columns: the map of a needle in a haystack.
+parts. A task that was run at several lengths gets one table for each method and budget, with the lengths as columns:
+the map of a needle in a haystack.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ LENGTH = re.compile(r"@(\d+)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryCell:
-    """The score of one method at one budget on the questions of one category. `length`: of the prompts, if the task has
-    lengths."""
+    """The score of one method at one budget on the questions of one category. `length`: the prompts' length in tokens
+    if the task has lengths, else None."""
 
     task: str  # without its length
     group: str

@@ -3,8 +3,9 @@
     for label, budget, part in cells_of(rows, shared):
         make_cell(label, budget, part, scores, clusters, unfinished)
 
-All numbers come from the rows alone. Scores are means over questions, whatever the number of their samples; entries,
-bytes and speed are means over samples.
+All numbers come from the rows alone. Scores are means over questions, whatever the number of their samples. Bytes are
+means over samples. Entries after an eviction and at the peak are the most of any sample. Speed is all decoded tokens
+over all seconds.
 """
 
 from __future__ import annotations
@@ -49,24 +50,26 @@ class ScoreCell:
     score: stats.Estimate
     others: dict[str, float]  # means of the score columns, over questions as `score` is
     floor: float
-    pass_at: dict[int, float]  # pass@k for the k that every question has samples for; empty with one sample
-    maj: float  # score of each question's most frequent answer; NaN with one sample or without extracted answers
-    samples: int
+    pass_at: dict[
+        int, float
+    ]  # pass@k by k, for each k in PASS_AT for which every question has k samples; see `_pass_at`
+    maj: float  # mean score of the questions' most frequent answers; NaN with one sample or without extracted answers
+    samples: int  # neither failed nor waiting for a score
     failed: int
-    unscored: int  # answers without a judge
-    truncated: float
-    no_answer: float
-    entries_after_evict: float
-    entries_peak: float
-    entries_mean: float
+    unscored: int  # answers that wait for a score
+    truncated: float  # share of samples
+    no_answer: float  # share of samples
+    entries_after_evict: float  # per layer and KV head, the most of any sample
+    entries_peak: float  # per layer and KV head, the most of any sample
+    entries_mean: float  # per layer and KV head, mean over samples
     kv_bytes_peak: float  # of one sequence, mean over samples
     kv_bytes_mean: float
     tokens_per_second: float
     tokens_per_second_sd: float  # over batches
     machine_load: float  # per core, mean over samples; NaN: not recorded
     roofline_share: float
-    evict_share: float
-    progress: str  # "412 of 960 rows" of an unfinished run
+    evict_share: float  # of the seconds of decoding and evicting
+    progress: str  # "412 of 960 rows" of an unfinished run; empty if all runs are finished
     against: Against | None = None
     # Score, bytes and speed as shares of the full cache's on shared questions, and the standard deviation of the share
     # of speed over batches; empty without a full cache.
@@ -85,7 +88,7 @@ class ScoreCell:
 def method_label(method: str, options: Any, shared: Mapping[str, Any] | None = None) -> str:
     """Return the method with those options that differ from its defaults: ``gkv``, ``snapkv-decode(variant=gkv)``.
 
-    If the method is not installed here, its defaults are unknown; then the options in `shared` are left out instead.
+    If the method is not installed here, its defaults are unknown; then the values in `shared` take their place.
     """
     given = options_of(options) if isinstance(options, str) and options else {}
     try:
@@ -196,7 +199,8 @@ def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:
 
 
 def _pass_at(ok: Rows) -> dict[int, float]:
-    """Return pass@k on the exact score, for k = 1, 2, 4, ... up to the fewest samples that a question has."""
+    """Return pass@k on the exact score by k, for each k in PASS_AT for which every question has k samples. Empty if a
+    question has one sample only."""
     scores = list(ok.scores("score").values())
     fewest = min(map(len, scores), default=0)
     if fewest < 2:
@@ -205,7 +209,8 @@ def _pass_at(ok: Rows) -> dict[int, float]:
 
 
 def _majority(ok: Rows) -> float:
-    """Return maj@n on the exact score, by the answers that the task extracted from the outputs."""
+    """Return maj@n on the exact score, by the answers that the task extracted from the outputs. NaN if no question has
+    two samples or no answer was extracted."""
     scores = ok.number("score")
     scored = ok.where(scores == scores)
     by_question = scored.scores("score")
@@ -234,16 +239,18 @@ def _seconds(rows: Rows, name: str) -> Any:
 
 
 def speed(rows: Rows) -> float:
-    """Return decoded tokens per second. An answer's first token, which prefill produces, does not count."""
+    """Return decoded tokens per second of decoding and evicting; NaN without times. An answer's first token, which
+    prefill produces, does not count."""
     busy = _busy(rows)
     return float((present(rows.number("output_tokens")) - 1).clip(0).sum() / busy) if busy > 0 else math.nan
 
 
 def speed_sd(rows: Rows) -> float:
-    """Return the standard deviation over batches of decoded tokens per second; NaN with fewer than two batches.
+    """Return how much decoded tokens per second vary: their standard deviation over batches. NaN with fewer than two
+    batches.
 
-    Samples that are decoded side by side share their decoding seconds and give one measurement. Their evictions are
-    timed apart.
+    Rows with equal decoding seconds form a batch: samples that are decoded side by side share these seconds. Evictions
+    are timed for each sample.
     """
     import numpy as np
 

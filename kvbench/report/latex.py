@@ -81,8 +81,8 @@ def _tables(block: Block, labels: set[str]) -> Iterator[str]:
 
 
 def _label(title: str, number: int, labels: set[str]) -> str:
-    """Return a label that is new in the document: the title's letters, digits and hyphens, and the table's number in
-    its block."""
+    """Return a label that is new in the document: the title up to its first comma, with hyphens in place of other signs
+    than letters and digits, and the table's number in its block."""
     stem = re.sub(r"[^a-z0-9]+", "-", title.partition(",")[0].lower()).strip("-")
     free = (f"tab:{stem}{f'-{count}' if count > 1 else ''}-{number}" for count in itertools.count(1))
     label = next(label for label in free if label not in labels)

@@ -4,10 +4,10 @@
     loaded.groups                                              # one for each task, more with --group-by
     loaded.clashes                                             # tasks left out, and why
 
-Rows are comparable when model, sampling, prompt, interval, seed and versions of task and method are the same, and
-equal questions had equal prompts. A task whose rows are not comparable is left out and named; the other tasks are not
-affected. If several runs have a row of the same key, the row counts once, an ok row before a failed one, and a line
-names both runs.
+Rows are comparable when they agree in their settings (`agree.SAME`: model, sampling, seed, interval and so on), in the
+versions of task and method, in the judge, and in the prompt of each question. A task whose rows are not comparable is
+left out and named; the other tasks are not affected. If several runs have rows with the same key, only one of these
+rows counts: an ok row before a failed one. A line names the runs.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The rows of all runs in comparable groups. `unfinished`: the progress of unfinished runs, as in "412 of 960
-    rows".
+    """The rows of all runs in comparable groups. `unfinished`: the progress of each unfinished run by its name, as in
+    "412 of 960 rows".
 
-    `mixed`: allowed differences between the rows of one table, with the tasks of these tables. `repeated`: a line for
-    each pair of runs that have rows of the same keys. `clashes`: a line for each reason why tasks were left out, with
-    these tasks.
+    `mixed`: each allowed difference between rows of one table, with the tasks whose tables have it. `repeated`: lines
+    on the pairs of runs that have rows of the same keys. `clashes`: a line for each reason why tasks were left out,
+    with these tasks.
     """
 
     groups: list[Group]
@@ -71,8 +71,8 @@ class Loaded:
 
 
 def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Path]:
-    """Return the run folders and tables that the arguments name: a run's folder or name, a folder of runs, a
-    rows.parquet."""
+    """Return the run folders and tables that the arguments name: a run's folder or name, a folder of runs, or a
+    rows.parquet. Without arguments, return every run in `results`."""
     runs_and_tables: list[Path] = []
     for name in names or [str(results)]:
         if not name.strip():
@@ -145,7 +145,7 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return the runs' names; the paths of runs that share their name with another."""
+    """Return each run's name, or the path of its folder if another run has the same name."""
     folders = [path if path.is_dir() else path.parent for path in paths]
     count = Counter(folder.name for folder in folders)
     return [folder.name if count[folder.name] == 1 else str(folder) for folder in folders]
@@ -170,7 +170,8 @@ def _grouped(rows: Rows, group_by: Sequence[str]) -> tuple[list[Group], list[str
 
 
 def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str]) -> pa.Table:
-    """Return the rows of a run or of a table, and add the run's notices and progress to `notices` and `unfinished`."""
+    """Return the rows of a run or of a table. Adds the run's notices to `notices` and, if the run is not finished, its
+    progress to `unfinished`."""
     if not path.is_dir():
         return read_columns(path, COLUMNS)
     snapshot = read_run(path, COLUMNS)
@@ -181,7 +182,8 @@ def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str])
 
 
 def _mixed(groups: Sequence[Group]) -> list[tuple[Mixture, list[str]]]:
-    """Return the allowed differences of all groups; equal differences of several tasks are merged."""
+    """Return the allowed differences of all groups. Differences of several tasks between the same values are merged
+    into one, which has the sum of their rows."""
     merged: dict[Any, tuple[Mixture, list[str]]] = {}
     for group in groups:
         for mixture in agree.mixtures(group.rows):
@@ -194,7 +196,8 @@ def _mixed(groups: Sequence[Group]) -> list[tuple[Mixture, list[str]]]:
 
 
 def _filled(rows: Rows) -> Rows:
-    """Return the rows with missing values replaced by empty ones: a missing value would agree with every value."""
+    """Return the rows with empty texts in place of missing stop strings, options and question ids: a missing value
+    would agree with every value."""
     return rows.having(
         stop=rows.text("stop").filled("[]"),
         options=rows.text("options").filled("{}"),

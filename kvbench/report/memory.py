@@ -10,9 +10,10 @@ They never exceed the sequence's bytes. A conversation's row lacks the length of
 which held all of them, gives this length for every method. Sliding-window layers, from which no method evicts, count
 with their windows in both figures.
 
-Measured bytes are the live keys and values at the peak, from the rows. Pages of the paged layout may be part-filled: a
-cell is marked if it exceeds nominal by more than 5% and one page per head. A separate column shows the bytes that a
-method stores beside keys and values.
+Measured bytes are the live keys and values at the peak, from the rows. A cell is marked if a sample's measured bytes
+are more than 1.05 times nominal plus one page per head, because pages of the paged layout may be part-filled, or if its
+entries at the peak are more than 1.05 times the nominal ones. Cells of methods that do not bound generated entries, and
+of query-agnostic runs, are never marked. A separate column shows the bytes that a method stores beside keys and values.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ LATER = (
     "excludes them, and none of their cells can be marked with !."
 )
 OVER = (
-    f"! measured more than {SLACK} times nominal plus a page of {PAGE} entries per head, or {SLACK} times its entries:"
+    f"! measured more than {SLACK} times the nominal bytes plus a page of {PAGE} entries per head, or more than "
+    f"{SLACK} times the nominal entries:"
 )
 
 
@@ -59,7 +61,8 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCell:
-    """The memory of one method at one budget on one task. Numbers missing from the rows or the run are NaN."""
+    """The memory of one method at one budget on one task: that of the sample which held most (`_largest`), where no
+    comment says otherwise. Numbers missing from the rows or the run are NaN."""
 
     method: str
     budget: Budget | None
@@ -73,12 +76,12 @@ class MemoryCell:
     measured_bytes: float
     ratio: float
     largest_ratio: float  # over all samples
-    allowed_bytes: float
-    beside_bytes: float
+    allowed_bytes: float  # the most measured bytes without a mark
+    beside_bytes: float  # stored beside keys and values
     beside_share: float  # of measured_bytes
-    reading_bytes: float
-    over: bool
-    samples: int
+    reading_bytes: float  # at the peak of reading the prompt
+    over: bool  # whether any sample is over its bound; tables mark the cell with !
+    samples: int  # with measured bytes
 
     @property
     def marked(self) -> bool:
@@ -206,7 +209,8 @@ class Held:
 
 
 def _held(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Held:
-    """Return nominal, measured and allowed bytes of each row. later: tokens of its conversation's later questions."""
+    """Return nominal, measured and allowed bytes of each row. later: tokens of the later questions of its conversation;
+    NaN: unknown."""
     import numpy as np
 
     prompt, budget, peak = (rows.number(name) for name in ("prompt_tokens", "budget", "entries_peak"))
@@ -229,7 +233,11 @@ def _nominal(
     rows: Rows, entries: Any, sequence: Any, longest: float, layers: Mapping[str, Sequence[Layer] | None]
 ) -> tuple[Any, Any]:
     """Return for each row the bytes of the keys and values of `entries` entries, and the bytes of a page in every head,
-    both in the row's model; NaN if the layers of the model are unknown."""
+    both in the row's model; NaN if the layers of the model are unknown.
+
+    Sliding-window layers count with at most their window of the `sequence` tokens, and without pages. longest: the most
+    tokens that any sequence may have.
+    """
     import numpy as np
 
     nominal, page = np.full(len(rows), math.nan), np.full(len(rows), math.nan)
@@ -248,15 +256,15 @@ def _nominal(
 
 
 def _least(a: Any, b: Any) -> Any:
-    """Return the smaller of a and b, elementwise; where only b is missing it is a, where a is missing it is missing."""
+    """Return the smaller of a and b, elementwise: a where b is NaN, and NaN where a is NaN."""
     import numpy as np
 
     return np.where(b < a, b, a)
 
 
 def _later(rows: Rows) -> Any:
-    """Return for each row the tokens of its conversation's later questions: those that the full cache held beyond the
-    row's prompt and answers. 0 where there are no later questions, NaN where the full cache was not run."""
+    """Return for each row the tokens of its conversation's later questions: those that the full cache held beyond its
+    first prompt and its answers. 0 for a row without turns, NaN if the full cache was not run on the conversation."""
     import numpy as np
 
     talks = rows.text("multi_turn_cache").codes >= 0
@@ -317,5 +325,8 @@ def _notes(cells: Sequence[MemoryCell]) -> list[str]:
     if over := sum(cell.over for cell in cells):
         notes.append(f"{OVER} {over} of {len(cells)} cells.")
     if any(math.isnan(cell.nominal_bytes) for cell in cells):
-        notes.append("An older kvbench wrote the run without the size of an entry: only measured bytes are shown.")
+        notes.append(
+            "Nominal bytes are missing where the rows have no measurements, or where the run does not tell the size of "
+            "an entry (an older kvbench wrote it, or its run.json is not there)."
+        )
     return notes

@@ -73,7 +73,7 @@ def _matrix(group: str, tables: Sequence[TaskTable]) -> Block:
 
 
 def _headlines(tables: Sequence[TaskTable]) -> str:
-    """Return the tasks that are headed by another score than the exact one, as in " (walk: partial)"."""
+    """Return the tasks whose main score is not the exact one, with its name, as in " (walk: partial)"."""
     named = [f"{table.task}: {SCORES[table.headline]}" for table in tables if table.headline != "score"]
     return f" ({', '.join(dict.fromkeys(named))})" if named else ""
 

@@ -1,9 +1,9 @@
-"""Rows that several runs have: each counts once, and for each pair of runs a line says how many were left out.
+"""Counts rows that several runs have only once, and says for pairs of runs how many rows were left out.
 
     rows, lines = each_once(Rows.of(tables), paths)
 
-Rows with equal keys are the same row. An ok row counts before a failed one, then the row of the run that was named
-first.
+Rows with equal keys are the same row. An ok row counts before a row that failed or waits for a score. Among equals, the
+row of the run that was named first counts.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MOST = 4  # pairs of runs that get a line
 
 
 def each_once(rows: Rows, paths: Mapping[str, Path]) -> tuple[Rows, list[str]]:
-    """Return the rows, one per key and without the column of keys, and a line per pair of runs with rows left out.
+    """Return the rows, one per key and without the column of keys, and lines on the rows left out (`_lines`).
 
-    paths: of each run's folder or table.
+    paths: the folder or table of each run, by its name.
     """
     import numpy as np
 
@@ -47,7 +47,7 @@ def _counting(rows: Rows) -> Ints:
 
 
 def _lines(left: Rows, kept: Rows, paths: Mapping[str, Path]) -> list[str]:
-    """Return a line for each pair of runs.
+    """Return a line for each of the first MOST pairs of runs, and one for all rows of further pairs.
 
     left: the rows left out; kept: for each of them, the row that counts instead; paths: see `each_once`.
     """

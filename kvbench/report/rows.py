@@ -5,8 +5,8 @@
     rows.text("method").names       # distinct texts; .codes says which of them a row has, -1: none
     rows.where(rows.number("score") == 1).scores("score_partial")
 
-`Rows` holds positions in shared columns, in rising order. Choosing rows copies positions only, so the rows of a cell
-cost time and memory for that cell alone.
+`Rows` holds positions in shared columns. Choosing rows copies positions only, so the rows of a cell cost time and
+memory for that cell alone.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Rows:
 
     @classmethod
     def of(cls, tables: list[tuple[str, pa.Table]]) -> Rows:
-        """Join the rows of runs, one run after the other. `tables` have equal schemas; the list is emptied, to free
-        memory."""
+        """Join the rows of runs, one run after the other. `tables`: pairs of a run's name and its rows, with equal
+        schemas; the list is emptied, to free memory."""
         import numpy as np
         import pyarrow as pa
 
@@ -133,7 +133,7 @@ class Rows:
         return Rows({n: column for n, column in self.columns.items() if n != name}, self.places)
 
     def values(self, name: str) -> list[Any]:
-        """Return the distinct values of a column, sorted, in the column's own type."""
+        """Return the distinct values of a column without missing ones, sorted, in the column's own type."""
         if isinstance(self.columns[name], Text):
             text = self.text(name)
             return sorted(text.names[code] for code in text.present())
@@ -236,8 +236,8 @@ def _column(name: str, column: pa.ChunkedArray) -> Any:
 
 
 def _plain(array: pa.Array, kind: Any, missing: float) -> Any:
-    """Return an Arrow array of numbers as a numpy array. It reads the buffers, because `to_numpy` would import pandas,
-    which takes half a second."""
+    """Return an Arrow array of numbers as a numpy array, with `missing` for null. It reads the buffers, because
+    `to_numpy` would import pandas, which takes half a second."""
     import numpy as np
 
     start, end = array.offset, array.offset + len(array)

@@ -54,13 +54,13 @@ def _entry(folder: Path) -> dict[str, Any]:
 
 
 def _method(method: Mapping[str, Any]) -> str:
-    """Return the method as tables name it, with the options that the user set: ``gkv(lam=0.0)``."""
+    """Return the method as tables name it, with the options that differ from its defaults: ``gkv(lam=0.0)``."""
     return method_label(method["name"], canonical_json(method.get("options", {})))
 
 
 def _settings(config: Mapping[str, Any]) -> str | None:
     """Return the settings that differ from their defaults, as in "limit 8, seed 1", without those that have a column of
-    their own."""
+    their own; None if there are none."""
     own = {name: value for name, value in config.items() if value is not None and value != DEFAULTS.get(name, value)}
     return ", ".join(f"{name} {_shown(value)}" for name, value in own.items() if name not in SHOWN) or None
 

@@ -3,7 +3,8 @@
     report = ScoreReport.make(load([Path("results/demo")]), baseline="full")
 
 People see an overview first, then small tables per task, each within 80 columns: the quality of the cells, their
-memory, their speed, and, if the cells differ or lack samples, the samples behind the scores.
+memory, and their speed. A table on the samples behind the scores follows if cells differ in their number, have several
+per question, or have samples that are truncated, failed or without an answer or a score.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class ScoreReport(Report):
     )
     tables: list[TaskTable]
     averages: list[AverageTable]
-    summary: bool = False  # whether `blocks` are the first page only
+    summary: bool = False  # whether `blocks` yields the overview only
 
     @classmethod
     def make(cls, loaded: Loaded, baseline: str | None = None, *, summary: bool = False) -> ScoreReport:
@@ -79,7 +80,7 @@ class ScoreReport(Report):
 
 
 def block(table: TaskTable) -> Block:
-    """Return a task's block, with tables of quality, cost and samples."""
+    """Return a task's block, with tables of quality, memory, speed and samples."""
     headline, *others = sorted(SCORES, key=lambda column: column != table.headline)
     baseline = next((cell.baseline for cell in table.cells if cell.baseline), "")
     quality = ("method", "budget", SCORES[headline], *(SCORES[o] for o in others), f"minus {baseline}", "verdict")
@@ -139,7 +140,8 @@ def _samples() -> list[Column]:
 
 
 def _cost() -> list[Column]:
-    """Return the columns of entries, bytes and speed, absolute and as shares of the full cache's."""
+    """Return the columns of entries, bytes and speed, and those of score, bytes and speed as shares of the full
+    cache's."""
     return [
         Column("entries_after_evict", "entries_after_evict", "after", entries),
         Column("entries_peak", "entries_peak", "peak", entries),
@@ -171,8 +173,8 @@ def _comparison() -> list[Column]:
 
 
 def _sample_grids(table: TaskTable) -> list[tuple[str, ...]]:
-    """Return the headers of the table on samples; nothing if all cells have equally many samples and all are
-    complete."""
+    """Return the headers of the table on samples, as the only member of a list. The list is empty if all cells have
+    equally many samples, one per question, each with a whole answer and a score."""
     equal = len({(c.score.questions, c.samples) for c in table.cells}) == 1
     whole = not any(c.truncated > 0 or c.no_answer > 0 or c.failed or c.unscored or c.pass_at for c in table.cells)
     return [] if whole and equal else [("method", "budget", *(() if equal else COUNTS), *SAMPLES)]

@@ -2,8 +2,8 @@
 
     notes([cell.against for cell in cells if cell.against])
 
-Every table gets such a note. It tells whether methods are tied because they are equal, because there are too few data,
-or because their scores are at the floor or the ceiling, where no difference could be seen.
+Every table of several cells gets such notes. They tell whether methods are tied because they are equal, because there
+are too few data, or because their scores are at the floor or the ceiling, where no difference could be seen.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _out_of_reach(family: Sequence[Against]) -> list[str]:
 
 
 def _ceiling(family: Sequence[Against]) -> list[str]:
-    """Return a note if every score is at the ceiling, where no tie means equal methods."""
+    """Return a note if every score is at the ceiling, where a tie does not mean that methods are equal."""
     if not any(a.judged.verdict == "cannot tell" and _within_reach(a) for a in family):
         return []
     lowest = min(min(a.paired.mean_a, a.paired.mean_b) for a in family)
@@ -96,7 +96,8 @@ def _comparisons(count: int) -> str:
 
 
 def _tests(pairs: Sequence[Paired]) -> list[str]:
-    """Return notes on the corrections for unequal clusters, first that of the most unequal comparison."""
+    """Return at most two notes on the corrections for clusters of unequal sizes, in the order of the comparisons'
+    degrees of freedom, the fewest first."""
     lines = [_correction(one) for one in sorted(pairs, key=lambda one: one.df) if not one.equal]
     return list(dict.fromkeys(filter(None, lines)))[:2]
 

@@ -1,7 +1,7 @@
 """Turns rows into tables: for each task, every method at every budget with error bars, cost and a paired comparison.
 
     for table in make_tables(load([Path("results/demo")]), baseline="full"):
-        table.cells[0].score.mean, table.cells[0].against.diff
+        table.cells[0].score.mean, table.cells[0].against.paired.diff
 
 All numbers come from the rows alone. Comparisons are paired question by question and their p-values adjusted by Holm
 over the table. A cell without a comparison has `against` None.
@@ -59,7 +59,8 @@ class TaskTable:
 
 
 def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
-    """Return one table per group of comparable rows. `baseline`: a method; by default the full cache if it was run."""
+    """Return one table per group of comparable rows. `baseline`: a method, or its name with options as tables print it;
+    by default the full cache if it was run."""
     pairs = _variants(loaded)
     shared = shared_options(loaded)
     there = sorted(shared)
@@ -90,7 +91,7 @@ def shared_options(loaded: Loaded) -> dict[str, dict[str, Any]]:
 
 
 def _shared(options: Sequence[str]) -> dict[str, Any]:
-    """Return the options that have one value in all of a method's JSON texts."""
+    """Return the options that have one value in all of these JSON texts, which are those of one method."""
     tables = [options_of(text) for text in options]
     return {k: v for k, v in tables[0].items() if all(k in table and table[k] == v for table in tables)}
 
@@ -174,7 +175,8 @@ def _baseline_label(labels: Sequence[str], baseline: str) -> str:
 def _ratios(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], parts: Sequence[Rows]
 ) -> list[ScoreCell]:
-    """Add each cell's score, bytes and speed as shares of the full cache's, on the questions that both have."""
+    """Add each cell's score, bytes and speed as shares of the full cache's, on the questions that both have. Without a
+    full cache, the cells stay as they are."""
     full = next((i for i, cell in enumerate(cells) if not cell.evicts), None)
     if full is None:
         return list(cells)

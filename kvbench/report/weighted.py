@@ -70,7 +70,7 @@ def weighted_mean(means: Sequence[tuple[float, Mean]]) -> Mean:
     """Return the weighted mean of means; the weights sum to 1."""
 
     def together(figure: Callable[[Mean], float]) -> float:
-        """Return the square root of the sum of squares of a figure of all tasks, each times its weight."""
+        """Multiply a figure of each task by the task's weight, and return the square root of the sum of the squares."""
         return math.hypot(*(weight * figure(mean) for weight, mean in means))
 
     value, diff = (sum(weight * getattr(mean, name) for weight, mean in means) for name in ("value", "diff"))
@@ -90,8 +90,8 @@ def weighted_mean(means: Sequence[tuple[float, Mean]]) -> Mean:
 
 
 def seen_drop(name: str, means: Sequence[Mean]) -> list[str]:
-    """Return a note on the smallest true drop of an average that a t test finds in its comparisons; none without a
-    comparison."""
+    """Return a note on the smallest true drop of an average that a t test finds in its comparisons with 80% power; no
+    note if no comparison has spread."""
     family = [mean for mean in means if not math.isnan(mean.diff)]
     alpha = ALPHA / max(1, len(family))
     drops = [smallest_drop(m.diff_se, m.df, alpha=alpha, sides=2) for m in family if m.diff_spread]

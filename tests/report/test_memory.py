@@ -166,7 +166,7 @@ def test_a_run_that_does_not_say_what_an_entry_takes(make_run: Callable, measure
     cell = cells(run)["gkv"]
     assert math.isnan(cell.nominal_bytes)
     assert cell.measured_bytes == 80 * 2 * ENTRY
-    assert "An older kvbench wrote the run" in FORMATS["text"](MemoryReport.make(load([run])))
+    assert "the run does not tell the size of an entry" in FORMATS["text"](MemoryReport.make(load([run])))
 
 
 def test_rows_without_measurements_show_nothing(make_run: Callable, rows: Callable) -> None:

@@ -1,6 +1,7 @@
 """The lines of a report's block with the task, method, budget and verdict of each, by which the page filters lines.
 
-for line in lines(block): line.method, line.budget, line.line
+for line in lines(block):
+    line.method, line.budget, line.line
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _cells(report: ScoreReport) -> Iterator[tuple[str, Block]]:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """Return what a run's record says about model, date and versions; empty texts for a table without a run folder."""
+    """Return model, date and versions from a run's run.json; empty texts for a table without a run folder."""
     if not path.is_dir():
         return {"model": "", "created": "", "versions": ""}
     info = manifest.read(path)

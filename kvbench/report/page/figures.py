@@ -1,6 +1,7 @@
 """The page's figures, each drawn light and dark; the stylesheet shows the one for the reader's light or dark setting.
 
-drawn = read(report) drawn.of("curves"), drawn.reason
+drawn = read(report)
+drawn.of("curves"), drawn.reason
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Recorded decisions as the page shows them: for each token the eviction that dropped it.
 
     kept = read(report)
-    kept.answers["5f0c..."]["heads"]["2.1"]      # one character per token: "0" held to the end, "1" dropped first
+    kept.answers["5f0c..."]["heads"]["2.1"]      # a character per token: "0" kept to the end, "1" dropped by eviction 1
 
 `kvbench record` records the decisions by letting the model read stored answers again (`kvbench.store.decisions`).
 """
@@ -56,7 +56,7 @@ def read(report: ScoreReport) -> Kept:
 
 
 def _with_prompt(path: Path, keys: set[str]) -> Iterator[str]:
-    """Yield those row keys whose prompts the run stores; of gated data it stores none."""
+    """Yield those of the row keys whose prompts the run stores; it stores no prompts of gated data."""
     if keys:
         texts = read_texts(path, keys=keys)
         yield from texts["row_key"][texts["prompt"].notna()]

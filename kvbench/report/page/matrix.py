@@ -53,8 +53,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The differences between all methods at one budget, the full cache among them. `left_out`: number of methods
-    beyond MOST_METHODS."""
+    """The differences between all methods at one budget, and between them and methods without a budget, such as the
+    full cache. `family`: number of comparisons over which p-values are adjusted. `left_out`: number of methods beyond
+    MOST_METHODS."""
 
     budget: str  # as `named` writes it
     methods: list[str]
@@ -107,7 +108,8 @@ def _differences(scored: Scored, pairs: list[Pair]) -> dict[Pair, Difference]:
 
 
 def _methods(scored: Scored, budget: str) -> tuple[list[Cell], int]:
-    """Return the cells at a budget, at most MOST_METHODS, and the number of the others."""
+    """Return the cells at a budget and those without one, at most MOST_METHODS in all, and the number of cells left
+    out."""
     cells = [cell for cell in scored.cells if cell[1] in (named(None), budget)]
     return cells[:MOST_METHODS], max(0, len(cells) - MOST_METHODS)
 

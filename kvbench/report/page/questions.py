@@ -1,11 +1,11 @@
 """The questions that a page shows, with the answers of all cells.
 
-    chosen = read(report, tables)
+    chosen = read(report, tables, recorded)
     chosen.questions[0]["answers"][0]["output"]     # (text, note on what is cut off)
 
-A page holds few questions, at most MOST_BYTES of text. Questions with recorded decisions come first, then questions on
-which some cell scores unlike the full cache, then those whose scores differ most between cells, then the others in the
-task's order. Of gated tasks a page shows ids and scores only.
+A page holds few questions: at most MOST_QUESTIONS of a task, and beyond the first at most MOST_BYTES of text. Questions
+with recorded decisions come first, then questions on which some cell scores unlike the full cache, then those whose
+scores differ most between cells; ties are in order of ids. Of gated tasks a page shows ids and scores only.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str,
 
 
 def chosen(tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> list[str]:
-    """Return the questions of a task to show, in order. tables: all of the task.
+    """Return the questions of a task to show, at most MOST_QUESTIONS, in order. tables: all tables of the task.
 
-    Questions with recorded decisions come first. Then every cell that somewhere scores unlike the first cell of its
-    table, which is the full cache's where it was run, gets a question on which it does. The widest differences come
-    last.
+    Questions with recorded decisions come first. Then each cell gets a question on which it scores unlike the first
+    cell of its table (the full cache's if it was run), if there is one. The other questions follow, those whose scores
+    differ most between cells first.
     """
     spread: dict[str, float] = {}  # the widest of any table
     unlike: dict[str, set[tuple[int, int]]] = {}  # the cells, by their table and their place in it
@@ -126,7 +126,8 @@ def _in_turn(wanted: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
 
 
 def _rows(folders: Sequence[Path], wanted: dict[str, list[str]]) -> pd.DataFrame:
-    """Return the row of the first sample of every cell for each wanted question, with its texts."""
+    """Return the row of one sample of every cell for each wanted question, with its texts: the first ok sample or, if
+    none is ok, the first."""
     import pandas as pd
     import pyarrow.compute as pc
 

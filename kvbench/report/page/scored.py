@@ -25,7 +25,7 @@ Cell = tuple[str, str]  # method with its options, budget as `named` writes it
 class Scored:
     """A table of the report, with the rows and scores of its cells: first the full cache, then the others in order.
 
-    `shown`: the score of each question's first sample, whose answer is on the page. `clusters`: the source of each
+    `shown`: the score of each question's first ok sample, whose answer is on the page. `clusters`: the source of each
     question, for standard errors.
     """
 
@@ -56,7 +56,7 @@ def read(report: ScoreReport) -> Iterator[Scored]:
 
 
 def _first(rows: Rows, headline: str) -> dict[str, float]:
-    """Return the score of each question's first sample."""
+    """Return the score of each question's first ok sample."""
     ok = rows.where(rows.text("status").is_one_of("ok"))
     in_turn = ok.where(ok.number("sample").argsort(kind="stable"))
     return {question: samples[0] for question, samples in in_turn.scores(headline).items()}

@@ -1,6 +1,6 @@
 """Phrases that the captions of several figures of a report share.
 
-panels(points) # "a panel for each of chain and walk (n = 128 questions), model tiny"
+panels(points)      # "a panel for each of chain and walk (n = 128 questions), model tiny"
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     curves("Loss", values, x=axis("x", "step"), y=axis("loss", "loss"), looks=style.methods(names, names))
 
-Values have the fields panel, method, dash, `x` and that of y, and `kind`: "cell", or "rule" for a horizontal line.
+Values have the fields panel, method, dash, the fields of `x` and `y`, and `kind`: "cell", or "rule" for a horizontal
+line.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ class Paired:
     """The comparison of A with B on the same questions. `diff` is mean A - mean B; `p` is two-sided.
 
     `test`: "t", "sign flips" (of whole clusters, where t does not hold its level), "equal differences" (no spread: the
-    exact p of the sign flips) or "none" (so few clusters that p is above 1 - level even if all of them have the same
-    sign).
+    exact p of the sign flips) or "none" (too few clusters: sign flips could not reject "no difference" at 1 - `level`
+    of `paired` even if every cluster had the same sign; `p` is 1 and there is no interval).
     """
 
     diff: float
@@ -44,12 +44,13 @@ class Paired:
     largest: int  # questions of the largest cluster
     equal: bool  # whether all clusters have equally many questions
     tail: float  # how much more `se` varies than that of normal differences
-    flipped: tuple[tuple[float, float], ...]  # sum of differences and size of each cluster whose sign flips; else empty
+    flipped: tuple[tuple[float, float], ...]  # (sum of differences, size) of each cluster; empty unless "sign flips"
 
     def drop(self, alpha: float, power: float = POWER) -> float:
         """Return the smallest true drop that the test finds with this power, two-sided at `alpha`.
 
-        If all differences are equal, it is the share of questions that would have to turn from right to wrong.
+        If all differences are equal, it is the share of questions that would have to turn from right to wrong. NaN
+        without a test.
         """
         if self.test == "equal differences":
             return whole_questions_drop(self.clusters, alpha=alpha, power=power)
@@ -137,7 +138,8 @@ def _tail(diffs: Floats, groups: Clusters) -> float:
 
 
 def _no_spread(diff: float, groups: Clusters, level: float, shares: bool) -> _Test:
-    """Return the test for equal differences. A question outside the data may still have any difference from -1 to 1."""
+    """Return the test for equal differences. Its interval is the difference alone or, if scores lie between 0 and 1
+    (`shares`), wide enough for questions outside the data that have any difference from -1 to 1."""
     bound = unseen(groups, level) if shares else 0.0
     p = least_p(groups.count) if diff else 1.0
     return _Test("equal differences", p, diff - bound * (1 + diff), diff + bound * (1 - diff))

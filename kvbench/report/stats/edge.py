@@ -1,10 +1,10 @@
-"""The confidence interval of a mean near 0 or 1, where few questions have a right (or a wrong) answer and decide.
+"""The confidence interval of a mean near 0 or 1, which depends on the few questions with a right (or a wrong) answer.
 
 The standard error is then too small most of the time, because the rare questions that would raise it were not drawn.
-The interval therefore lets the difficulty of questions be any Beta distribution, and a question's right samples
-beta-binomial, and takes the quantiles of the posterior of its mean. The priors are Beta(3/4, 3/4) for the mean (between
-Jeffreys' and a flat one) and flat on the logit of the correlation 1 / (a + b + 1); they were chosen by simulated
-coverage (results/statistics).
+The interval therefore assumes a Beta distribution with unknown a and b for the difficulty of questions, so that a
+question's number of right samples is beta-binomial. Its ends are quantiles of the posterior of the distribution's mean.
+The priors are Beta(3/4, 3/4) for the mean (between Jeffreys' and a flat one) and flat on the logit of the correlation
+1 / (a + b + 1). They were chosen by simulated coverage (results/statistics).
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def edge_interval(scores: Scores, means: Floats, repeats: float, level: float) -
 
 
 def _trials(scores: Scores) -> int:
-    """Return the number of 0/1 trials that stand for a question's mean."""
+    """Return the number of 0/1 trials that stand for a question's mean: the mean number of samples, at most MOST_TRIALS
+    and, if a score lies between 0 and 1, at least SHARES."""
     import numpy as np
 
     every = np.concatenate([np.asarray(question, dtype=float) for question in scores])
@@ -58,7 +59,7 @@ def _trials(scores: Scores) -> int:
 
 @lru_cache(maxsize=16)
 def _likelihood(trials: int) -> tuple[Floats, Floats]:
-    """Return the grid of logits of the mean, and the log likelihood by (number of right trials, mean, correlation)."""
+    """Return the tried logits of the mean, and the log likelihood by (number of right trials, mean, correlation)."""
     import numpy as np
     from scipy.special import betaln, expit
 

@@ -1,9 +1,9 @@
 """Sign flips of whole clusters: a test of "no difference" that holds its level whatever the sizes of the clusters.
 
 If two methods are equal, a cluster's sum of differences is as likely to be negative as positive. The test counts how
-often random signs make the sum over all clusters at least as large as the observed one. It tries all sign patterns if
-there are at most `permutations` of them, else as many seeded draws. It is the wild cluster bootstrap with Rademacher
-weights and the null hypothesis imposed.
+often random signs make the sum over all clusters at least as far from 0 as the observed one. It tries all sign patterns
+if there are at most `permutations` of them, else `permutations` random patterns from a seed. It is the wild cluster
+bootstrap with Rademacher weights and the null hypothesis imposed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 def sign_flip(diffs: Sequence[float] | Floats, *, permutations: int = 10_000, seed: int = 0) -> float:
-    """Return the two-sided p: how often random signs make the sum of differences at least as large as the observed one.
-    It is exact for few questions."""
+    """Return the two-sided p: how often random signs bring the sum of differences at least as far from 0 as observed.
+
+    diffs: one number per cluster. p is exact if all sign patterns can be tried: 2^n patterns of n numbers other than 0.
+    """
     import numpy as np
 
     values = np.asarray(diffs, dtype=float)
@@ -37,11 +39,10 @@ def sign_flip(diffs: Sequence[float] | Floats, *, permutations: int = 10_000, se
 
 
 def _random_parts(values: Floats, permutations: int, seed: int) -> Floats:
-    """Return the sum of a random half of the values, once per permutation: a drawn bit says whether a value belongs to
-    it.
+    """Return `permutations` sums, each over a random subset that contains every value with probability 1/2.
 
-    A drawn byte stands for eight values, and a table of 256 sums replaces their signs: five times as fast as a product
-    with a matrix of signs.
+    A random byte picks the subset of eight values, whose sum is looked up among the sums of all 256 subsets. This is
+    five times as fast as a product with a matrix of signs.
     """
     import numpy as np
 
@@ -64,8 +65,8 @@ def fewest_clusters(alpha: float) -> int:
 
 
 def patterns(clusters: int, permutations: int, seed: int = 0) -> Floats:
-    """Return patterns of signs, [patterns, clusters], the unflipped pattern first. The first cluster keeps its sign,
-    because |-x| = |x|."""
+    """Return patterns of signs, [patterns, clusters], the unflipped pattern first: all patterns if there are at most
+    `permutations`, else as many random ones after the first. The first cluster keeps its sign, because |-x| = |x|."""
     import numpy as np
 
     free = clusters - 1
@@ -81,9 +82,10 @@ def limits(sums: Floats, sizes: Floats, signs: Floats, alpha: float) -> tuple[Fl
     """Return the confidence interval that belongs to the test: how far it reaches below and above the mean, for each
     line of cluster sums.
 
-    A difference of u more than the mean is kept while enough patterns give at least its size: |c - b u| >= Q u, with b
-    the pattern's sum of sizes and c its sum of the rest. Each pattern's bound has a closed form, and the limit is the
-    bound of the pattern at rank `alpha`. Infinite if there are too few patterns.
+    The test does not reject a true difference at distance u from the mean while enough patterns give a sum at least as
+    large as the unflipped one: |c - b u| >= Q u. Q is the number of questions, b the sum of the clusters' sizes with
+    the pattern's signs, and c the sum of the clusters' deviations from the mean with these signs. The largest u of a
+    pattern has a closed form. The limit is the one at rank `alpha`, or infinite if there are too few patterns.
     """
     import numpy as np
 

@@ -25,12 +25,12 @@ class Estimate:
 
     `rule` says how the confidence interval was made: "t", "wilson" (on the effective number of questions), "beta" (few
     right or few wrong answers), "rule of three" (all 0 or all 1: the standard error is 0 and says nothing), "constant"
-    or "one question".
+    (all equal, neither 0 nor 1: the interval is the mean alone) or "one question" (or one cluster: no interval).
     """
 
     mean: float
-    se: float  # new questions of this kind
-    se_fixed: float  # the same questions, new samples
+    se: float  # for new questions of this kind
+    se_fixed: float  # for new samples of the same questions
     low: float
     high: float
     rule: str
@@ -96,11 +96,11 @@ def _interval(
 
 
 def unseen(groups: Clusters, level: float) -> float:
-    """Return the largest share of questions that may differ although no observed question does: 3 / Q at 95%, equal
-    clusters.
+    """Return the largest share of questions that may differ although no observed question does: at 95%, 3 / n for n
+    clusters of equal size.
 
-    (1 - bound)^n = 1 - level, where n is the number of clusters; if their sizes differ, n is the number of equal
-    clusters with the same sum of squared weights.
+    The bound is -log(1 - level) / n. If the sizes of clusters differ, n is the number of equal clusters with the same
+    sum of squared weights.
     """
     import numpy as np
 

@@ -48,8 +48,8 @@ def _beyond(half: float, critical: float, varies: float, power: float) -> float:
     noise.
 
     Noise and se vary, so the drop must exceed the mean of critical x se - noise by a normal quantile of its standard
-    deviation. With `varies` the squared coefficient of variation of the se, critical x se has variance mean(se)^2
-    critical^2 varies, and the noise mean(se)^2 (1 + varies).
+    deviation. Let `varies` be the squared coefficient of variation of the se. Then the variance of critical x se is
+    mean(se)^2 critical^2 varies, and the variance of the noise is mean(se)^2 (1 + varies).
     """
     from scipy.special import ndtri
 
@@ -79,9 +79,9 @@ def flips_drop(
     none.
 
     `clusters`: (sum of differences, size) of each. The drop comes from half the width of the test's own interval,
-    because a few clusters hardly show how far the questions of a cluster agree. The width is treated as that of a t
-    interval over as many equal clusters: where one shrinks against the noise, so does the other, and the drop is a
-    nearly constant multiple of it (1.43 at 5%) whatever the sizes (simulated).
+    because a few clusters hardly show how far the questions of a cluster agree. This half width is treated as that of a
+    t interval over as many equal clusters. In simulations the drop is a nearly constant multiple of it (1.43 at 5%),
+    whatever the sizes.
     """
     import numpy as np
     from scipy.special import stdtrit
@@ -96,8 +96,8 @@ def flips_drop(
 
 
 def whole_questions_drop(clusters: int, *, power: float = POWER, alpha: float = 0.05) -> float:
-    """Return the share of questions that must go from right to wrong for a two-sided t test to find it with this
-    power."""
+    """Return the share of questions that must go from right to wrong for a two-sided t test to find a drop with this
+    power; NaN if no share is enough. Each question is a cluster of its own."""
     from scipy.stats import beta
     from scipy.stats import t as student
 

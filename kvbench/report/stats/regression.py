@@ -2,14 +2,15 @@
 
     found = regression(base, new)
     found.p, found.p_sign_flip         # one-sided: is `new` worse?
-    found.low > -margin                # one-sided at 95%: `new` is no worse than `margin`
+    found.low > -margin                # one-sided at 95%: `new` is worse by less than `margin`
     found.drop(0.05)                   # the true drop that the test finds with 80% power
 
 One-sided at a is two-sided at 2a, so the test is that of `paired`: it treats clusters, few questions and equal
 differences as a report does. The lower bound alone has two corrections. One is for skewness (Hall 1992): where a drop
 is real, questions that were nearly certain hardly move and others fall far, and t would pass a drop as large as the
-margin in 6 to 8% of tables in place of 5%. The other is for continuity, which matters with one sample a question. Two
-stages with fresh seeds reject if both do at sqrt(a); `both` gives them one p.
+margin in 6 to 8% of tables in place of 5%. The other is for continuity, which matters with one sample a question. Both
+apply to a t test only. Two stages with fresh seeds together reject at a if each of them rejects at sqrt(a); `both`
+gives them one p.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from kvbench.report.stats.samples import Scores, question_means
 if TYPE_CHECKING:
     from kvbench.report.stats.samples import Floats
 
-HALF = 0.5  # continuity: of the step by which one sample moves the mean
+HALF = 0.5  # continuity correction, as a share of the step by which one sample moves the mean
 HIDDEN = 2.0  # few questions show only a part of the skewness: with twice the estimate the bound holds (simulated)
 
 

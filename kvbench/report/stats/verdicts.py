@@ -34,10 +34,11 @@ def judge(family: Sequence[Paired], alpha: float = ALPHA, floors: Sequence[float
     """Return the verdicts on the comparisons of one table, in the given order.
 
     Args:
-        floors: the score below which no method falls, per comparison; NaN stands for 0. Scores then lie between the
-            floor and 1, and a tie becomes "cannot tell" at the floor, where the smallest drop is more than the room
-            below the baseline, and at the ceiling, where all scores of the table are closer to 1 than their smallest
-            drops. Without floors, scores may be any numbers, and a tie stays a tie.
+        floors: for each comparison, the score below which no method falls; NaN stands for 0. Scores then lie between
+            the floor and 1, and a tie becomes "cannot tell" in two cases. At the floor: the smallest drop is larger
+            than the distance from the baseline's mean to the floor. At the ceiling: in every comparison of the table,
+            both means are closer to 1 than its smallest drop. Without floors, scores may be any numbers, and a tie
+            stays a tie.
     """
     adjusted = holm([paired.p for paired in family])
     drops = [paired.drop(alpha / len(family)) for paired in family]
