@@ -1,8 +1,8 @@
-"""Regression runs: two sides, a base and a new one, matched cell by cell and judged. Imports torch only for --replay.
+"""Compares two sides, a base and a new one, cell by cell, and judges whether the new one is worse.
 
     base, new = read_side("main.json"), read_side("results/today")
     outcome = compare(base, new, policy)          # kvbench.compare.outcome
     outcome.exit_code                             # 0 pass, 5 regression, 4 missing
 
-May import: report, store and everything below; `replay` for recorded decisions.
+May import: report, store and everything below; `replay`, and with it torch, for recorded decisions.
 """

@@ -89,7 +89,7 @@ def _side(path: Path, content: Any) -> Side:
     if not isinstance(content, dict) or type(content.get("format")) is not int:
         raise _Wrong("it states no format")
     if content["format"] != FORMAT:
-        raise _Wrong(f"it has format {content['format']}, and this kvbench reads format {FORMAT}")
+        raise _Wrong(f"it has format {content['format']}, and this kvbench reads format {FORMAT}; save it again")
     _keys(content, ("format", "kvbench", "sources", "unfinished", "cells", "sha256"), "the file")
     stated = content.pop("sha256")
     if stated != digest(content):

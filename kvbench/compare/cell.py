@@ -1,7 +1,7 @@
 """The two sides of a comparison as data: a side has cells, each with questions, figures and facts.
 
-A side comes from run folders (`kvbench.compare.reading`) or from a baseline file (`kvbench.compare.baseline`); nothing
-else distinguishes the two.
+A side comes from run folders (`kvbench.compare.reading`) or from a baseline file (`kvbench.compare.baseline`). The two
+differ in one respect: only run folders have the texts of answers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from kvbench.eviction.budget import Budget, label
 
 MARK = 2  # letters of a mark
 NO_MARK = "." * MARK  # of a sample without an answer
-# The most of a question's answers: after an eviction, at any time, and what budget and interval allow while decoding.
+# Entries per layer and KV head: the most of a question's answers after an eviction and at any time, and the most of
+# budget + interval, which bounds entries while decoding.
 ENTRIES = ("entries_after_evict", "entries_peak", "bound")
 COUNTS = ("output_tokens", "truncated", "no_answer")  # totals that a question has over its answers
 Scores = tuple[float | None, ...]
-Decisions = tuple[str, Mapping[int, str]]  # hash of the text; by tokens seen, a mark for every layer's kept entries
+Decisions = tuple[str, Mapping[int, str]]  # hash of the text read; by tokens seen, marks of all layers' kept entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Key:
     budget: Budget | None = field(compare=False)
     interval: int | None
     seed: str
-    size: str = field(init=False, repr=False)  # the budget in words: 1 entry is not a share of 1.0
+    size: str = field(init=False, repr=False)  # the budget in words, compared in its place: 1 entry is not 100%
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", "" if self.budget is None else label(self.budget))
@@ -89,10 +90,9 @@ class Question:
 class Cell:
     """One cell of one side.
 
-    facts: as text, what else may differ between two sides; None: unknown. figures: numbers over the answers; unknown
-    ones are absent. digest: of all answers in the order of questions and samples. bounded: whether the budget also
-    bounds generated entries. options: all options of the method, as JSON. decisions: by question, if they were
-    recorded.
+    facts: the values of `facts.FACTS` (versions, settings, machine) as text; None: unknown. figures: numbers over the
+    answers; unknown ones are absent. digest: a hash of all answers. bounded: whether the budget also bounds generated
+    entries. options: all options of the method, as JSON. decisions: by question, if they were recorded.
     """
 
     key: Key
@@ -121,5 +121,6 @@ class Side:
 
 
 def mark(digest: str) -> str:
-    """Return two letters from a hash. Different answers get equal letters with probability 1 / 4096."""
+    """Return two letters that stand for an answer with this hash. Different answers get equal letters with probability
+    1 / 4096."""
     return urlsafe_b64encode(hashlib.sha256(digest.encode()).digest()[:3])[:MARK].decode()

@@ -3,10 +3,10 @@
     side = decided(side, config, inputs)      # loads the model and replays
     first = first_decision(base, new)         # two cells: question, tokens seen, layer
 
-When two versions of a method answer by themselves, the texts differ from some token on, and then everything after it
-differs for that reason. Decisions are therefore compared on a text that does not depend on the method: the first
-answers of the full cache. A run stores no decisions, so they are those of the code that is installed when they are
-recorded: `kvbench compare RUN --save FILE --replay` records them for a later comparison.
+When two versions of a method generate answers of their own, the texts differ from some token on, and everything after
+it differs for that reason. Decisions are therefore compared on texts that do not depend on the method: the first
+answers of the full cache. A run stores no decisions: they are always those of the code that is installed when they are
+recorded. `kvbench compare RUN --save FILE --replay` records them for a later comparison.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def one_run(side: Side) -> None:
     """Raise UserError unless the side is one run's folder."""
     if len(side.folders) != 1:
         raise UserError(
-            f"--replay reads the answers of one run again; {quote(side.name)} is not one run's folder. A file has "
-            "decisions if '--save FILE --replay' wrote it."
+            f"--replay reads the answers of one run again, and {quote(side.name)} is not one run's folder. Name such a "
+            "folder, or leave out --replay for a file that '--save FILE --replay' wrote: it holds the decisions."
         )
 
 

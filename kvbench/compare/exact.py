@@ -22,10 +22,10 @@ Output = Callable[[Cell, str, int], str | None]  # the stored output of a cell's
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first answer that differs between two cells. character: where the outputs differ, from 1; None if an output
-    is not stored or is withheld.
+    """The first answer that differs between two cells. character: where the outputs first differ, counted from 1; None
+    if an output is not stored or is withheld.
 
-    base, new: the beginning of each output's rest, from that character on.
+    base, new: the next `AROUND` characters of each output, from that one on.
     """
 
     question: str
@@ -44,7 +44,7 @@ class First:
 
 
 def identical(pair: Pair) -> bool:
-    """Return whether both cells have the same samples, at least one, with the same answers and scores."""
+    """Return whether both cells have the same samples with the same answers and scores, and at least one answer."""
     base, new = pair.base, pair.new
     scored = all(base.questions[name].scores == new.questions[name].scores for name in pair.shared)
     return base.digest == new.digest and scored and any(one.answers for one in base.questions.values())

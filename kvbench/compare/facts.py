@@ -90,8 +90,8 @@ def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
 
 
 def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Difference]:
-    """Return the facts in which two cells differ, as far as known. mapped: the user compares two models (or two
-    revisions of one model) on purpose."""
+    """Return the facts in which two cells differ. An unknown value differs from a known one, except of the facts for
+    which a comparison is refused. mapped: the user compares two models (or two revisions of one model) on purpose."""
     found = []
     for name in FACTS:
         mine, theirs = base.facts.get(name), new.facts.get(name)
@@ -126,7 +126,8 @@ def not_comparable(base: Cell, new: Cell, word: str, mine: str, theirs: str) -> 
 
 
 def same_tokens(base: Cell, new: Cell) -> bool:
-    """Return whether all facts that decide tokens are known and equal, so that answers must be equal too."""
+    """Return whether answers must be equal: all facts that decide tokens are equal, those in `KNOWN` are known, the
+    code had no uncommitted changes, and each question has equally many samples."""
     if any(base.facts.get(name) != new.facts.get(name) for name in DECIDING):
         return False
     if any(base.facts.get(name) is None for name in KNOWN) or "+changes" in (base.facts.get("git") or ""):

@@ -18,8 +18,8 @@ from kvbench.compare.matching import Matched, Pair
 
 
 def absent(matched: Matched, new: Side, stages: int) -> list[Key]:
-    """Return the cells of base that new lacks. With two stages, a seed of which new has no cell counts as not run yet,
-    not as missing."""
+    """Return the cells of base that new lacks. With two stages, a cell is not missing but not run yet if new has no
+    cell of its seed, and has the same cell with another seed."""
     there = {pair.key for pair in matched.both}
     seeds = {key.seed for key in new.cells}
     return [key for key in matched.missing if not (stages > 1 and key.seed not in seeds and _other_seed(key, there))]

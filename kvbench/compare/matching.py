@@ -107,7 +107,10 @@ def match(base: Side, new: Side, mapping: Mapping[str, str] | None = None) -> Ma
 
 def _aside(side: Side, mapped: set[str], others: set[str]) -> list[Key]:
     """Return the side's cells that the comparison leaves out, because the mapping gave their names to cells of the
-    other side. mapped: the side's own mapped names; others: the other side's."""
+    other side: with ``--map gkv=mine``, base's cells of mine and new's cells of gkv.
+
+    mapped: the names that the mapping takes from this side; others: those that it takes from the other side only.
+    """
     names = {key: {key.model, key.method, key.name} for key in side.cells}
     return sorted((key for key in names if names[key] & others and not names[key] & mapped), key=Key.order)
 

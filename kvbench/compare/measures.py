@@ -35,7 +35,8 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One figure of a cell on both sides; NaN: unknown. more: an exact number of entries rose, which is a regression.
+    """One figure of a cell on both sides; NaN: unknown. more: whether the entries of some question rose, which is a
+    regression.
 
     p: of an increase, one-sided and paired by question; NaN for figures without a test.
     """
@@ -55,7 +56,8 @@ class Measure:
         return self.new / self.base if self.base else math.nan
 
     def beyond(self, limit: float) -> bool:
-        """Return whether the new figure is beyond a policy's limit. If base is 0, every increase is beyond it."""
+        """Return whether the new figure is beyond a policy's limit. If the limit is a largest ratio and base is 0,
+        every increase is beyond it."""
         if self.name in SHARES:
             return self.new - self.base > limit + ROUNDING
         if self.name in HIGHER_IS_BETTER:

@@ -36,7 +36,7 @@ PASS, MISSING, REGRESSION = 0, 4, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The judgement of one cell. reasons: why the cell fails, one sentence each; empty if it passes."""
+    """The judgement of one cell. reasons: why the cell fails, a clause for each reason; empty if it passes."""
 
     key: Key
     critical: bool
@@ -45,7 +45,7 @@ class Judged:
     margin: float
     pairs: Group = ()  # by stage; empty: the cell is missing
     tested: Tested | None = None
-    p: float = math.nan  # after Holm
+    p: float = math.nan  # after Holm; that of the first stage alone if the second seed was not run
     drop: float = math.nan  # the true drop that is found with 80% power
     again: bool = False  # the first stage rejects, and the second seed was not run
     first: First | None = None
@@ -167,8 +167,8 @@ def _missing(one: Judged, reason: str) -> Judged:
 
 
 def _with_measures(one: Judged, policy: Policy, new: Side) -> Judged:
-    """Add to a judgement entries that rose, and figures that the policy limits and that are beyond the limit or unknown
-    in new."""
+    """Add reasons to a judgement: entries that rose, and limited figures that are beyond the policy's limit or that new
+    lacks."""
     limited = [m for m in one.measures if m.name in policy.limits]
     unknown = [m.words for m in limited if m.lost]
     if unknown and not any(lost.is_begun(pair, new) for pair in one.pairs):

@@ -2,8 +2,8 @@
 
 For two runs without a true difference, the difference of question q has the variance 2 v_q / k with k samples, where
 v_q is the variance of q's samples in base. The bound is above -M with 80% power if M >= (t_95 + t_80) sqrt(v / (k Q)),
-v the mean of 2 v_q. Answers of one cell to the same question with the same noise are correlated, so a run whose answers
-hardly change needs fewer: the plan is for answers that are drawn anew.
+where v is the mean of 2 v_q over the Q questions. This holds for answers that are drawn anew. If both runs sample with
+the same noise, their answers to a question are correlated, and fewer questions suffice.
 """
 
 from __future__ import annotations
@@ -113,14 +113,15 @@ def _noise(cell: Cell) -> tuple[float, str]:
 
 
 def notes(found: list[Plan]) -> list[str]:
-    """Return notes on cells whose samples show no variance, which say where the numbers of these cells come from."""
+    """Return at most two notes: on the cells whose samples show no variance, and on the cells with one sample per
+    question. Each says what the numbers of its cells assume."""
     flat, single = ([plan.cell for plan in found if plan.source == source] for source in ("none", "mean score"))
     lines = []
     if flat:
         lines.append(
             f"No spread: {few(flat)}. All samples of a question have the same score there, so their variance says "
-            "nothing. The number says how many unchanged questions exclude a fall on more than the margin's share "
-            "of questions; more samples do not help."
+            "nothing. The numbers say how many questions with unchanged scores rule out that scores fall on a larger "
+            "share of all questions than the margin; more samples do not help."
         )
     if single:
         lines.append(

@@ -1,4 +1,4 @@
-"""Plants faults in a copy of a run, each of which a comparison with the run must catch. Nothing is written to disk.
+"""Plants faults in copies of a run, and checks that a comparison with the run catches each. Nothing is written to disk.
 
     for check in checks(read_side("main")):
         check.name, check.wanted, check.found      # exit codes of `kvbench compare`
@@ -43,15 +43,18 @@ class Check:
 
 
 def checks(side: Side) -> Iterator[Check]:
-    """Compare a copy with each fault against the unchanged cell. Raises UserError for a run with too few right answers
-    to lose."""
+    """Compare a copy with each fault against the unchanged cell. Raises UserError for a run without evictions, or with
+    too few right answers to lose."""
     evicting = [cell for cell in side.cells.values() if any(one.entries[AFTER] for one in cell.questions.values())]
     if not evicting:
-        raise UserError(f"{quote(side.name)} has no cell with evictions.")
+        raise UserError(f"{quote(side.name)} has no cell with evictions. Name a run with a smaller budget.")
     cell = max(evicting, key=_clusters)
     if _clusters(cell) < LEAST:
         least = LEAST + math.ceil(LEAST / (KEEPS - 1))
-        raise UserError(f"{quote(side.name)} has no cell with {least} right answers, and so too little to lose.")
+        raise UserError(
+            f"{quote(side.name)} has no cell with {least} right answers, and so too little to lose. Name a run of more "
+            "questions."
+        )
     twin = replace(cell, key=replace(cell.key, seed=f"{cell.key.seed} twin"))
     base = replace(side, cells={one.key: one for one in (cell, twin)}, folders=())
     for name, (wanted, plant) in FAULTS.items():

@@ -60,7 +60,7 @@ class Policy:
     margin: float = 0.0
     rules: tuple[Rule, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
-    strict: bool = False  # what is undecided fails
+    strict: bool = False  # critical cells that are undecided fail, and so do unfinished runs of NEW
 
     def margin_of(self, key: Key) -> float:
         own = self._rule(key).margin

@@ -1,7 +1,7 @@
 """Reads one side of a comparison from run folders, tables or a baseline file.
 
 read_side("today")                     # a run's name or folder, a folder of runs, a rows.parquet
-read_side("today,today-seed1")         # several
+read_side("today,today-seed1")         # several of these
 read_side("results/baselines/ci.json") # what `kvbench compare RUN --save FILE` wrote
 """
 
@@ -66,7 +66,9 @@ def read_runs(paths: Sequence[Path], name: str) -> Side:
     for path in paths:
         run = path.name if path.is_dir() else path.parent.name
         if run in records:
-            raise UserError(f"{quote(name)} names two runs {quote(run)}; a side takes each name once.")
+            raise UserError(
+                f"{quote(name)} names two runs {quote(run)}; a side takes each name once. Rename one of the folders."
+            )
         named[run] = path
         if path.is_dir():
             snapshot = read_run(path, COLUMNS)
@@ -90,9 +92,9 @@ def of_tables(
     records: Mapping[str, Mapping[str, Any]],
     paths: Mapping[str, Path],
 ) -> Side:
-    """Return the side that tables form, each with a run's name and the columns `COLUMNS`.
+    """Return the side that tables form. tables: pairs of a run's name and its rows with the columns `COLUMNS`.
 
-    records: the environment of each run; may be empty. paths: of each run's folder or table.
+    records: the environment of each run, which may be empty; paths: the folder or table of each run. Both by its name.
     """
     sources = tuple((run, len(table)) for run, table in tables)
     if not sum(rows for _, rows in sources):

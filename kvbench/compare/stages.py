@@ -4,9 +4,9 @@
     tested = {key: test(found) for key, found in pairs.items()}
     judge(tested, policy, stages=2)
 
-In two stages each seed is a test of its own at sqrt(5%), and only both together raise an alarm: half of the false
-alarms of the first stage do not return, and the second run sharpens true ones. `stats.both` makes one p of the two, so
-that Holm applies as with one stage. A cell whose first stage rejects and whose second seed was not run is undecided.
+In two stages each seed is a test of its own at sqrt(5%), and only both together raise an alarm: a false alarm of the
+first stage seldom returns in the second, while a true one does. `stats.both` makes one p of the two, so that Holm
+applies as with one stage. A cell whose first stage rejects and whose second seed was not run is undecided.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ class Tested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict on one cell. name: worse, no worse, better or undecided. p: after Holm. drop: the true drop that is
-    found with 80% power.
+    """The verdict on one cell. name: worse, no worse, better or undecided. drop: the true drop that is found with 80%
+    power.
 
-    again: the first stage rejects, and the second seed was not run.
+    p: after Holm or, if the second seed was not run, that of the first stage as it is. again: the first stage rejects,
+    and the second seed was not run.
     """
 
     name: str
@@ -91,7 +92,7 @@ def judge(tested: Mapping[Key, Tested], policy: Policy, stages: int) -> dict[Key
 
 
 def _verdict(found: Regression, p: float, margin: float) -> str:
-    """Return the name of a verdict; a drop within the margin is accepted, whatever its p."""
+    """Return the name of a verdict. If the bound excludes a drop beyond the margin, p does not matter."""
     if not math.isnan(found.low) and found.low > -margin:
         return "better" if margin == 0 else "no worse"
     return "worse" if p <= ALPHA else "undecided"

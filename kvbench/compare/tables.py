@@ -21,7 +21,8 @@ COST = ("method", "budget", "after", "peak", "KV peak", "length", "truncated", "
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Report):
-    """A report of every cell of both sides, with verdict and cost."""
+    """A report of a comparison: the verdict and the cost of each cell of BASE that NEW should have. Notes name the
+    cells that only NEW has, and those that --map leaves out."""
 
     name: ClassVar[str] = "compare"
     about: ClassVar[str] = (
@@ -77,7 +78,7 @@ class Comparison(Report):
         notes += words.decisions(self.outcome)
         return [
             *notes,
-            f"Speeds were measured on {words.machines(self.outcome)}; only with a limit can they fail a comparison.",
+            f"Speeds were measured on {words.machines(self.outcome)}; they fail a comparison only with a limit.",
         ]
 
     def data(self) -> dict[str, Any]:
@@ -185,7 +186,8 @@ class _Shown:
         return f"{NOTHING if math.isnan(found.base) else entries(found.base)} > {entries(found.new)}"
 
     def _spread(self, one: Judged) -> str:
-        """Return the standard deviation of the ratio of two samples' speeds, as text."""
+        """Return the standard deviation over samples of a ratio of speeds, as in " ±0.05"; empty for other measures or
+        if it is unknown."""
         if self.name != "tokens_per_second" or not one.pairs:
             return ""
         spreads = [side.figures.get("speed_spread", math.nan) for side in (one.pairs[0].base, one.pairs[0].new)]

@@ -57,7 +57,8 @@ def wide(judged: Sequence[Judged]) -> Iterator[str]:
         least = min(far, key=lambda one: one.paired.clusters)
         yield (
             f"Bounds (≥) are wide, down to {min(one.low for one in far):+.3f}, because {_counted(least)} say little "
-            "about others. More questions or samples narrow them: kvbench compare BASE --plan --margin M says how many."
+            "about other questions. More questions or samples narrow them: kvbench compare BASE --plan --margin M says "
+            "how many."
         )
 
 
@@ -68,7 +69,8 @@ def _counted(found: Regression) -> str:
 
 
 def failures(outcome: Outcome) -> Iterator[tuple[bool, str]]:
-    """Yield (critical, sentence) for everything that fails: cells, and with --strict unfinished runs."""
+    """Yield (critical, sentence) for each cell that fails and, with --strict, for each unfinished run. Undecided cells,
+    which --strict fails too, are not among them: see `undecided`."""
     for one in outcome.judged:
         if one.reasons:
             yield one.critical, f"{name(one, outcome)}: {fails(one)}"
@@ -83,7 +85,7 @@ def unfinished(run: str, progress: str) -> str:
 def unused(outcome: Outcome) -> Iterator[str]:
     """Yield a sentence for each table of the policy that fits no cell, perhaps because a pattern is mistyped."""
     for number in outcome.policy.unused([one.key for one in outcome.judged]):
-        yield f"the policy's [[cells]] table {number} fits no cell of BASE."
+        yield f"the policy's [[cells]] table {number} fits no cell of BASE; check its patterns."
 
 
 def undecided(outcome: Outcome) -> Iterator[str]:
@@ -213,7 +215,7 @@ def method(one: Judged) -> str:
 
 
 def few(names: Iterable[str]) -> str:
-    """Return the first `MOST` names and, if there are more, their number."""
+    """Return the first `MOST` names and the number of the others, as in "a, b, c, d and 3 more"."""
     listed = list(names)
     more = len(listed) - MOST
     return ", ".join(listed[:MOST]) + (f" and {more} more" if more > 0 else "")

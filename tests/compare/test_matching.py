@@ -192,4 +192,4 @@ def test_one_entry_is_not_the_whole_prompt() -> None:
 def test_a_table_that_fits_no_cell_is_named(side, rows) -> None:
     policy = Policy(rules=(Rule(patterns={"method": "g*"}), Rule(patterns={"method": "gvk"})))
     outcome = compare(side("a", rows(SCORES)), side("b", rows(SCORES)), policy)
-    assert list(unused(outcome)) == ["the policy's [[cells]] table 2 fits no cell of BASE."]
+    assert list(unused(outcome)) == ["the policy's [[cells]] table 2 fits no cell of BASE; check its patterns."]
