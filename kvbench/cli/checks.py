@@ -106,9 +106,9 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
 
 
 def _check_data(config: RunConfig, problems: Problems) -> None:
-    """Check that --data exists and that tasks read it.
+    """Raise SetupError if --data does not exist, UserError if it is a file and some task of the run reads no data.
 
-    A file must be read by every task of the run, a folder by at least one.
+    Warns of a folder if no task of the run reads data.
     """
     if config.data is None:
         return

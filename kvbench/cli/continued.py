@@ -31,7 +31,7 @@ from kvbench.store import again, existing, manifest
 
 KEEPS = "A resumed run keeps its settings."
 FREE = (*again.AGAIN, *SOURCES, "keep_prompts")  # a configuration file may give these to a continued run
-TO_ASK = (*again.CODE, "chat_template", "task")  # needed to make the prompts
+TO_ASK = (*again.CODE, "chat_template", "task")  # settings that the prompts depend on
 
 
 def continued(

@@ -52,10 +52,8 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
 
 
 def _again(typed: dict[str, Any]) -> Gathered:
-    """Return the settings that the user must give again on the command line, because the run's record does not hold
-    them:
-    files that only the user may name, and the new folder of a model that was moved.
-    """
+    """Return the typed settings that `continued` takes from the user instead of the run's record: files that only the
+    user may name, and the new folder of a model that was moved."""
     given = gather({key: typed[key] for key in (*FILES, "model")}, os.environ)
     return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
 

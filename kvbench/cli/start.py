@@ -82,7 +82,8 @@ def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered]:
 
 
 def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> None:
-    """Print the plan of a dry run, or the tables of a finished run. Raises IncompleteError when rows have no score."""
+    """Print the plan of a dry run, or the tables of a run; with `json` also a JSON document. `quiet`: no plan and no
+    tables. Raises IncompleteError if rows of the run have no score."""
     if result.run_dir is None and not (json or quiet):
         _print_plan(result)
     elif result.run_dir is not None:

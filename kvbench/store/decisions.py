@@ -73,8 +73,8 @@ def write(folder: Path, rows: Sequence[Decisions]) -> Path:
 
 
 def read(folder: Path) -> Iterator[Decisions]:
-    """Yield the decisions of a run; none if it has no such file. Raises SetupError for a file that `write` did not
-    write.
+    """Yield the decisions of a run; none if it has no such file. Raises SetupError for a damaged file, UserError for a
+    file that kvbench did not write or that has another format.
 
     Decisions with equal lists share the list objects.
     """

@@ -87,8 +87,8 @@ class RunFolder:
         return cls.open(out, name, info["config"], **how)
 
     def done_keys(self) -> set[str]:
-        """Return the keys of the rows that need not run again, and add a notice about records dropped from the
-        journal."""
+        """Return the keys of the rows that need not run again. Adds the journal's notices, such as those about dropped
+        records, to `notices`, each once."""
         state = read_journal(self.path)
         self.notices += [n for n in state.notices if n not in self._reported]
         self._reported.update(state.notices)
@@ -140,7 +140,8 @@ def check_writable(out: str | Path) -> None:
 
 
 def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
-    """Raise UserError or SetupError if a run of that name has another configuration."""
+    """Raise UserError if the folder of that name has a run with another configuration, or files but no run. Raises
+    SetupError if its run.json cannot be read."""
     path = Path(out) / name
     _check_ours(path)
     if os.path.lexists(path / manifest.NAME):
@@ -184,7 +185,7 @@ def existing(out: str | Path, name: str) -> Path:
 
 
 def list_runs(out: str | Path) -> list[str]:
-    """Return the names of the runs in a results folder."""
+    """Return the names of the runs in a results folder, sorted; none if the folder cannot be read."""
     try:
         return sorted(p.name for p in Path(out).iterdir() if (p / manifest.NAME).is_file())
     except OSError:

@@ -20,7 +20,7 @@ TEXT_NAMES = ("row_key", "prompt", "output", "turns")  # turns: a JSON list, whe
 
 
 def rows_schema(names: Collection[str] = NAMES) -> pa.Schema:
-    """Return the schema of rows.parquet, or of some of its columns. Every field's metadata state its unit and
+    """Return the schema of rows.parquet, or of some of its columns. The metadata of each field state its unit and
     meaning."""
     import pyarrow as pa
 

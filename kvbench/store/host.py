@@ -28,7 +28,8 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when the process started, in clock ticks since boot; None if it has ended or is a zombie."""
+    """Return when the process started, in clock ticks since boot; None if it has ended or is a zombie, or if the system
+    has no /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -38,7 +39,8 @@ def start_ticks(pid: int) -> int | None:
 
 
 def is_alive(pid: int, ticks: int | None) -> bool:
-    """Return whether the process of this machine that had this id and start time still runs."""
+    """Return whether the process of this machine that had this id and start time still runs. `ticks`: its start time;
+    None: any process with this id counts."""
     if Path("/proc/self/stat").exists():
         now = start_ticks(pid)
         return now is not None and (ticks is None or now == ticks)

@@ -85,8 +85,8 @@ class Journal:
         return self.poll()
 
     def poll(self) -> list[str]:
-        """Begin a commit if the last one is two seconds old, without waiting for a slow disk. Returns the keys of rows
-        that became safe."""
+        """Begin a commit if none is under way and the last one ended two seconds ago or earlier. Waits only a moment
+        for a slow disk. Returns the keys of rows that became safe."""
         saved = self._collect(0.0)
         if self._commit is None and self._waiting and time.monotonic() - self._last_commit >= COMMIT_SECONDS:
             self._begin()

@@ -5,8 +5,8 @@ each part and of the whole. A record that was edited by hand no longer matches i
 settings must not mix. The hashes reveal mistakes, not malice: kvbench never imports or contacts anything because a
 run.json names it (docs/security.md).
 
-Settings are stored as the user gave them, so that a run can continue with them and rows of two settings never look
-alike. Parts that are only shown, such as the command, are redacted.
+Settings are stored as the user gave them, except for secrets, so that a run can continue with them and rows of two
+settings never look alike. Parts that are only shown, such as the command, are redacted.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:
 def read(run_dir: Path) -> dict[str, Any]:
     """Return the content of run.json after checking it.
 
-    Raises UserError if it is missing, changed by hand or of another format, SetupError if it is a link or unreadable.
+    Raises UserError if it is missing, changed by hand or of another format, SetupError if it is damaged, a link or
+    unreadable.
     """
     path = run_dir / NAME
     try:
@@ -146,8 +147,8 @@ def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> Differences
 
 
 def value(setting: Any) -> str:
-    """Return a setting's value for a message, without secrets: strings quoted, grids as methods on tasks, others as
-    JSON."""
+    """Return a setting's value for a message, without secrets: "default" for None, a string in quotes, a list of grids
+    in words (`_grid`), any other value as JSON."""
     if setting is None:
         return "default"
     if isinstance(setting, list) and setting and all(isinstance(g, dict) and "methods" in g for g in setting):

@@ -51,7 +51,7 @@ class Snapshot:
 
     @property
     def progress(self) -> str:
-        """The progress as text: "412 of 960 rows"."""
+        """The progress as text: "412 of 960 rows", or "412 rows" if the planned number is unknown."""
         return f"{self.saved} rows" if self.planned is None else f"{self.saved} of {self.planned} rows"
 
 

@@ -5,8 +5,8 @@ Texts are not kept in memory; `TextReader` fetches them one by one.
 
 A torn last record is dropped and a damaged record skipped; both are reported, and their rows run again. A record with a
 right checksum that is not a row counts as damaged, because a journal may come from anyone. If a row has several
-records, the record with the highest `score_pass` counts. Of several with that pass, the first "ok" record counts, by
-segment name and position; if none is "ok", the last failure counts.
+records, those with the highest `score_pass` go before the others. Among them the first "ok" record counts, by segment
+name and position; if none is "ok", the last record counts.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class JournalContent:
     segments: list[dict[str, Any]] = field(default_factory=list)  # {"name", "bytes"} in order
     notices: list[str] = field(default_factory=list)
     dropped: int = 0  # torn or damaged records
-    duplicates: int = 0  # rows done more than once
-    nondeterministic_duplicates: int = 0  # of these, with different outputs
+    duplicates: int = 0  # ok records of rows that had an ok record of the same `score_pass` before
+    nondeterministic_duplicates: int = 0  # of these, records with another output or score
 
     @property
     def done(self) -> set[str]:

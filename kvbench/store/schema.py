@@ -1,9 +1,9 @@
 """The columns of a row with their types, units and meanings, and the check that every row passes before it is written.
 
-FORMAT is increased whenever the content of a run's files changes; format 1 belongs to release 0.1. A row may leave any
-column empty except `status` and the columns that name the row, because a failure can leave a gap anywhere; a failed row
-has no score (null, never 0). `DETERMINISTIC` names the columns that two runs of one configuration must agree on; the
-other columns depend on the clock or the host. Texts are in texts.parquet.
+FORMAT is increased whenever the content of a run's files changes, except for added columns (`ADDED`); format 1 belongs
+to release 0.1. A row may leave any column empty except those in `REQUIRED`, because a failure can leave a gap anywhere;
+a failed row has no score (null, never 0). `DETERMINISTIC` names the columns that two runs of one configuration must
+agree on; the other columns depend on the clock or the host. Texts are in texts.parquet.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ ADDED = (
     "oom_retries",
     "device_bytes_planned",
     "device_bytes_peak",
-)  # since the first tables of this format; tables without them read as null
+)  # since the first tables of this format; in tables without these columns they read as null
 NAMES = tuple(c.name for c in COLUMNS)
 DETERMINISTIC = tuple(c.name for c in COLUMNS if not c.varies)
 REQUIRED = ("row_key", "task", "doc_id", "sample", "method", "status")

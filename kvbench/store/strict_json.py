@@ -30,8 +30,8 @@ def lenient(data: bytes | str) -> Any:
 
 
 def document(data: bytes | str) -> Any:
-    """Parse one JSON value that is shallow, with numbers of at most 64 bits, so that code can walk it and write it
-    again. Raises ValueError."""
+    """Parse one JSON value of at most DEEPEST levels, with whole numbers of at most 64 bits, so that code can walk it
+    and write it again. Raises ValueError."""
     value = parse(data)
     level = [value]
     for _ in range(DEEPEST):

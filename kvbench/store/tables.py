@@ -47,7 +47,7 @@ _OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 def seal(run_dir: Path) -> dict[str, Any]:
     """Make the tables from the journal, and return the content of seal.json.
 
-    Raises SetupError if the disk is full or broken; the journal and the former tables are untouched.
+    Raises SetupError if the disk is full or broken; the journal then has all rows, and every table is whole.
     """
     state = read_journal(run_dir)
     entries = sorted(state.entries.values(), key=lambda e: sort_key(e.row))
@@ -72,7 +72,8 @@ def seal(run_dir: Path) -> dict[str, Any]:
 
 
 def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str], object] = str) -> dict[str, Any]:
-    """Make the tables of a run again from its journal. `say` is called with each warning, a line."""
+    """Make the tables of a run again from its journal, and return the content of seal.json. `say` is called with each
+    warning, a line. Raises SetupError if the journal is gone or lacks a part from which the tables were made."""
     path = Path(run_dir)
     name = manifest.read(path)["name"]
     lock = RunLock(path / "lock", name)

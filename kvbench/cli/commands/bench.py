@@ -47,7 +47,10 @@ FOOT = (
 def bench(
     typed: Mapping[str, Any],
     baseline: Annotated[
-        str, typer.Option("--baseline", metavar="NAME,NAME", help=f"{', '.join(BASELINES)}, or none.")
+        str,
+        typer.Option(
+            "--baseline", metavar="NAME,NAME", help=f"Systems to compare with: {', '.join(BASELINES)}, or none."
+        ),
     ] = "transformers",
     sequences: Annotated[
         str, typer.Option("--sequences", metavar="N,N", help="Numbers of sequences decoded side by side.")

@@ -32,11 +32,11 @@ Examples:
   kvbench compare main --plan --margin 0.02
   kvbench compare main --save main.json --replay && kvbench compare main.json today --replay
 
---replay loads the model and reads the first answers of the full cache again, with every method: where do two states
-of its code keep different entries first? A run stores no decisions: those of BASE must be in a file that was saved with
---replay while the older code was installed. Between two runs, both are replayed by the code that is installed now.
+--replay loads the model, lets every method read the first answers of the full cache again, and prints where BASE and
+NEW first keep different entries. A run stores no such decisions: the installed code makes them now. Those of an older
+version of the code must be in a file that was saved with --save and --replay while that version was installed.
 """
-AGAIN = ("plugin", "task", "task_file", "chat_template", "model", "data", "device")  # that a run's folder cannot give
+AGAIN = ("plugin", "task", "task_file", "chat_template", "model", "data", "device")  # not taken from a run's folder
 FORMATS = ("text", "json", "markdown", "junit", "github")
 
 
@@ -53,7 +53,9 @@ def compare(
         str | None, plain("--margin", "Accept a score that is lower by up to M, as in 0.02.", "M")
     ] = None,
     gate: Annotated[str | None, plain("--gate", "TOML file with tiers, margins and limits of cells.", "FILE")] = None,
-    strict: Annotated[bool, plain("--strict", "End with exit code 5 also for undecided cells.")] = False,
+    strict: Annotated[
+        bool, plain("--strict", "Also fail if cells are undecided (exit code 5) or a run of NEW is unfinished (4).")
+    ] = False,
     two_stage: Annotated[
         bool, plain("--two-stage", "Report a drop only if the test on a second seed finds it too.")
     ] = False,
@@ -252,7 +254,8 @@ def _drawn(outcome: Outcome, format: str, flips: bool) -> str:
 def _summary(markdown: str, fenced: Callable[[str], str]) -> str:
     """Append Markdown to the file from which GitHub makes a job's summary page, and return "".
 
-    Outside GitHub, return the Markdown inside a code fence, to be printed.
+    If GITHUB_STEP_SUMMARY names no such file, return the Markdown to be printed, between lines that stop GitHub from
+    reading commands in it (`fenced`).
     """
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:

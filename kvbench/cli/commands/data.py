@@ -129,7 +129,7 @@ def check(
 ) -> None:
     """Check which tasks' data are here, from which source, and whether rows and ids are the expected ones.
 
-    Downloads nothing. Exit code 3 when a named task's data are missing or wrong.
+    Downloads nothing. Exit code 3 when a named task's data are missing, wrong or only a sample.
     """
     load_plugins(plugin or [])
     problems = Problems()

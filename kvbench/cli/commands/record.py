@@ -45,8 +45,8 @@ def record(
     """Record which tokens each method kept at each eviction, for the first questions of a run.
 
     The model reads the stored answers again, each with its own method and budget, which takes a fraction of the time of
-    writing them. decisions.parquet in the run's folder gets the first sample of every cell, and 'kvbench report --html'
-    shows it token by token.
+    writing them. decisions.parquet in the run's folder gets each cell's first answer to each question, and 'kvbench
+    report --html' shows them token by token.
     """
     count = parse("--limit", PARSERS["limit"], limit)
     folder = one_run(run, Path(typed["out"]))

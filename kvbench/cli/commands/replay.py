@@ -199,7 +199,8 @@ def _config(flags: Mapping[str, Any], methods: list[str], run: str | None, probl
 
 
 def _check(config: RunConfig, problems: Problems) -> None:
-    """Check all that `kvbench run` checks, except methods: `kvbench.replay.choices` checks methods."""
+    """Check all that `kvbench run` checks, except judge and sandbox, which replay does not need, and methods, which
+    `kvbench.replay.choices` checks."""
     with problems.collect():
         info = describe(config.model_place, config.revision)
         grids = tuple(Grid(methods=(), tasks=g.tasks, budgets=g.budgets, limit=g.limit) for g in config.grids)
