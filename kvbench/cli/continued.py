@@ -82,14 +82,14 @@ def asked(config: RunConfig, gathered: Gathered) -> set[str]:
 
 def _check_layers(gathered: Gathered) -> None:
     if gathered.blocks:
-        raise UserError(f"[[grid]] cannot be given with --resume. {KEEPS}")
+        raise UserError(f"[[grid]] cannot be given for an existing run. {KEEPS}")
     for layer in gathered.files:
         for key, given in layer.items():
             if key not in FREE:
                 where = given.source.removesuffix(f": {quote(key)}")
-                raise UserError(f"{where}: {quote(key)} cannot be given with --resume. {KEEPS}")
+                raise UserError(f"{where}: {quote(key)} cannot be given for an existing run. {KEEPS}")
     if (options := gathered.typed("method_opt")) is not None:
-        raise UserError(f"{options.source} cannot be given with --resume. {KEEPS}")
+        raise UserError(f"{options.source} cannot be given for an existing run. {KEEPS}")
 
 
 def _stored(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,7 +111,8 @@ def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
 
 
 def split_all(rows: Rows) -> Iterator[tuple[str, Rows]]:
-    """Split rows by everything that must be equal, and further by run if a question had different prompts."""
+    """Split rows until the rows of each part may share a table: by every setting, version, artefact and judge that
+    differs, then by run if a question had different prompts."""
     for label, part in split(rows, [column for column in SAME if values_of(rows, column)[1:]]):
         for further, alike in _split_further(label, part):
             yield from [(further, alike)] if _two_prompts(alike) is None else _by_run(further, alike)
@@ -147,8 +148,8 @@ def _two_prompts(rows: Rows) -> str | None:
 
 
 def differences(rows: Rows) -> Iterator[Difference]:
-    """Yield the differences between rows of one method in its version, between rows of one method and options in the
-    artefacts, and between all rows in the judge."""
+    """Yield what differs although it must be equal in one table: the version of a method, the artefacts of a method
+    with the same options, or the judge."""
     methods, options = rows.text("method"), rows.text("options")
     versions, artefacts = rows.text("method_version"), rows.text("artefacts")
     for code in methods.present():

@@ -1,4 +1,4 @@
-"""Means over the tasks of a group under the names that the tasks declare: LongBench's avg16, RULER's mean of 13.
+"""Means over the tasks of a group, such as LongBench's avg16 or RULER's mean of 13. Tasks declare names and weights.
 
     for table in make_averages(loaded.groups, tables):
         table.rows[0].means["avg16"].value, table.rows[0].means["avg16"].missing

@@ -61,8 +61,8 @@ def document(blocks: Iterator[Block], about: Sequence[str]) -> str:
 
 
 def _tables(block: Block, labels: set[str]) -> Iterator[str]:
-    """Yield the lines of a block's tables, each a float; the last has the block's notes. labels: labels that are in
-    use; new ones are added."""
+    """Yield the LaTeX lines of a block's tables. Each table is a float, and the last has the block's notes. labels: the
+    labels in use; new ones are added."""
     grids = list(block.tables())
     for number, columns in enumerate(grids, 1):
         of = f" ({number} of {len(grids)})" if len(grids) > 1 else ""

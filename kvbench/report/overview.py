@@ -42,7 +42,8 @@ def overview(tables: Sequence[TaskTable]) -> Iterator[Block]:
 
 
 def frontier(table: TaskTable) -> list[ScoreCell]:
-    """Return the cells whose score no other cell of the task reaches with as few measured bytes, by rising bytes."""
+    """Return the cells whose score no other cell of the task reaches with as few measured bytes, in the order of
+    rising bytes."""
     known = [c for c in table.cells if not math.isnan(c.score.mean) and not math.isnan(c.kv_bytes_peak)]
     kept: list[ScoreCell] = []
     for cell in sorted(known, key=lambda c: (c.kv_bytes_peak, -c.score.mean)):
@@ -73,7 +74,7 @@ def _matrix(group: str, tables: Sequence[TaskTable]) -> Block:
 
 
 def _headlines(tables: Sequence[TaskTable]) -> str:
-    """Return the tasks whose main score is not the exact one, with its name, as in " (walk: partial)"."""
+    """Return the tasks whose main score is not the exact one, and what their main score is: " (walk: partial)"."""
     named = [f"{table.task}: {SCORES[table.headline]}" for table in tables if table.headline != "score"]
     return f" ({', '.join(dict.fromkeys(named))})" if named else ""
 

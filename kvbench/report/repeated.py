@@ -1,4 +1,4 @@
-"""Counts rows that several runs have only once, and says for pairs of runs how many rows were left out.
+"""Keeps one row where several runs have the same row, and says for pairs of runs how many rows were left out.
 
     rows, lines = each_once(Rows.of(tables), paths)
 

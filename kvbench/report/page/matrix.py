@@ -53,8 +53,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The differences between all methods at one budget, and between them and methods without a budget, such as the
-    full cache. `family`: number of comparisons over which p-values are adjusted. `left_out`: number of methods beyond
+    """The differences between all pairs of methods at one budget; methods without a budget, such as the full cache, are
+    among them. `family`: number of comparisons over which p-values are adjusted. `left_out`: number of methods beyond
     MOST_METHODS."""
 
     budget: str  # as `named` writes it

@@ -19,7 +19,7 @@ QUARTILES = (0.25, 0.75)
 
 
 def points(report: ScoreReport) -> list[Point]:
-    """Return a point for every cell, in the order of the tables. Figures that the rows lack are None."""
+    """Return a point for every cell, in the order of the tables. Numbers that the rows lack are None."""
     shared = shared_options(report.loaded)
     return [
         _point(table, cell, rows, edge)

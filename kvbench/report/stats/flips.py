@@ -79,8 +79,8 @@ def patterns(clusters: int, permutations: int, seed: int = 0) -> Floats:
 
 
 def limits(sums: Floats, sizes: Floats, signs: Floats, alpha: float) -> tuple[Floats, Floats]:
-    """Return the confidence interval that belongs to the test: how far it reaches below and above the mean, for each
-    line of cluster sums.
+    """Return the confidence interval that belongs to the test: how far it reaches below and above the mean. `sums` may
+    hold the cluster sums of several tables, one table per line. `signs`: from `patterns`.
 
     The test does not reject a true difference at distance u from the mean while enough patterns give a sum at least as
     large as the unflipped one: |c - b u| >= Q u. Q is the number of questions, b the sum of the clusters' sizes with
