@@ -31,7 +31,7 @@ LISTS = ("--method", "-m", "--budget", "-b", "--task", "-t")  # options that tak
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the command's parameters, where the default of a flag is False.
+        """Return the command's parameters, with False as the default of each flag that has none.
 
         With typer's own default, None, typer would import pydantic.
         """

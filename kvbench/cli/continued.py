@@ -216,7 +216,8 @@ def _config(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
         raise UserError(f"{quote(folder / manifest.NAME)} holds a setting that kvbench cannot use: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise SetupError(
-            f"{quote(folder / manifest.NAME)} is damaged ({type(error).__name__} in its settings)."
+            f"{quote(folder / manifest.NAME)} is damaged ({type(error).__name__} in its settings). Put back a copy of "
+            f"it, or {NEW_RUN}."
         ) from None
     return config
 

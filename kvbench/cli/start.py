@@ -58,7 +58,7 @@ def start(params: Mapping[str, Any]) -> None:
 
 
 def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered]:
-    """Return the settings that the user typed, after all checks. Raises one error that lists all problems."""
+    """Return the run's settings, after all checks of what the user typed. Raises one error that lists all problems."""
     resume, run_name, out, dry = params["resume"], params["run_name"], Path(params["out"]), params["dry_run"]
     problems = Problems()
     with problems.collect():

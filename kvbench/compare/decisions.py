@@ -69,8 +69,8 @@ def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
 
 
 def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
-    """Return the side with the decisions of its evicting cells. inputs: those of `config`. Raises UserError,
-    SetupError."""
+    """Let the methods of `config` read the side's stored answers again, and return the side with the decisions of its
+    evicting cells. inputs: the model and the prompts of `config`. Raises UserError, SetupError."""
     from kvbench.engine.model.load import load
     from kvbench.replay.choices import Chosen
     from kvbench.replay.traces import stored_answers

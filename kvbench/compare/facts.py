@@ -2,7 +2,7 @@
 
 A difference has one of three classes. `SUBJECT`: what a regression run is about; it is listed. `SURROUNDINGS`: the last
 bits of logits may differ, so answers may; it is a warning. All other facts are those that `kvbench report` wants equal
-in one table: two cells that differ there answer different questions, and the comparison is refused.
+in one table: scores of cells that differ there cannot be compared, and the comparison is refused.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class Flip:
 
 
 def flips(outcome: Outcome) -> Iterator[tuple[str, list[Flip], int]]:
-    """Yield (cell in words, its changed questions, their number) for each cell with changed questions; at most `MOST`
-    are listed."""
+    """Yield (cell in words, its changed questions, their number) for each cell with changed questions. The list has at
+    most `MOST` of them."""
     stored = Stored(outcome.base), Stored(outcome.new)
     for one in outcome.judged:
         for pair in one.pairs:

@@ -4,7 +4,7 @@
     of_pairs(pairs, new)                # scores of one cell, counted
     is_begun(pair, new)                 # an unfinished run, whose cells are compared on what they have
 
-A score that base has is missing if new has not this question, not this sample, or no score for it. One reason excuses
+A score that base has is missing if new lacks the question or the sample, or has no score for it. One reason excuses
 that: a run of this very cell in new is unfinished.
 """
 

@@ -43,8 +43,8 @@ class Check:
 
 
 def checks(side: Side) -> Iterator[Check]:
-    """Compare a copy with each fault against the unchanged cell. Raises UserError for a run without evictions, or with
-    too few right answers to lose."""
+    """Yield a check for each fault: a copy of the cell with the fault is compared with the unchanged cell. Raises
+    UserError for a run without evictions, or with too few right answers to lose."""
     evicting = [cell for cell in side.cells.values() if any(one.entries[AFTER] for one in cell.questions.values())]
     if not evicting:
         raise UserError(f"{quote(side.name)} has no cell with evictions. Name a run with a smaller budget.")

@@ -149,8 +149,8 @@ def _cell(key: Key, rows: Rows, records: Mapping[str, Mapping[str, Any]]) -> Cel
 
 
 def _facts(key: Key, rows: Rows, records: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
-    """Return each fact's value; several values are joined by commas. A setting that differs between questions is None:
-    each question's `asked` covers it."""
+    """Return each fact's value; several values are joined by commas. A setting in `BY_QUESTION` with several values is
+    None: each question's `asked` covers it."""
     facts: dict[str, str | None] = {}
     for name in FACTS:
         if name in NAMES:

@@ -48,6 +48,7 @@ BY_QUESTION = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
 ARTEFACTS = "tables, drafts or plug-in"
 ALL = "all"  # of --group-by: everything that differs
 APART = f"--group-by {ALL} makes separate tables."
+EDITED = "Its table was joined or edited. Report on the runs that its rows came from."
 # Notes below a table: the column, its name in the sentence, and the columns within which it should be equal.
 NOTED = (
     ("kvbench_version", "versions of kvbench", ()),
@@ -138,7 +139,7 @@ def check(rows: Rows) -> None:
         where = f"in {first} and {other}" if first != other else f"in {first} alone"
         raise UserError(
             f"question {quote(question)} had two different prompts {where} (other data or template); "
-            f"scores are not comparable. {APART if first != other else 'Its table was joined or edited.'}"
+            f"scores are not comparable. {APART if first != other else EDITED}"
         )
 
 

@@ -107,7 +107,8 @@ def options_of(text: str) -> dict[str, Any]:
         options = None
     if not isinstance(options, dict):
         raise SetupError(
-            f"rows.parquet is damaged: its column options holds {quote(text)}, which is not a JSON object."
+            f"rows.parquet is damaged: its column options holds {quote(text)}, which is not a JSON object. "
+            "'kvbench repair RUN' makes it again from the run's journal."
         )
     return options
 

@@ -176,7 +176,7 @@ def read_layers(path: Path) -> list[Layer] | None:
         return [_layer(layer, cache["element_bytes"]) for layer in cache["layers"]]
     except (AttributeError, KeyError, TypeError, ValueError):
         raise SetupError(
-            f"{quote(folder / manifest.NAME)} is damaged: its kv_cache does not describe layers."
+            f"{quote(folder / manifest.NAME)} is damaged: its kv_cache does not describe layers. Put back a copy of it."
         ) from None
 
 

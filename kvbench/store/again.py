@@ -48,7 +48,8 @@ def names_no_judge(judge: str | None) -> bool:
 
 
 def resume_command(run_dir: Path) -> str:
-    """Return the command that continues a run, with all settings that must be given again."""
+    """Return the command that continues a run, with all settings that must be given again, if its record can be
+    read."""
     try:
         again = used(manifest.read(run_dir))
     except KVBenchError:  # the folder or its disk is gone; the rest of the line still holds

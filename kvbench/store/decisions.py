@@ -1,4 +1,5 @@
-"""decisions.parquet: which tokens each method kept at each eviction, for a few answers of a run; one line per KV head.
+"""decisions.parquet: which tokens each method kept at each eviction. It has a line per KV head for a few of a run's
+answers.
 
 `kvbench record` writes it beside the run's tables, and `report --html` shows it. An entry that is evicted never comes
 back, so one number per token says all: the eviction that dropped it. A run is complete without this file.

@@ -72,9 +72,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("stop", "text", "JSON", "texts of --stop, which end an answer beside the task's own"),
     Column("multi_turn_cache", "name", "", "keep: later turns go on from the evicted cache; reset: new prompts"),
     Column("slots", "int32", "", "sequences decoded side by side", "host"),
-    Column("slots_planned", "int32", "", "slots of the cell's plan; more than slots where memory ran out", "host"),
+    Column("slots_planned", "int32", "", "slots of the cell's plan; if memory ran out, slots is smaller", "host"),
     Column(
-        "oom_retries", "int32", "", "how often memory had run out in the cell, each time with half the slots", "host"
+        "oom_retries", "int32", "", "how often memory had run out in the cell; each time the slots are halved", "host"
     ),
     Column("device_bytes_planned", "int64", "bytes", "peak memory of the plan, with weights and scratch", "host"),
     Column("device_bytes_peak", "int64", "bytes", "most memory that torch held on the GPU so far in the cell", "host"),

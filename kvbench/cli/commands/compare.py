@@ -99,7 +99,7 @@ def compare(
 
 
 def _check(typed: Mapping[str, Any], alone: str, new: str | None, others: Sequence[str], *, replay: bool) -> None:
-    """Raise UserError for options that have no effect together.
+    """Raise UserError for options that cannot be given together.
 
     alone: the option, if any, that takes BASE without NEW.
     """
@@ -134,7 +134,8 @@ def _load(plugin: list[str] | None) -> None:
 
 
 def _both_decided(old: Side, now: Side, mapping: Mapping[str, str], typed: Mapping[str, Any]) -> tuple[Side, Side]:
-    """Return both runs with their decisions (which entries the methods keep), recorded now where none are stored.
+    """Return both sides with their decisions: which entries the methods keep. Those of NEW are recorded now, and those
+    of BASE too, unless its file holds some.
 
     Raises UserError for runs that cannot be compared; this is checked before a model is loaded.
     """

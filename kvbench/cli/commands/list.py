@@ -104,8 +104,8 @@ def _list_runs(name: str | None, out: str | None, json: bool) -> None:
 def _short_run(entry: dict[str, Any]) -> dict[str, Any]:
     """Shorten the description of a run to one line of the table.
 
-    It has the first members of each list, the number of rows, with the number planned if some are missing, and the
-    minute in which the run began.
+    The line has the first members of each list, the number of rows (with the planned number and the status if the run
+    is not complete), and the minute in which the run began.
     """
     lists = {key: _few(entry[key]) for key in ("methods", "budgets", "tasks")}
     done, status = entry["rows"], entry["status"]

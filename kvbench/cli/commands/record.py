@@ -55,7 +55,10 @@ def record(
     with hub.only(asked(config, gathered)):
         rows = _record(config, folder, sample, count, Readings(quiet=typed["quiet"]))
     if not rows:
-        raise UserError(f"run {quote(folder.name)} has no eviction to record.")
+        raise UserError(
+            f"run {quote(folder.name)} has no eviction to record. No method dropped an entry on the questions "
+            "that were read: choose others with --limit or --sample, or a run with a smaller budget."
+        )
 
     from kvbench.store import decisions
 

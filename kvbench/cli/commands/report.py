@@ -109,4 +109,7 @@ def report(
     if loaded.clashes:
         raise UserError("\n".join(loaded.clashes))
     if require_complete and loaded.unfinished:
-        raise IncompleteError(f"{len(loaded.unfinished)} of {len(loaded.runs)} runs are not finished.")
+        raise IncompleteError(
+            f"{len(loaded.unfinished)} of {len(loaded.runs)} runs are not finished; 'kvbench run --resume NAME' "
+            "continues one."
+        )

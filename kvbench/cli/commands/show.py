@@ -67,7 +67,7 @@ def show_(
 def one_run(name: str, out: Path) -> Path:
     """Return the folder of the one run that `name` means, a path or a run's name.
 
-    Raises UserError if it means several.
+    Raises UserError if it means no run, several runs, or a table.
     """
     runs = find_runs([name], out)
     if len(runs) > 1 or not runs[0].is_dir():
