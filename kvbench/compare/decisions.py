@@ -100,8 +100,8 @@ def one_run(side: Side) -> None:
     """Raise UserError unless the side is one run's folder."""
     if len(side.folders) != 1:
         raise UserError(
-            f"--replay reads the answers of one run again, and {quote(side.name)} is not one run's folder. Name such a "
-            "folder, or leave out --replay for a file that '--save FILE --replay' wrote: it holds the decisions."
+            f"--replay reads the answers of one run again; {quote(side.name)} is not one run's folder. Name such a "
+            "folder, or as BASE a file that '--save FILE --replay' wrote."
         )
 
 
