@@ -50,9 +50,7 @@ class ScoreCell:
     score: stats.Estimate
     others: dict[str, float]  # means of the score columns, over questions as `score` is
     floor: float
-    pass_at: dict[
-        int, float
-    ]  # pass@k by k, for each k in PASS_AT for which every question has k samples; see `_pass_at`
+    pass_at: dict[int, float]  # pass@k by k, see `_pass_at`; empty if a question has one sample only
     maj: float  # mean score of the questions' most frequent answers; NaN with one sample or without extracted answers
     samples: int  # neither failed nor waiting for a score
     failed: int

@@ -39,7 +39,7 @@ class Measure:
     bands: str
     more: str = ""
     form: str = ""  # of numbers at the axis; empty: as many digits as they need
-    together: bool = True  # all panels share the axis of y
+    together: bool = True  # all panels share one y axis
     about_missing: str
 
 
