@@ -186,8 +186,7 @@ class _Shown:
         return f"{NOTHING if math.isnan(found.base) else entries(found.base)} > {entries(found.new)}"
 
     def _spread(self, one: Judged) -> str:
-        """Return the standard deviation over samples of a ratio of speeds, as in " ±0.05"; empty for other measures or
-        if it is unknown."""
+        """Return the standard deviation of the ratio of two samples' speeds, as text."""
         if self.name != "tokens_per_second" or not one.pairs:
             return ""
         spreads = [side.figures.get("speed_spread", math.nan) for side in (one.pairs[0].base, one.pairs[0].new)]

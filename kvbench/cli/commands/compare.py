@@ -99,7 +99,7 @@ def compare(
 
 
 def _check(typed: Mapping[str, Any], alone: str, new: str | None, others: Sequence[str], *, replay: bool) -> None:
-    """Raise UserError for options that cannot be given together.
+    """Raise UserError for options that have no effect together.
 
     alone: the option, if any, that takes BASE without NEW.
     """
