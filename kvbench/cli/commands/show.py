@@ -121,8 +121,10 @@ def _print_summary(document: dict[str, Any]) -> None:
 def _wrapped(key: str, value: str) -> str:
     """Return a line of the summary, broken at the terminal's width; never within a path or a command, to be copied."""
     width = terminal.console().width if key not in COPIED else sys.maxsize
-    lines = textwrap.wrap(f"{key:<9} {value}", width, break_long_words=False, break_on_hyphens=False)
-    return f"\n{' ' * 10}".join(lines)
+    indent = " " * 10
+    return textwrap.fill(
+        f"{key:<9} {value}", width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _questions(folder: Path) -> list[dict[str, Any]]:

@@ -115,8 +115,9 @@ def _values(report: ScoreReport) -> dict[str, Any]:
 
 def _budgets(report: ScoreReport) -> list[str]:
     """Return all budgets by size, as the filter lists them: none, numbers of entries, shares."""
-    every = {named(cell.budget): cell.budget for table in report.tables for cell in table.cells}
-    return sorted(every, key=lambda name: order(-1 if every[name] is None else every[name]))
+    budgets = [cell.budget for table in report.tables for cell in table.cells]
+    sizes = {named(budget): order(-1 if budget is None else budget) for budget in budgets}
+    return sorted(sizes, key=sizes.__getitem__)
 
 
 def _notices(loaded: Loaded) -> Iterator[str]:
