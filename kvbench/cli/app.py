@@ -17,12 +17,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kvbench import __version__
-from kvbench.cli.index import COMMANDS, load
+from kvbench.cli.index import COMMANDS, flowing, load
 from kvbench.console import faults, signals, streams, terminal
 from kvbench.errors import Interrupted, KVBenchError, SetupError, UserError, bare, quote
 
 EPILOG = """Start here:
-  kvbench run --suite demo
+  kvbench run --suite first
   kvbench list methods
   kvbench run --method full,gkv --budget 48 --interval 32 --task walk
 """
@@ -75,7 +75,7 @@ app = typer.Typer(
     cls=_Commands,
     name="kvbench",
     help="Compare KV-cache eviction methods: quality, speed and memory at equal physical budgets.",
-    epilog=EPILOG,
+    epilog=flowing(EPILOG),
     invoke_without_command=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

@@ -88,5 +88,12 @@ def load(name: str, group: type[Any]) -> Any:
     if isinstance(command, typer.Typer):
         holder.add_typer(command, name=name, cls=group)
     else:
-        holder.command(name, epilog=module.EPILOG, context_settings=getattr(module, "CONTEXT", None))(command)
+        holder.command(name, epilog=flowing(module.EPILOG), context_settings=getattr(module, "CONTEXT", None))(command)
     return typer.main.get_group(holder).commands[name]
+
+
+def flowing(epilog: str) -> str:
+    """Return the text below a command's options as --help should print it: prose as one line per paragraph, which the
+    terminal's width breaks, and examples with their indentation, which typer takes away without a first blank line."""
+    paragraphs = epilog.strip().split("\n\n")
+    return "\n" + "\n\n".join(text if "\n " in text else text.replace("\n", " ") for text in paragraphs)

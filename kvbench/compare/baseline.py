@@ -42,7 +42,7 @@ class _Wrong(Exception):
 
 
 def write(path: Path, side: Side) -> None:
-    """Save a side as a baseline file. Raises SetupError."""
+    """Save a side as a baseline file, in a folder that is made if it is missing. Raises SetupError."""
     made = {
         "format": FORMAT,
         "kvbench": __version__,
@@ -51,6 +51,7 @@ def write(path: Path, side: Side) -> None:
         "cells": [_cell_out(cell) for _, cell in sorted(side.cells.items(), key=lambda item: item[0].order())],
     }
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(_text(made | {"sha256": digest(made)}).encode())
     except OSError as error:

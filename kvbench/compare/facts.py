@@ -13,7 +13,7 @@ from typing import Any
 
 from kvbench.compare.cell import Cell
 from kvbench.errors import UserError, bare, quote
-from kvbench.report.agree import NOTED, SAME
+from kvbench.report.agree import NOTED, SAME, json_object
 from kvbench.store.identity import canonical_json
 from kvbench.store.schema import natural
 
@@ -50,6 +50,7 @@ KNOWN = (
     *("git", "kvbench_version", "torch_version", "transformers_version", "method_source"),
     *("device", "slots", "threads", "chunk"),
 )
+OBJECTS = ("libraries", "artefacts")  # facts that are JSON objects
 FILLED = {"stop": "[]"}  # facts whose absence has a meaning
 MAPPED = ("model_revision",)  # may differ where the user maps one model to another
 assert {name for name, _, _ in NOTED} <= {*FACTS}
@@ -65,9 +66,22 @@ class Difference:
     new: str | None
 
     @property
-    def words(self) -> str:
-        """The difference in words, as in "torch 2.12.0 and 2.13.0"."""
-        return f"{WORDS[self.name]} {_shown(self.base)} and {_shown(self.new)}"
+    def word(self) -> str:
+        return WORDS[self.name]
+
+    @property
+    def values(self) -> str:
+        """Both values, as in "2.12.0 > 2.13.0"; of two objects only what differs, as in "triton none > 3.9.0"."""
+        if self.name not in OBJECTS:
+            return f"{_shown(self.base)} > {_shown(self.new)}"
+        (base, no_base), (new, no_new) = self._entries(self.base), self._entries(self.new)
+        names = [name for name in sorted(base | new) if base.get(name) != new.get(name)]
+        return ", ".join(bare(f"{name} {base.get(name, no_base)} > {new.get(name, no_new)}") for name in names)
+
+    def _entries(self, value: str | None) -> tuple[dict[str, Any], str]:
+        """Return the entries of an object, and the word for an entry that it lacks. No artefacts are used if none are
+        recorded; libraries are unknown then."""
+        return json_object(value or "{}"), "unknown" if value is None and self.name != "artefacts" else "none"
 
 
 def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:

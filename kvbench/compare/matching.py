@@ -159,7 +159,7 @@ def _refuse_tasks(base: Side, new: Side, old: Mapping[Key, Cell], now: Mapping[K
     if not {*old} & {*now}:
         raise UserError(
             f"{quote(base.name)} and {quote(new.name)} share no cell: {_few(old)}, against {_few(now)}. "
-            "--map A=B compares two methods on purpose."
+            "Cells pair by model, task, method, budget, interval and seed; --map A=B pairs two methods or models."
         )
     for task in sorted({key.task for key in old if key in now}):
         asked = [{q for key, cell in side.items() if key.task == task for q in cell.questions} for side in (old, now)]

@@ -19,7 +19,7 @@ from kvbench.compare.cell import COUNTS, ENTRIES, NO_MARK, Cell, Key, Question, 
 from kvbench.compare.facts import FACTS, FILLED, of_record
 from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.report.agree import BY_QUESTION, judge_of
-from kvbench.report.cells import answered, cells_of, mean, present, speed
+from kvbench.report.cells import answered, cells_of, mean, present, speed, speed_sd
 from kvbench.report.load import find_runs
 from kvbench.report.repeated import each_once
 from kvbench.report.rows import KEY, RUN, Rows
@@ -44,7 +44,6 @@ USED = (
 )
 COLUMNS = tuple(dict.fromkeys(name for name in USED if name in NAMES))
 OPTIONS = {"options": "{}"}
-FEWEST = 2  # samples that show a spread
 SAMPLES = 1 << 20  # upper limit of the number of a sample
 
 
@@ -244,14 +243,14 @@ def _most(values: Floats) -> float | None:
 
 def _figures(answers: Rows) -> dict[str, float]:
     """Return figures over all answers of a cell; unknown ones are left out."""
-    rates = present(answers.number("tokens_per_second"))
+    rate = speed(answers)
     busy = sum(float(present(answers.number(name)).sum()) for name in ("decode_seconds", "evict_seconds"))
     evicting = float(present(answers.number("evict_seconds")).sum())
     figures = {
         "kv_bytes_peak": mean(answers.number("kv_bytes_peak")),
         "kv_bytes_mean": mean(answers.number("kv_bytes_mean")),
-        "tokens_per_second": speed(answers),
-        "speed_spread": float(rates.std(ddof=1) / rates.mean()) if len(rates) >= FEWEST else float("nan"),
+        "tokens_per_second": rate,
+        "speed_spread": speed_sd(answers) / rate if rate else float("nan"),
         "evict_share": evicting / busy if busy > 0 else float("nan"),
     }
     return {name: round(value, 6) for name, value in figures.items() if value == value}

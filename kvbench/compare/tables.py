@@ -27,7 +27,7 @@ class Comparison(Report):
     name: ClassVar[str] = "compare"
     about: ClassVar[str] = (
         "Differences are paired by question; the bound is one-sided at 95%, p one-sided and Holm-adjusted. Entries are "
-        "exact. Costs are NEW / BASE; truncated and no answer are changes of shares; ± is the spread over samples."
+        "exact. Costs are NEW / BASE; truncated and no answer are changes of shares; ± is the spread over batches."
     )
     outcome: Outcome
     flips: bool = False  # whether JSON lists the questions whose score changed
@@ -186,7 +186,7 @@ class _Shown:
         return f"{NOTHING if math.isnan(found.base) else entries(found.base)} > {entries(found.new)}"
 
     def _spread(self, one: Judged) -> str:
-        """Return the standard deviation of the ratio of two samples' speeds, as text."""
+        """Return the standard deviation of the ratio of two batches' speeds, as text; "" if a side has one batch."""
         if self.name != "tokens_per_second" or not one.pairs:
             return ""
         spreads = [side.figures.get("speed_spread", math.nan) for side in (one.pairs[0].base, one.pairs[0].new)]

@@ -126,14 +126,19 @@ def second_run(outcome: Outcome) -> str:
 
 
 def differing(outcome: Outcome) -> Iterator[tuple[str, str]]:
-    """Yield (class, sentence) for what differs between the sides; the class is subject or surroundings."""
+    """Yield (class, sentence) for each fact that differs between the sides, with both values, and with the methods
+    that have them if it is a fact about a method; the class is subject or surroundings."""
     found: dict[Difference, list[str]] = {}
     for one in outcome.judged:
         for difference in (found for pair in one.pairs for found in pair.differences):
             found.setdefault(difference, []).append(one.key.method)
+    by_fact: dict[tuple[str, str], list[str]] = {}
     for difference, methods in found.items():
         of = few(dict.fromkeys(map(bare, methods))) if difference.name.startswith(("method", "artefacts")) else ""
-        yield difference.kind, difference.words + (f" of {of}" if of else "")
+        values = difference.values + (f" ({of})" if of else "")
+        by_fact.setdefault((difference.kind, difference.word), []).append(values)
+    for (kind, word), every in by_fact.items():
+        yield kind, f"{word} {few(every)}"
 
 
 def machines(outcome: Outcome) -> str:

@@ -240,13 +240,14 @@ def _named(difference: Difference, value: str) -> str:
     if not difference.word.startswith(ARTEFACTS):
         return f"{difference.word} {value}"
     values = difference.values
-    every = [_object(values.names[code]) for code in values.present()]
-    mine = _object(value)
+    every = [json_object(values.names[code]) for code in values.present()]
+    mine = json_object(value)
     differing = [name for one in every for name in one if any(other.get(name) != one[name] for other in every)]
     return ", ".join(f"{name} {mine.get(name, 'none')}" for name in dict.fromkeys(differing))
 
 
-def _object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """Return a JSON object; for another text an object with this text as its only name."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -152,13 +152,11 @@ def frontier_block(group: str, tables: Sequence[TaskTable]) -> Block:
         Column("verdict", "cell.against.judged.verdict", "verdict"),
     ]
     return Block(
-        title=", ".join(filter(None, ("Score against measured bytes", group))),
+        title=", ".join(filter(None, ("Frontier of score against measured bytes", group))),
         lines=[Place(table, cell) for table in tables for cell in frontier(table)],
         columns=columns,
         grids=[chosen(columns, ("task", "method", "budget", "KV peak", "of full", "score", "verdict"))],
-        notes=[
-            "The frontier: no other cell of the task scores as high a mean with as few bytes. Small gains may be noise."
-        ],
+        notes=["No other cell of the task has as high a mean score with as few bytes. Small gains may be noise."],
     )
 
 

@@ -48,7 +48,7 @@ def text(report: Report) -> str:
         for line in remarks(report):
             console.print(terminal.clean(line))
         console.print(report.about)
-    return captured.get().rstrip("\n")
+    return "\n".join(line.rstrip(" ") for line in captured.get().rstrip("\n").split("\n"))
 
 
 def markdown(report: Report) -> str:

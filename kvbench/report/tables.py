@@ -257,6 +257,7 @@ def _load(cells: Sequence[ScoreCell]) -> list[str]:
     if not loads:
         return ["Load of the machine while these cells ran: not recorded. Their speeds may differ for that reason."]
     gaps = f"; not recorded for {len(timed) - len(loads)} cells" if len(loads) < len(timed) else ""
-    text = f"Load of the machine while these cells ran: {min(loads):.2f} to {max(loads):.2f} per core{gaps}."
+    span = " to ".join(dict.fromkeys(f"{load:.2f}" for load in (min(loads), max(loads))))
+    text = f"Load of the machine while these cells ran: {span} per core{gaps}."
     uneven = gaps or max(loads) - min(loads) > UNEVEN
     return [f"{text} Speeds of cells that ran under different load do not compare." if uneven else text]

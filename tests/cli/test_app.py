@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from kvbench.cli.index import flowing
 
 COMMANDS = ("run", "list", "show", "report", "repair", "bench", "audit", "doctor")
 LIGHT = [
@@ -197,3 +200,8 @@ def test_doctor(kvbench: Callable, tmp_path: Path) -> None:
     assert result.code == 3
     assert "2 of" in result.err
     assert "data folder, results folder" in result.err
+
+
+def test_the_text_below_the_options_flows_and_its_examples_stay_indented(light: dict) -> None:
+    assert flowing("Exit code: 0\npass.\n\nExamples:\n  a b\n  c\n") == "\nExit code: 0 pass.\n\nExamples:\n  a b\n  c"
+    assert re.search(r"^ +Examples:\s+\n   kvbench report results/demo\b", light["report --help"].out, re.MULTILINE)

@@ -41,9 +41,11 @@ def test_a_file_is_small(side, rows, tmp_path: Path) -> None:
 
 
 def test_saving_twice_gives_the_same_bytes(saved, tmp_path: Path) -> None:
+    """The folder of the second file is made."""
     path, kept = saved
-    baseline.write(tmp_path / "again.json", kept)
-    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+    again = tmp_path / "results" / "baselines" / "again.json"
+    baseline.write(again, kept)
+    assert again.read_bytes() == path.read_bytes()
 
 
 def test_an_edited_file_is_refused(saved) -> None:

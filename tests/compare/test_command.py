@@ -194,6 +194,10 @@ def test_plan(compare) -> None:
         (("main", "again", "--format", "xml"), "error: --format 'xml': choose text, json, markdown, junit, github.\n"),
         (("main", "again", "--map", "gkv"), "error: --map 'gkv': write BASE=NEW, as in --map gkv=mine.\n"),
         (("main", "again", "--save", "x"), "error: --save takes BASE alone; leave out 'again'.\n"),
+        (
+            ("main", "--plan", "--margin", "0.05", "--format", "markdown"),
+            "error: --format 'markdown' draws a comparison; with --plan choose text or json.\n",
+        ),
         (("main", "--save", "x.json", "--strict"), "error: --save takes BASE alone; leave out --strict.\n"),
         (("main", "--plan", "--map", "gkv=mine"), "error: --plan takes BASE alone; leave out --map.\n"),
         (("main", "again", "--task", "walk"), "error: --task belongs to --replay; add --replay or leave it out.\n"),

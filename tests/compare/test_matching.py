@@ -15,7 +15,7 @@ from kvbench.compare.planted import checks
 from kvbench.compare.policy import Policy, Rule
 from kvbench.compare.reading import read_runs
 from kvbench.compare.tables import Comparison
-from kvbench.compare.words import mapped, unused
+from kvbench.compare.words import differing, mapped, unused
 from kvbench.errors import SetupError, UserError
 from kvbench.report.load import load
 from kvbench.report.render import FORMATS
@@ -136,7 +136,43 @@ def test_answers_may_differ_where_what_decides_them_is_unknown(side, rows, unkno
 def test_answers_may_differ_after_prompts_were_read_in_other_pieces(side, rows) -> None:
     outcome = compare(side("a", rows(SCORES)), side("b", changed(rows), chunk=128), NONE)
     assert outcome.exit_code == 0
-    assert [d.words for d in outcome.judged[0].pairs[0].differences] == ["prompt tokens read at once 512 and 128"]
+    assert [(d.word, d.values) for d in outcome.judged[0].pairs[0].differences] == [
+        ("prompt tokens read at once", "512 > 128")
+    ]
+
+
+def test_of_libraries_and_plug_ins_only_those_that_differ_are_named(side, rows) -> None:
+    libraries = {"torch": "0", "numpy": "1", "pyarrow": "2"}
+    base = side("a", rows(SCORES), versions=libraries)
+    new = side("b", rows(SCORES, artefacts={"plug-in mine": "3f2a"}), versions=libraries | {"triton": "3.9.0"})
+    outcome = compare(base, new, NONE)
+    assert list(differing(outcome)) == [
+        ("subject", "other libraries triton none > 3.9.0"),
+        ("subject", "tables, drafts or plug-in plug-in mine none > 3f2a (gkv)"),
+    ]
+    unknown = compare(side("c", rows(SCORES)), base, NONE)
+    assert list(differing(unknown)) == [("subject", "other libraries numpy unknown > 1, pyarrow unknown > 2")]
+
+
+def test_a_fact_about_several_methods_is_one_sentence(side, rows) -> None:
+    sides = [
+        side(name, *(rows(SCORES, method=m, method_source=m + name) for m in ("gkv", "h2o"))) for name in ("a", "b")
+    ]
+    [(_, sentence)] = differing(compare(*sides, NONE))
+    assert sentence == "source of the method gkva > gkvb (gkv), h2oa > h2ob (h2o)"
+
+
+def test_the_spread_of_speeds_is_over_batches(side, rows) -> None:
+    """The samples of a batch share their seconds, so that one batch shows no spread."""
+    one = side("a", rows(SCORES))
+    two = rows(SCORES)
+    for place, row in enumerate(two):
+        row["decode_seconds"] = 1.0 + place % 2
+    [speed] = [cell.figures.get("speed_spread") for cell in one.cells.values()]
+    [spread] = [cell.figures.get("speed_spread") for cell in side("b", two).cells.values()]
+    assert speed is None
+    assert spread is not None
+    assert spread > 0.1
 
 
 def test_answers_differ_only_where_one_does(side, rows) -> None:

@@ -127,7 +127,7 @@ def test_json_has_the_best_and_the_frontier(run: Path) -> None:
 
 def test_a_summary_is_the_first_page_alone(run: Path) -> None:
     short = ScoreReport.make(load([run]), summary=True)
-    titles = ["Overview", "Best method per budget", "Score against measured bytes"]
+    titles = ["Overview", "Best method per budget", "Frontier of score against measured bytes"]
     assert [block.title for block in short.blocks()] == titles
     whole = ScoreReport.make(load([run]))
     assert [block.title for block in whole.blocks()][:3] == titles
@@ -145,6 +145,6 @@ def test_each_group_of_runs_has_its_own_first_page(make_run: Callable, rows: Cal
     ]
     report = ScoreReport.make(load(runs, ["seed"]), summary=True)
     assert [b.title for b in report.blocks()] == [
-        *("Overview, seed 1", "Score against measured bytes, seed 1"),
-        *("Overview, seed 2", "Score against measured bytes, seed 2"),
+        *("Overview, seed 1", "Frontier of score against measured bytes, seed 1"),
+        *("Overview, seed 2", "Frontier of score against measured bytes, seed 2"),
     ]

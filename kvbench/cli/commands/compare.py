@@ -78,7 +78,7 @@ def compare(
 
     alone = "--save" if save is not None else "--plan" if plan else ""
     others = {"--map": map_, "--flips": flips, "--two-stage": two_stage, "--strict": strict}
-    _check(typed, alone, new, [flag for flag, given in others.items() if given], replay=replay)
+    _check(typed, alone, new, [flag for flag, given in others.items() if given], format, replay=replay)
     _load(typed["plugin"])
     policy = _policy(margin, gate, strict)
     old = read_side(base)
@@ -98,13 +98,17 @@ def compare(
     return outcome.exit_code
 
 
-def _check(typed: Mapping[str, Any], alone: str, new: str | None, others: Sequence[str], *, replay: bool) -> None:
+def _check(
+    typed: Mapping[str, Any], alone: str, new: str | None, others: Sequence[str], format: str, *, replay: bool
+) -> None:
     """Raise UserError for options that have no effect together.
 
     alone: the option, if any, that takes BASE without NEW.
     """
     if alone and new is not None:
         raise UserError(f"{alone} takes BASE alone; leave out {quote(new)}.")
+    if alone and format not in ("text", "json"):
+        raise UserError(f"--format {quote(format)} draws a comparison; with {alone} choose text or json.")
     if alone and others:
         raise UserError(f"{alone} takes BASE alone; leave out {others[0]}.")
     if not alone and new is None:

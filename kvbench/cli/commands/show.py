@@ -7,6 +7,8 @@ of a conversation; the later questions come from the task's data, if they are on
 from __future__ import annotations
 
 import os
+import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +34,7 @@ EPILOG = """Examples:
   kvbench show demo --ids
   kvbench show results/demo --sample orbit-300-1000000000 --method gkv
 """
+COPIED = ("run", "command")  # lines that a user copies
 
 
 def show_(
@@ -99,7 +102,7 @@ def _print_summary(document: dict[str, Any]) -> None:
         "created": document["created"],
         "command": again.line(document["command"]),
         "rows": f"{document['rows']} ({', '.join(f'{n} {s}' for s, n in document['status'].items()) or 'none yet'})",
-        "versions": " ".join(f"{k} {v}" for k, v in environment.get("versions", {}).items()),
+        "versions": ", ".join(f"{k} {v}" for k, v in environment.get("versions", {}).items()),
         "kvbench": f"commit {git}" if (git := environment.get("git")) else None,
         "device": environment.get("device"),
         "plug-ins": ", ".join(Path(plugin["path"]).name for plugin in environment.get("plugins") or ()),
@@ -112,7 +115,16 @@ def _print_summary(document: dict[str, Any]) -> None:
         terminal.warning(text)
     for key, value in lines.items():
         if value:
-            terminal.console().print(f"{key:<9} {terminal.clean(str(value))}", soft_wrap=True)
+            print(_wrapped(key, terminal.clean(str(value))))
+
+
+def _wrapped(key: str, value: str) -> str:
+    """Return a line of the summary, broken at the terminal's width; never within a path or a command, to be copied."""
+    width = terminal.console().width if key not in COPIED else sys.maxsize
+    indent = " " * 10
+    return textwrap.fill(
+        f"{key:<9} {value}", width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _questions(folder: Path) -> list[dict[str, Any]]:

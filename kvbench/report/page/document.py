@@ -20,7 +20,7 @@ from typing import Any
 
 from kvbench import __version__
 from kvbench.errors import SetupError, quote
-from kvbench.eviction.budget import named
+from kvbench.eviction.budget import named, order
 from kvbench.report.agree import sentence
 from kvbench.report.blocks import Block
 from kvbench.report.load import Loaded
@@ -96,7 +96,7 @@ def _values(report: ScoreReport) -> dict[str, Any]:
         "notices": list(_notices(report.loaded)),
         "tasks": [one.title for one in tables],
         "methods": list(dict.fromkeys(method for one in tables for method, _ in one.cells)),
-        "budgets": list(dict.fromkeys(budget for one in tables for _, budget in one.cells)),
+        "budgets": _budgets(report),
         "overview": list(overview(report.tables)),
         "cells": list(_cells(report)),
         "matrices": [(one, matrix.matrices(one)) for one in tables],
@@ -111,6 +111,13 @@ def _values(report: ScoreReport) -> dict[str, Any]:
         "kept": decisions,
         "data": {"runs": len(report.loaded.runs), "questions": asked.questions, "kept": decisions.answers},
     }
+
+
+def _budgets(report: ScoreReport) -> list[str]:
+    """Return all budgets by size, as the filter lists them: none, numbers of entries, shares."""
+    budgets = [cell.budget for table in report.tables for cell in table.cells]
+    sizes = {named(budget): order(-1 if budget is None else budget) for budget in budgets}
+    return sorted(sizes, key=sizes.__getitem__)
 
 
 def _notices(loaded: Loaded) -> Iterator[str]:

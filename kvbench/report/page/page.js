@@ -44,7 +44,7 @@ function filterAll() {
   list();
 }
 
-at("filters").addEventListener("input", filterAll);
+at("filters").addEventListener("change", filterAll);
 at("all").addEventListener("click", () => {
   at("filters").reset();
   filterAll();

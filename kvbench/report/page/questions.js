@@ -125,9 +125,9 @@ if (data.questions.length) {
   const every = data.questions.flatMap(({ answers }) => answers);
   const names = new Set(every.sort((a, b) => a.order - b.order).map(called)); // the full cache first
   options(at("against"), [...names].map((name) => [name, name]));
-  at("question").addEventListener("input", ask);
-  at("against").addEventListener("input", list);
-  at("differing").addEventListener("input", list);
+  at("question").addEventListener("change", ask);
+  at("against").addEventListener("change", list);
+  at("differing").addEventListener("change", list);
   at("before").addEventListener("click", () => move(-1));
   at("after").addEventListener("click", () => move(1));
   list();

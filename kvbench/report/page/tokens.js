@@ -74,10 +74,10 @@ function showTokens() {
 
 if (recorded.length) {
   options(at("kept-question"), recorded.map(({ question }, place) => [place, opened(question)]));
-  at("kept-question").addEventListener("input", chooseQuestion);
-  at("kept-answer").addEventListener("input", chooseAnswer);
-  at("kept-layer").addEventListener("input", chooseLayer);
-  at("kept-head").addEventListener("input", showTokens);
+  at("kept-question").addEventListener("change", chooseQuestion);
+  at("kept-answer").addEventListener("change", chooseAnswer);
+  at("kept-layer").addEventListener("change", chooseLayer);
+  at("kept-head").addEventListener("change", showTokens);
   at("eviction").addEventListener("input", showTokens);
   chooseQuestion();
 }

@@ -41,6 +41,13 @@ def test_every_panel_is_filled_or_says_why_not(run: Path, page: Page) -> None:
         assert panel.xpath(".//tbody/tr | .//svg | .//form | .//p[@class='missing' and string-length() > 20]"), name
 
 
+def test_the_filter_lists_budgets_by_size(make_run: Callable, rows: Callable, page: Page) -> None:
+    cells = [rows("full", None, [1.0]), rows("gkv", 128, [1.0]), rows("gkv", 64, [1.0], task="chain")]
+    cells += [rows("gkv", 30, [1.0], budget_share=0.25, task="lookup")]
+    listed = tree(page(make_run("sizes", *cells))).xpath("//*[@id='by-budget']/option/text()")
+    assert listed == ["all", "-", "64", "128", "25%"]
+
+
 def test_the_tables_are_those_of_the_report(run: Path, page: Page) -> None:
     shown = [" ".join(row.text_content().split()) for row in tree(page(run)).xpath("//*[@id='cells']//tbody/tr")]
     report = ScoreReport.make(load([run]))

@@ -26,7 +26,7 @@ let shown = "";
 const select = document.getElementById("question");
 for (const option of select.options) {
   select.value = option.value;
-  select.dispatchEvent(new Event("input", { bubbles: true }));
+  select.dispatchEvent(new Event("change", { bubbles: true }));
   shown += document.getElementById("asked").textContent;
 }
 return { questions: select.options.length, global: typeof window.__x, shown };
