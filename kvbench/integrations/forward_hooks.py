@@ -29,11 +29,12 @@ def hook(model: Any, cache: HookedCache) -> Callable[[], None]:
 
     def enter(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs = _named(model, args, kwargs)
-        return used.enter(inputs) if (used := _used(mine, inputs)) else None
+        used = _used(mine, inputs)
+        return None if used is None else used.enter(inputs)
 
     def leave(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         inputs = _named(model, args, kwargs)
-        if used := _used(mine, inputs):
+        if (used := _used(mine, inputs)) is not None:  # a cache without layers is false
             used.leave(inputs)
 
     hooks.callback(model.register_forward_pre_hook(enter, with_kwargs=True).remove)
