@@ -84,7 +84,7 @@ def gather(
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:
         if Path(config).suffix.lower() != ".toml":
-            raise UserError(f"--config {quote(config)}: config files are TOML.")
+            raise UserError(f"--config {quote(config)}: config files are TOML. Give a file NAME.toml.")
         files.append(read(Path(config), "--config"))
     typed = {
         key: value if isinstance(value, Given) else Given(value, "--" + key.replace("_", "-"))
@@ -130,14 +130,15 @@ def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
     option: the flag that named the file, for messages.
     """
     if os.path.isdir(path):
-        raise UserError(f"{option}: {quote(path)} is a folder.")
+        raise UserError(f"{option}: {quote(path)} is a folder. Give a TOML file.")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{option}: there is no file {quote(path)}.") from None
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{path.name} is not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start})."
+            f"{path.name} is not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start}). "
+            "Save it as UTF-8."
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{option}: cannot read {quote(path)} ({getattr(error, 'strerror', None) or error}).") from None

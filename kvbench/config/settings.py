@@ -60,14 +60,14 @@ class Settings:
     top_p: float | None = sampling(
         None,
         number("in (0, 1]", lambda x: 0 < x <= 1),
-        "Draw from the smallest set of tokens with this probability; 1 is off.",
+        "Draw from the smallest set of tokens with this total probability; 1 is off.",
         metavar="X",
     )
     top_k: int | None = sampling(None, whole(0), "Draw from the K most probable tokens; 0 is off.", metavar="K")
     min_p: float | None = sampling(
         None,
         number("in [0, 1)", lambda x: 0 <= x < 1),
-        "Draw from tokens with at least X times the largest probability; 0 is off.",
+        "Draw from tokens that have at least X times the largest probability; 0 is off.",
         metavar="X",
     )
     stop: tuple[str, ...] = sampling(
@@ -155,7 +155,7 @@ class Settings:
     decode_attn: Literal["triton", "torch", "varlen"] = engine(
         "triton",
         choice("triton", "torch", "varlen"),
-        "What attends while a GPU decodes: triton, torch, varlen (torch 2.13). Default: triton.",
+        "Attention code that decodes on a GPU: triton, torch, varlen (torch 2.13). Default: triton.",
         metavar="NAME",
     )
     no_compile: bool = engine(False, flag, "Decode on a GPU without compiling the model's layers.")
