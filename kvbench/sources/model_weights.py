@@ -38,7 +38,7 @@ def check(name: str, folder: Path) -> None:
 def none_there(name: str, files: Sequence[Path]) -> SetupError:
     if pickles := [path.name for path in files if path.suffix in (".bin", ".pt", ".pth")]:
         return SetupError(f"{quote(name)} has only pickle weights ({pickles[0]}). {_CONVERT}")
-    return SetupError(f"{quote(name)} has no weights (*.safetensors).")
+    return SetupError(f"{quote(name)} has no weights (*.safetensors). Download it again, or give another model.")
 
 
 def lacking(folder: Path) -> list[str]:

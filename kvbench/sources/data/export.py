@@ -23,8 +23,9 @@ from kvbench.task import Manifest
 def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = None, bar: Bar | None = None) -> DataUsed:
     """Put a task's data into the folder `out` unless they are there, and read them once to check them.
 
-    revision: the hub's revision instead of the pinned one; the rows may then differ from the manifest. Raises
-    SetupError if the data cannot be downloaded or written, or differ from the manifest.
+    revision: the hub's revision instead of the pinned one. The files are then written anew, and their rows may differ
+    from the manifest. Raises SetupError if the data cannot be downloaded or written; without `revision`, also if they
+    differ from the manifest.
     """
     there = Data(out, allow_mismatch=True, env={})
     if revision is None and in_folder(out, manifest, "--data") is not None:

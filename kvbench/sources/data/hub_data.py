@@ -53,7 +53,9 @@ def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | 
         except cache.Unreachable:
             raise elsewhere(task, manifest, f"{quote(manifest.url)} is unreachable") from None
     if not manifest.hub:
-        raise SetupError(f"data of task {quote(task)} come with kvbench, but {quote(manifest.path)} is missing.")
+        raise SetupError(
+            f"data of task {quote(task)} come with kvbench, but {quote(manifest.path)} is missing. Reinstall kvbench."
+        )
     commit = _commit(task, manifest, revision)
     with _as_hub_error(task, manifest, revision):
         if manifest.files:
@@ -132,7 +134,8 @@ def _check_table(manifest: Manifest, answer: hub.Answer) -> None:
 def _script(manifest: Manifest, file: str) -> SetupError:
     named = f" The script is {quote(file)}." if file else ""
     return SetupError(
-        f"data set {quote(manifest.hub)} ships a loading script; kvbench reads only parquet/JSON/arrow files.{named}"
+        f"data set {quote(manifest.hub)} ships a loading script; kvbench reads only parquet/JSON/arrow files.{named} "
+        "With --data, give a folder that has the rows."
     )
 
 

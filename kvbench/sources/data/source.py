@@ -100,7 +100,8 @@ class Data:
                 return Place(source=source, files=(folder,), member=_member(folder, manifest))
             if (place := in_folder(folder, manifest, source)) is None:
                 where = f"{source} has no data"
-                text = f"{where} for task {quote(task)}: looked for {quote(folder / manifest.path)}."
+                file = quote(folder / manifest.path)
+                text = f"{where} for task {quote(task)}: looked for {file}. Give a folder that has it."
                 raise DataMissing(text, task=task, manifest=manifest, where=where, folder=folder)
             return place
         bundled = BUNDLED / manifest.path
