@@ -243,7 +243,8 @@ def _holds(folder: Path, manifest: Manifest) -> bool:
 def commit(config: Any, source: DataSource) -> str | None:
     """Return the commit of the hub data set that lm-eval will load.
 
-    None if the machine is offline, or if the data are not from the hub. Raises HubError.
+    None if the hub cannot be reached, or if lm-eval names no hub data set of the form OWNER/NAME. Raises HubError if
+    the hub refuses.
     """
     import huggingface_hub
 

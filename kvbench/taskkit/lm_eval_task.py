@@ -166,7 +166,9 @@ class LMEvalTask(Task):
             )
         if left_out := [f["name"] for f in config.filter_list or [] if _is_vote(f)]:
             names = ", ".join(left_out)
-            self._notes.append(f"task {quote(self.name)}: {names} need several answers at once and are left out.")
+            self._notes.append(
+                f"task {quote(self.name)}: filters {names} need several answers at once and are left out."
+            )
 
 
 def _load(name: str, yaml: Definition, rows: LocalRows | None, revision: str | None) -> Any:

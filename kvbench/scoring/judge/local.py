@@ -71,8 +71,8 @@ class LocalJudge:
             return tokenizer, model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         except torch.OutOfMemoryError:
             raise SetupError(
-                f"the judge {quote(self.folder)} does not fit beside the model under test: run with --judge none, then "
-                "'kvbench score RUN' with the judge."
+                f"the judge {quote(self.folder)} does not fit into memory beside the model under test: run with "
+                "--judge none, then 'kvbench score RUN' with the judge."
             ) from None
         except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
             first = (words(error).splitlines() or [""])[0]

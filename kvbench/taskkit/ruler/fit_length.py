@@ -32,7 +32,7 @@ class Room:
 
     @property
     def length(self) -> int:
-        """Return how many tokens the prompt's text and the answer may have together, beside the chat template's."""
+        """Return how many tokens the prompt's text and the answer may have together, without the chat template."""
         return self.asked - self.wrapping
 
     def tokens(self, prompt: Filled) -> int:
@@ -41,7 +41,7 @@ class Room:
     def size(self, draw: Callable[[int], Filled], step: int, *, extra: int = 0) -> int:
         """Return the largest haystack size whose prompt fits and leaves `extra` tokens free; `step` if no size does.
 
-        draw: makes a prompt of a given size.
+        draw: makes a prompt of a given size. Sizes above three times a first estimate are not tried.
         """
         per_unit = self.count(draw(step).text) / step
         high = max(int((self.length / per_unit) * 3), 2 * step)
@@ -50,10 +50,10 @@ class Room:
     def fit(self, draw: Callable[[int], Filled], size: int, step: int, *, needle: bool = False) -> Row:
         """Draw prompts until one fits, and return it.
 
-        The first has haystack size `size`; each later one is `step` smaller.
+        The first has haystack size `size`. Each later one is `step` smaller, until the size is at most `step`: at this
+        size `DRAWS` prompts are drawn. Raises UserError if none of them fits.
 
-        needle: also count the tokens before the first answer. Raises UserError if the smallest size does not fit in
-        `DRAWS` draws.
+        needle: also count the tokens before the first answer.
         """
         shortest: int | None = None
         draws = 0
