@@ -43,8 +43,8 @@ Layer = dict[str, Given]
 class Gathered:
     """Settings from all sources (files, variables, flags), and the ``[[grid]]`` blocks of the last file that has any.
 
-    files: a suite and a config file; a later one overrides an earlier one, variables override files, flags override
-    all.
+    files: the suite and the config file that the user named. The config file overrides the suite, variables override
+    both, and flags override all.
     """
 
     files: list[Layer]
@@ -78,8 +78,8 @@ def gather(
 ) -> Gathered:
     """Read suite, config file, environment variables and flags.
 
-    flags: the typed value of each option by the setting's name; a `Given` where the option has another name. None and
-    empty lists count as not typed. Options that do not belong to a setting are ignored.
+    flags: for each setting's name the value that the user gave to its flag; a `Given` if the flag has another name.
+    None and empty lists count as not given. Flags that do not belong to a setting are ignored.
     """
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:

@@ -42,7 +42,10 @@ class BadValue(ValueError):
 
 
 def parse(label: str, parser: Parser, raw: object) -> Any:
-    """Run a parser. Raises UserError, starting with `label` (``--seed``, ``c.toml:3: 'seed'``), for invalid values."""
+    """Run a parser on a value. Raises UserError for an invalid value.
+
+    label: where the user gave the value (``--seed``, ``c.toml:3: 'seed'``); the message starts with it.
+    """
     try:
         return parser(raw)
     except BadValue as error:
@@ -136,7 +139,7 @@ def flag(raw: object) -> bool:
 def budget(raw: object, entry: int | None = None) -> Budget:
     """Parse a budget: entries per layer and KV head (512), or a share of the prompt ("25%" becomes 0.25).
 
-    entry: the budget's place in a list of budgets, which the message for a text without a number states.
+    entry: the budget's place in a list, from 1, for the message "entry 3 ('abc') is not a number"; None outside a list.
     """
     value = as_whole(raw)
     literal = str(raw).strip()

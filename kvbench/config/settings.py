@@ -27,7 +27,7 @@ results = partial(setting, panel="Results")
 
 
 def count(raw: object) -> int:
-    """Parse a number of questions or samples."""
+    """Parse a number of questions or samples, from 1 to `MOST`."""
     value = int(whole(1)(raw))
     if value > MOST:
         raise BadValue(f"{MOST:,} or less", got(raw))
@@ -36,7 +36,10 @@ def count(raw: object) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a run. None means the task's default (`GenSpec`), "auto" that the engine chooses."""
+    """The settings of a run.
+
+    None means that the user gave no value; sampling then follows the task's `GenSpec`. "auto": the engine chooses.
+    """
 
     task_file: str | None = what(
         None, text, "A task of your own: a JSONL file with questions and answers.", metavar="FILE"

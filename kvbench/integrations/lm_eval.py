@@ -116,7 +116,7 @@ class KVBenchLM(TemplateLM):
         return super().chat_template(chat_template)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Render a conversation. Raises UserError if the template fails; lm-eval's `hf` drops the system message."""
+        """Render a conversation. Raises UserError if it fails; lm-eval's `hf` then retries without the system message."""
         self._templated = True
         switch = {} if self.args.run.thinking is None else {"enable_thinking": self.args.run.thinking}
         try:

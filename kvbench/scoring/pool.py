@@ -62,7 +62,7 @@ class ScorePool:
         """Begin to score one output, and return a future of the score.
 
         The future's `result` raises SetupError if no scoring process starts, the judge refuses the key or a local judge
-        cannot be used. It raises CancelledError if the pool is closed before the output's turn.
+        cannot be used. It raises CancelledError if ``close(cancel=True)`` drops the output.
         """
         future: Future[Score] = Future()
         if self._closed:

@@ -75,7 +75,7 @@ class LMEvalTask(Task):
         return definition(self.known_as).config.dataset_path in gated_data()
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return the generation settings of the YAML file; with greedy decoding one sample, as all would be equal."""
+        """Return the generation settings of the YAML file. With greedy decoding: one sample, as all would be equal."""
         config = definition(self.known_as).config
         spec = generation(config.generation_kwargs)
         return replace(spec, n=config.repeats if spec.temperature > 0 else 1)

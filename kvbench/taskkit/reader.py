@@ -79,7 +79,8 @@ class Talk:
     """The turns of a document after the first, for `kvbench.records.Request`.
 
     If `keep` is set and the chat template only appends text, the engine continues each turn from the cache of the turn
-    before. Otherwise each turn is a new prompt, because the template changes earlier turns (many drop their thinking).
+    before. Otherwise each turn is a new prompt: the user asked for it, or the template changes earlier turns (many drop
+    their thinking).
     """
 
     doc: Doc

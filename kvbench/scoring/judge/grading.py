@@ -60,7 +60,10 @@ def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The judge's verdict on one turn. value: None if no reply holds a verdict. judge: "" if no judge was asked."""
+    """The judge's verdict on one turn. value: None if the judge gave none.
+
+    invalid: number of replies without a verdict. judge: the judge model's name; "" if no judge was asked.
+    """
 
     value: float | None
     invalid: int

@@ -49,7 +49,7 @@ _STATE = {  # what `escapes.STATE` must report
 class SelfTest:
     """The result of a self-test. The tier may be used if there are no `problems` (one line each).
 
-    digest: hash of tier, machine, versions and problems, the row column `sandbox_selftest`.
+    digest: hash of tier, machine, versions, escapes and problems; rows hold it in the column `sandbox_selftest`.
     """
 
     tier: str
@@ -58,7 +58,10 @@ class SelfTest:
 
 
 def selftest(tier: Tier, *, limits: Limits = PROBE_LIMITS, plan: Plan | None = None) -> SelfTest:
-    """Run all escapes in a tier and return the result. plan: another lockdown than the tier's own, for tests."""
+    """Run the escapes in a tier, if the tier can run here, and return the result.
+
+    plan: another lockdown than the tier's own, for tests.
+    """
     reason = tier.missing()
     problems = [reason] if reason else _probe(tier, limits, plan or tier.plan(limits))
     facts = [tier.name, machine(), platform.release(), platform.python_version(), sorted(escape_names()), problems]

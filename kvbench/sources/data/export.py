@@ -1,8 +1,8 @@
 """Copies task data from the hub into a folder for ``--data``, for machines without a network.
 
 Raw files are copied unchanged: to the manifest's `path` if one file holds the rows in their offline form, else beside
-it under their own names. Tables, and rows with renamed columns, become JSON lines. Correct files in the folder stay, so
-a repeated command continues an interrupted one.
+that path under their own names. Tables, and rows with renamed columns, become JSON lines. Correct files in the folder
+stay, so a repeated command continues an interrupted one.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ Row = dict[str, Any]
 class Reading:
     """The rows of data files, one file after the other. `sha256` (of all bytes read) is complete after the last row.
 
-    member: if the files are archives, the name of the file with the rows inside each.
+    member: the file with the rows in each archive; "" if the files are not archives.
     """
 
     def __init__(self, files: Sequence[Path], member: str = "") -> None:
@@ -97,7 +97,7 @@ class _Hashing(io.RawIOBase):
 
 
 def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> Iterator[tuple[int, Row]]:
-    """Yield (line number, object) for each line of a JSON-lines file of at most `FILE_LIMIT` bytes.
+    """Yield (line number, object) for each line, except blank ones, of a JSON-lines file of at most `FILE_LIMIT` bytes.
 
     `label` is the file's name in messages. Raises UserError if it is not a regular file, not UTF-8 or not JSON objects.
     If `problems` is a list, lines that are not JSON objects are skipped and described there instead.

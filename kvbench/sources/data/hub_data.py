@@ -140,7 +140,7 @@ def _script(manifest: Manifest, file: str) -> SetupError:
 
 
 def _in_datasets_cache(name: str) -> bool:
-    """Return whether the cache of the `datasets` library may hold a data set: the library can read it offline."""
+    """Return whether the cache of the `datasets` library may hold a data set, which it could then read offline."""
     from huggingface_hub.constants import HF_HOME
 
     root = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets").expanduser()

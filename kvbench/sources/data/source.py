@@ -21,7 +21,7 @@ BUNDLED = Path(__file__).parents[2] / "bundled"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataUsed:
-    """Where a task's data came from. `mismatch`: how the data differ from the manifest, if the user allows that."""
+    """Where a task's data came from. `mismatch`: how the data differ from the manifest; "" if they do not."""
 
     task: str
     source: Source

@@ -77,7 +77,7 @@ class Room:
     def too_short(self, shortest: int | None = None) -> UserError:
         """Return the error that says that all prompts of a task are too long.
 
-        shortest: tokens of the shortest prompt.
+        shortest: tokens of the shortest prompt that was drawn, with its answer; None if none was drawn.
         """
         needed = (shortest or self.new_tokens) + self.wrapping
         enough = 1024
@@ -106,7 +106,7 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def shuffled(items: Sequence[Item]) -> list[Item]:
-    """Return the items in an order that ``random.Random(SEED)`` draws anew, so that it depends on their number only."""
+    """Return the items in the order that a new ``random.Random(SEED)`` gives them; it depends on their number only."""
     return [items[i] for i in _order(len(items))]
 
 

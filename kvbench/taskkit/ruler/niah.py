@@ -49,7 +49,7 @@ class Needles:
         return [room.fit(self.draw, size, step, needle=True) for _ in range(n)]
 
     def draw(self, size: int) -> Filled:
-        """Draw a prompt whose haystack has `size` words of essays, copies of the noise text, or further needles."""
+        """Draw a prompt whose haystack has `size` units: words of essays, copies of the noise text, or more needles."""
         hidden = []
         for _ in range(self.keys_hidden):
             key = self._draw(self.keys)
