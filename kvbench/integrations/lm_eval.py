@@ -116,7 +116,7 @@ class KVBenchLM(TemplateLM):
         return super().chat_template(chat_template)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Render a conversation. Raises UserError if it fails; lm-eval's `hf` then retries without the system message."""
+        """Render a conversation. Raises UserError if it fails; lm-eval's `hf` retries without system message."""
         self._templated = True
         switch = {} if self.args.run.thinking is None else {"enable_thinking": self.args.run.thinking}
         try:
@@ -245,7 +245,9 @@ class KVBenchLM(TemplateLM):
         with tqdm(total=total, desc=what, disable=disable_tqdm) as bar:
             for done in _chain(engine, batches.values()):
                 if done.status != "ok":
-                    raise SetupError(f"a prompt of {len(done.request.prompt_ids)} tokens: {done.status} ({done.note}).")
+                    raise SetupError(
+                        f"no answer to a prompt of {len(done.request.prompt_ids)} tokens: {done.status} ({done.note})."
+                    )
                 if done.usage is not None:
                     self._used.append(done.usage)
                 bar.update()

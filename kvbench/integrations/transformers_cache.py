@@ -226,13 +226,13 @@ class EvictionCache(Cache):
         whole = tokens and (mask is None or mask.shape[1] == self._seen + tokens)
         if rows != len(self._pads) or not whole:
             raise UserError(
-                f"EvictionCache holds {len(self._pads)} rows of {self._seen} tokens; a later turn brings the same rows "
-                "with all earlier tokens and new ones. Make a new cache for another prompt."
+                f"EvictionCache holds {len(self._pads)} rows of {self._seen} tokens; a later turn brings the same "
+                "rows, each with all its earlier tokens and some new ones. Make a new cache for another prompt."
             )
         if tokens > 1 and self._prompts:
             raise UserError(
-                "EvictionCache reads the prompt in one forward pass (no prefill_chunk_size), and a later turn after at "
-                "least one generated token was read."
+                "EvictionCache reads the prompt in one forward pass; leave out prefill_chunk_size. A later turn may "
+                "begin only after the model has read at least one generated token."
             )
         if mask is not None and not bool(mask[:, self._ids.shape[1] :].bool().all()):
             raise UserError(

@@ -62,7 +62,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = lenient(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SetupError(f"{quote(path)} cannot be read as JSON ({error}).") from None
+        raise SetupError(f"{quote(path)} cannot be read as JSON ({error}). Download it again.") from None
     if not isinstance(data, dict):
-        raise SetupError(f"{quote(path)} holds no JSON object.")
+        raise SetupError(f"{quote(path)} holds no JSON object. Download it again.")
     return data

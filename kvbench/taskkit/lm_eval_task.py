@@ -186,7 +186,7 @@ def _load(name: str, yaml: Definition, rows: LocalRows | None, revision: str | N
             config["dataset_kwargs"] = {**(config.get("dataset_kwargs") or {}), "revision": revision}
         return ConfigurableTask(config=config)
     except ImportError as error:
-        raise SetupError(f"task {quote(name)} needs a package that is not installed ({error}).") from None
+        raise SetupError(f"task {quote(name)} needs a package that is not installed ({error}). Install it.") from None
     except Exception as error:  # from the hub, from data of another form, or from the task's own functions
         raise (_misfit(name, error) if rows else _no_data(error, name, yaml)) from None
 

@@ -128,7 +128,10 @@ class Endpoint:
                 "continues."
             )
         if 300 <= answer.status < 400:
-            raise JudgeError(f"the judge's address redirects (status {answer.status}); redirects are not followed")
+            raise JudgeError(
+                f"the judge's address redirects (status {answer.status}); redirects are not followed. "
+                "Give the final address"
+            )
         parsed = _parse(answer.body)
         if answer.status != 200:
             said = self._clean(_at(parsed, "error", "message"))

@@ -45,7 +45,10 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
     if used is None or (used.mismatch and revision is None):
         what = used.mismatch if used else "nothing was written"
         where = used.location if used else place.location
-        raise SetupError(f"data of task {quote(task)} in {quote(where)} are not the expected ones: {what}.")
+        raise SetupError(
+            f"data of task {quote(task)} in {quote(where)} are not the expected ones: {what}. "
+            "Use --data-revision to choose another revision."
+        )
     return used
 
 

@@ -225,7 +225,7 @@ def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Plac
     if revision == manifest.revision and hub.is_commit(revision) and read != revision:
         raise _differs(manifest, str(read))  # the libraries' cache may hold another commit
     if read is None:
-        raise SetupError(f"data set {quote(manifest.hub)} does not say at which revision it is.")
+        raise SetupError(f"data set {quote(manifest.hub)} does not say at which revision it is. Give --data-revision.")
     file = _table_file(manifest, read)
     with cache.keeping(file) as stream:
         for row in table:

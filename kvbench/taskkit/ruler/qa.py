@@ -42,7 +42,9 @@ class QuestionAnswering:
         room = self.room
         known = len(self._set[0])
         if n > known:
-            raise UserError(f"task {quote(room.name)} has {known} questions; --limit {n} is too many.")
+            raise UserError(
+                f"task {quote(room.name)} has {known} questions, fewer than {n}. Give --limit {known} or less."
+            )
         size = room.size(partial(self.draw, 0), STEP)
         return [room.fit(partial(self.draw, index), size, STEP) for index in range(n)]
 
