@@ -6,7 +6,7 @@ from typing import Any
 
 from kvbench.errors import UserError, quote
 
-MARK = "kvbench"  # key in lm-eval's file of answers: the model, method and budget that gave the answers
+MARK = "kvbench"  # key in lm-eval's file of answers, under which the settings that gave them are stored
 
 
 def check_stored_answers(answers: Any, identity: dict[str, Any]) -> None:

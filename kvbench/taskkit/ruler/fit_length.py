@@ -26,7 +26,7 @@ class Room:
 
     name: str  # of the task, for messages
     asked: int  # the length in the task's name
-    wrapping: int  # tokens that the chat template adds
+    wrapping: int  # tokens of the chat template, or the tokenizer's special tokens without one
     new_tokens: int  # tokens reserved for the answer
     count: Callable[[str], int]  # counts a text's tokens without special tokens
 
