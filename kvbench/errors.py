@@ -13,7 +13,7 @@ NEW_RUN = "start a new run (kvbench run --run-name)"  # the whole command: most 
 
 
 class KVBenchError(Exception):
-    """Base of all expected failures. `str(error)` is the line to print."""
+    """Base class of all expected failures. `str(error)` is the text to print."""
 
     exit_code = 1
 
@@ -59,7 +59,7 @@ class BudgetViolation(KVBenchError):
 
 
 def quote(value: object) -> str:
-    """Quote a value for a message; control characters appear escaped (\\x1b), never raw."""
+    """Quote a value for a message: its first 200 characters, with control characters escaped (\\x1b)."""
     return f"'{bare(value)}'"
 
 

@@ -34,7 +34,7 @@ class FollowUp:
 
 
 class Conversation(Protocol):
-    """Gives the inputs of a request's turns after the first, each once the model has answered the turn before."""
+    """Gives the inputs of a request's later turns, one at a time: each when the model has answered the turn before."""
 
     def follow(self, answers: tuple[str, ...]) -> FollowUp | None:
         """Return the next input after these answers, or None at the end of the conversation."""
@@ -44,8 +44,9 @@ class Conversation(Protocol):
 class Request:
     """One prompt, and which samples to generate from it. The engine prefills the prompt once for all samples.
 
-    `max_new_tokens` bounds each turn, `max_tokens` all that a sample reads and writes (None: the prompt and one turn).
-    `forced`: a continuation that the engine reads instead of drawing tokens, and whose log-probabilities it returns.
+    `max_new_tokens` bounds the output of each turn; `max_tokens` bounds all tokens that a sample reads and generates
+    (None: the prompt and the output of one turn). `forced`: a continuation that the engine reads instead of drawing
+    tokens, and whose log-probabilities it returns.
     """
 
     task: str
@@ -61,7 +62,7 @@ class Request:
     conversation: Conversation | None = None
     max_tokens: int | None = None
     seed: int = 0
-    compress_at: int | None = None  # leading prompt tokens after which the prompt is evicted; None: all of them
+    compress_at: int | None = None  # how many prompt tokens are read before the prompt is evicted; None: all
 
     def noise_key(self, sample: int) -> int:
         """Return the 64-bit key of a sample's random numbers: a hash of run seed, task, question and sample only."""
@@ -87,10 +88,10 @@ class Usage:
     kv_bytes_mean: int
     kv_bytes_slot: int  # bytes allocated for the slot
     evictions: int
-    first_eviction: int | None  # tokens seen when entries were first dropped
-    prefill_seconds: float  # this sample's share of the engine's time: step time / live sequences
-    decode_seconds: float
-    evict_seconds: float
+    first_eviction: int | None  # tokens of the sequence that were read when entries were first dropped
+    prefill_seconds: float  # reading the prompt without evictions, divided equally among its samples
+    decode_seconds: float  # sum over decode steps of step time / live sequences
+    evict_seconds: float  # this sample's share of the evictions' time
     decoding: str  # what computed the decode steps, see `Engine.decoding`
 
 

@@ -31,7 +31,7 @@ def near(name: str, known: Sequence[str], limit: int = 3) -> list[str]:
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """Return `` Did you mean 'a' or 'b'?`` with a leading blank, or "" if no known name is near."""
+    """Return the hint `` Did you mean 'a' or 'b'?``, which begins with a blank; "" if no known name is near."""
     names = [quote(n) for n in near(name, known)]
     if not names:
         return ""

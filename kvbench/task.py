@@ -90,8 +90,8 @@ class Output:
 class Score:
     """The result of scoring one sample. A sample that cannot be scored has `value` None, never 0, and `note` says why.
 
-    The row of such a sample gets `status`: grader_error, judge_error, sandbox_error, or unscored when no judge was
-    given.
+    The row of such a sample gets `status`: grader_error, judge_error, sandbox_error, or unscored if no judge was asked
+    (none was given, or method full has no answer to compare with).
     """
 
     value: float | None
@@ -152,7 +152,8 @@ class Reader(Protocol):
         """Return the number of tokens of a text, without special tokens."""
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
-        """Return the number of tokens that the chat template puts around a user's text; 0 without a template."""
+        """Return the number of tokens that a prompt has besides the user's text: the chat template's, or without a
+        template the tokenizer's special tokens."""
 
 
 class DataSource(Protocol):
@@ -189,7 +190,7 @@ class Task(ABC):
     headline: ClassVar[str] = "score"  # the row column that tables show first, "score" or "score_partial"
     manifest: ClassVar[Manifest | None] = None  # the data that the task needs; None: it generates its own
     prompt_styles: ClassVar[tuple[str, ...]] = ("default",)  # names accepted by --prompt-style, the default first
-    variants: ClassVar[tuple[str, ...]] = ()  # reachable as ``name/variant``; ``name`` alone is the first
+    variants: ClassVar[tuple[str, ...]] = ()  # as in ``name/variant``; ``name`` alone means the first, unless `group`
     group: ClassVar[bool] = False  # ``name`` alone means every variant
     lengths: ClassVar[tuple[int, ...]] = ()  # in tokens, as in ``name@8k``; the default first; others work too
     averages: ClassVar[Mapping[str, Mapping[str, float]]] = {}  # printed below a group: name -> {variant: weight}
@@ -207,8 +208,10 @@ class Task(ABC):
 
     @abstractmethod
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
-        """Return all documents in a fixed order, or the first `limit` of them. It may use `self.reader`, which is set
-        before."""
+        """Return all documents in a fixed order, or the first `limit` of them.
+
+        `self.reader` is set before, unless no model is known.
+        """
 
     @abstractmethod
     def gen(self, model_type: str) -> GenSpec:
@@ -216,8 +219,8 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, doc: Doc, output: Output) -> Score:
-        """Score one sample. It must be pure and picklable, because it may run in a worker process under a time
-        limit."""
+        """Score one sample. The code must be pure, and the task picklable: scoring may run in a worker process under a
+        time limit."""
 
     def patience(self, doc: Doc) -> float:
         """Return the time limit for scoring one sample, in seconds."""

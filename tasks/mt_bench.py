@@ -56,7 +56,7 @@ class MTBench(Task):
     def score(self, doc: Doc, output: Output) -> Score:
         """Return the judge's ratings or, in judge mode "pair", a comparison with the answers of the full cache.
 
-        Raises `kvbench.scoring.judge.KeyRefused` if the judge's server refuses the API key.
+        Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge cannot be used.
         """
         answers = _answers(output.turns, output.thinking)
         if len(answers) < len(doc.turns):

@@ -43,8 +43,8 @@ Layer = dict[str, Given]
 class Gathered:
     """Settings from all sources (files, variables, flags), and the ``[[grid]]`` blocks of the last file that has any.
 
-    files: a suite and a config file; a later one overrides an earlier one, variables override files, flags override
-    all.
+    files: the suite and the config file that the user named. The config file overrides the suite, variables override
+    both, and flags override all.
     """
 
     files: list[Layer]
@@ -78,13 +78,13 @@ def gather(
 ) -> Gathered:
     """Read suite, config file, environment variables and flags.
 
-    flags: the typed value of each option by the setting's name; a `Given` where the option has another name. None and
-    empty lists count as not typed. Options that do not belong to a setting are ignored.
+    flags: for each setting's name the value that the user gave to its flag; a `Given` if the flag has another name.
+    None and empty lists count as not given. Flags that do not belong to a setting are ignored.
     """
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:
         if Path(config).suffix.lower() != ".toml":
-            raise UserError(f"--config {quote(config)}: config files are TOML.")
+            raise UserError(f"--config {quote(config)}: config files are TOML. Give a file NAME.toml.")
         files.append(read(Path(config), "--config"))
     typed = {
         key: value if isinstance(value, Given) else Given(value, "--" + key.replace("_", "-"))
@@ -130,14 +130,15 @@ def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
     option: the flag that named the file, for messages.
     """
     if os.path.isdir(path):
-        raise UserError(f"{option}: {quote(path)} is a folder.")
+        raise UserError(f"{option}: {quote(path)} is a folder. Give a TOML file.")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{option}: there is no file {quote(path)}.") from None
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{path.name} is not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start})."
+            f"{path.name} is not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start}). "
+            "Save it as UTF-8."
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{option}: cannot read {quote(path)} ({getattr(error, 'strerror', None) or error}).") from None

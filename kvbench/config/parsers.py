@@ -23,9 +23,10 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", re.ASCII)
 
 
 class BadValue(ValueError):
-    """An invalid value of a setting. The message is "LABEL must be NEED; got GOT.", or the label and then `predicate`.
+    """An invalid value of a setting; `sentence` makes the message.
 
-    label: where the user gave the value. need, got: what is needed, and what was given instead.
+    The message is "LABEL must be NEED; got GOT.", and for an environment variable "LABEL: GOT is not NEED.". With
+    `predicate` it is "LABEL PREDICATE". LABEL says where the user gave the value.
     """
 
     def __init__(self, need: str = "", got: str = "", *, predicate: str = "") -> None:
@@ -41,7 +42,10 @@ class BadValue(ValueError):
 
 
 def parse(label: str, parser: Parser, raw: object) -> Any:
-    """Run a parser. Raises UserError, starting with `label` (``--seed``, ``c.toml:3: 'seed'``), for invalid values."""
+    """Run a parser on a value. Raises UserError for an invalid value.
+
+    label: where the user gave the value (``--seed``, ``c.toml:3: 'seed'``); the message starts with it.
+    """
     try:
         return parser(raw)
     except BadValue as error:
@@ -54,13 +58,13 @@ def setting(default: Any, parser: Parser, help: str, *, panel: str, metavar: str
 
 
 def got(raw: object) -> str:
-    """Return an invalid value as a message shows it: numbers as they are, all else quoted and escaped."""
+    """Return an invalid value as a message shows it: short decimal numbers unchanged, all else quoted and escaped."""
     text = str(raw)
     return text if not isinstance(raw, bool) and len(text) <= 60 and _DECIMAL.fullmatch(text) else quote(raw)
 
 
 def whole(low: int, high: int | None = None, *, word: str | None = None) -> Parser:
-    """Return a parser of integers from `low` to `high`, which also accepts `word` (such as "auto")."""
+    """Return a parser of integers from `low` to `high` (None: no upper bound), and of `word`, such as "auto"."""
     need = f"a whole number from {low} to {high}" if high is not None else f"{low} or more"
     if word:
         need += f", or '{word}'"
@@ -100,7 +104,7 @@ def choice(*names: str) -> Parser:
 
 
 def text(raw: object) -> str:
-    """Parse a text that is not empty."""
+    """Parse a text that is not blank; blanks at its ends are removed."""
     if not isinstance(raw, str):
         raise BadValue("a text", quote(raw))
     if not raw.strip():
@@ -116,7 +120,7 @@ def files(raw: object) -> tuple[str, ...]:
 
 
 def strings(raw: object) -> tuple[str, ...]:
-    """Parse one string or a list of strings into a tuple; blanks and line ends inside them stay."""
+    """Parse one string or a list of strings into a tuple; the strings keep their blanks and line ends."""
     texts = tuple(raw) if isinstance(raw, (list, tuple)) else (raw,)
     for string in texts:
         if not isinstance(string, str) or not string:
@@ -125,7 +129,7 @@ def strings(raw: object) -> tuple[str, ...]:
 
 
 def flag(raw: object) -> bool:
-    """Parse a switch: true or false in a file, also 1/0, yes/no, on/off in an environment variable."""
+    """Parse a switch: true or false, also written 1/0, yes/no or on/off in any case."""
     value = SWITCH.get(str(raw).strip().lower())
     if value is None:
         raise BadValue("true or false", quote(raw))
@@ -135,7 +139,7 @@ def flag(raw: object) -> bool:
 def budget(raw: object, entry: int | None = None) -> Budget:
     """Parse a budget: entries per layer and KV head (512), or a share of the prompt ("25%" becomes 0.25).
 
-    entry: the budget's position in a list of budgets, for messages.
+    entry: the budget's place in a list, from 1, for the message "entry 3 ('abc') is not a number"; None outside a list.
     """
     value = as_whole(raw)
     literal = str(raw).strip()
@@ -175,8 +179,8 @@ def _share(literal: str) -> float:
 def split(label: str, raw: object, hint: str) -> list[Any]:
     """Return the members of a list, given as a TOML list or as text with commas; repeated members stay.
 
-    label: where the user gave the list. Raises UserError for an empty member; `hint` is added if the whole list is
-    empty.
+    label: where the user gave the list. Raises UserError for an empty member; if a text is empty as a whole, the
+    message ends with `hint`.
     """
     members: list[Any] = []
     for item in raw if isinstance(raw, Iterable) and not isinstance(raw, (str, dict)) else [raw]:

@@ -1,7 +1,8 @@
 """The configuration of a run: frozen dataclasses, checked at construction, with a hash that identifies the run.
 
-Names have the canonical spelling of the registries. Files, environment variables and flags become a RunConfig in
-`kvbench.config.layers`. The run command checks whether a budget fits a method or a model.
+Names have the canonical spelling of the registries. `kvbench.config.layers` gathers the settings from files,
+environment variables and flags; the run command makes a RunConfig of them and checks whether a budget fits a method or
+a model.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class RunConfig(Settings):
                 parse("'budget'", budget, label(size))
             for task in grid.tasks:
                 if limits.setdefault(task, grid.limit) != grid.limit:
-                    raise UserError(f"task {quote(task)} has two limits: {limits[task]} and {grid.limit}.")
+                    raise UserError(f"task {quote(task)} has two limits: {limits[task]} and {grid.limit}. Give it one.")
 
     def cells(self) -> tuple[Cell, ...]:
         """Return the cells of all grids, each once. A method that takes no budget has one cell per task."""
@@ -139,10 +140,10 @@ class RunConfig(Settings):
         return tuple(sorted({label(size): size for grid in self.grids for size in grid.budgets}.values(), key=order))
 
     def hash(self) -> str:
-        """Return a hash (16 hex digits) of all settings that can change a row, whatever the order of the cells.
+        """Return a hash (16 hex digits) of the cells and of the settings that a continued run must keep.
 
-        Settings with their default value do not enter the hash, so that a setting added later does not change earlier
-        hashes.
+        The order of the cells does not matter. Settings with their default value do not enter the hash, so that a
+        setting added later does not change earlier hashes.
         """
         free = ("grids", *OPERATIONAL)
         identity = {k: v for k, v in self.to_dict().items() if k not in free and v != DEFAULTS[k]}
@@ -171,7 +172,10 @@ class RunConfig(Settings):
         return {"grids": grids} | {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
 
     def stored(self) -> dict[str, Any]:
-        """Return the settings that run.json stores, and with which a continued run's settings must agree."""
+        """Return the settings that run.json stores, and with which a continued run's settings must agree.
+
+        Operational settings, which may differ, are None.
+        """
         return self.to_dict() | dict.fromkeys(OPERATIONAL)
 
     @classmethod

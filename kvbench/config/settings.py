@@ -27,7 +27,7 @@ results = partial(setting, panel="Results")
 
 
 def count(raw: object) -> int:
-    """Parse a number of questions or samples."""
+    """Parse a number of questions or samples, from 1 to `MOST`."""
     value = int(whole(1)(raw))
     if value > MOST:
         raise BadValue(f"{MOST:,} or less", got(raw))
@@ -36,7 +36,10 @@ def count(raw: object) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a run. None means the task's default (`GenSpec`), "auto" that the engine chooses."""
+    """The settings of a run.
+
+    None means that the user gave no value; sampling then follows the task's `GenSpec`. "auto": the engine chooses.
+    """
 
     task_file: str | None = what(
         None, text, "A task of your own: a JSONL file with questions and answers.", metavar="FILE"
@@ -60,14 +63,14 @@ class Settings:
     top_p: float | None = sampling(
         None,
         number("in (0, 1]", lambda x: 0 < x <= 1),
-        "Draw from the smallest set of tokens with this probability; 1 is off.",
+        "Draw from the smallest set of tokens with this total probability; 1 is off.",
         metavar="X",
     )
     top_k: int | None = sampling(None, whole(0), "Draw from the K most probable tokens; 0 is off.", metavar="K")
     min_p: float | None = sampling(
         None,
         number("in [0, 1)", lambda x: 0 <= x < 1),
-        "Draw from tokens with at least X times the largest probability; 0 is off.",
+        "Draw from tokens that have at least X times the largest probability; 0 is off.",
         metavar="X",
     )
     stop: tuple[str, ...] = sampling(
@@ -155,7 +158,7 @@ class Settings:
     decode_attn: Literal["triton", "torch", "varlen"] = engine(
         "triton",
         choice("triton", "torch", "varlen"),
-        "What attends while a GPU decodes: triton, torch, varlen (torch 2.13). Default: triton.",
+        "Attention code that decodes on a GPU: triton, torch, varlen (torch 2.13). Default: triton.",
         metavar="NAME",
     )
     no_compile: bool = engine(False, flag, "Decode on a GPU without compiling the model's layers.")

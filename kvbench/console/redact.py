@@ -70,7 +70,7 @@ def hide_keys(text: str) -> str:
 def _secret_values(environ: Mapping[str, str]) -> list[str]:
     """Return the values of environment variables whose names announce a secret.
 
-    Values that are words, paths, web addresses or names of variables are left out.
+    Left out are values of fewer than 8 characters, words, paths, web addresses and names of variables.
     """
     return [
         value
@@ -85,7 +85,10 @@ def _secret_values(environ: Mapping[str, str]) -> list[str]:
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
-    """Return a command line in which the values of options such as --api-key are hidden, after a blank or after "="."""
+    """Return a command line without the values of options such as ``--api-key VALUE`` and ``--api-key=VALUE``.
+
+    The other words lose their secrets as in `redact_text`.
+    """
     redacted = []
     option = ""  # the option whose value comes next
     for word in argv:
@@ -127,9 +130,9 @@ def holds_secret(value: Any) -> bool:
 
 
 def hide_secrets(value: Any) -> Any:
-    """Return settings in which every text that looks like a secret is hidden, whatever the setting's name.
+    """Return settings in which every text that contains a secret is hidden as a whole, whatever the setting's name.
 
-    One name counts: `judge_key_env`, where a user may have given a key instead of a variable's name.
+    The value of `judge_key_env` is hidden unless it is a variable's name, because a user may have given a key instead.
     """
     if isinstance(value, Mapping):
         return {str(name): _kept(str(name), v) for name, v in value.items()}
@@ -143,9 +146,9 @@ def _kept(name: str, value: Any) -> Any:
 
 
 def _value(name: str, value: str) -> str:
-    """Return what to store for an option whose name announces a secret: a mark that hides the value.
+    """Return what to show for an option whose name announces a secret: a mark that hides the value.
 
-    The value of ``--judge-key-env`` stays, because it is the name of a variable and no secret.
+    The value of an option such as ``--judge-key-env`` stays if it is a variable's name, which is no secret.
     """
     names_variable = name.lower().replace("-", "_").endswith("_env") and _VARIABLE_NAME.fullmatch(value)
     return value if names_variable and not _SHAPES.search(value) else HIDDEN

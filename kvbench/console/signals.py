@@ -48,7 +48,10 @@ class Signalled(BaseException):
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Handle signals while the block runs. Has no effect inside another such block, and outside the main thread."""
+    """Handle signals while the block runs.
+
+    Has no effect inside another such block, after `install`, and outside the main thread.
+    """
     global _handling
     if _handling is not None or threading.current_thread() is not threading.main_thread():
         yield
@@ -83,7 +86,7 @@ def phase(tell: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def shield() -> Iterator[None]:
-    """Postpone `Signalled` to the end of the block."""
+    """Postpone `Signalled` to the end of the block. Has no effect where signals are not handled."""
     handling = _handling
     if handling is None or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Calls of a cache before and after the forward passes of a model that use this cache."""
+"""Calls a cache's methods before and after each forward pass of a model that uses this cache."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class KVBenchLM(TemplateLM):
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Encode a text, with a start token unless it is a rendered template or begins with the start token."""
+        """Encode a text. It gets a start token by default, but not if it is a rendered template or begins with one."""
         if add_special_tokens is None:
             add_special_tokens = not (self._templated or has_bos_prefix(string, self.tokenizer.bos_token))
         return prompts.encode(self.tokenizer, string, chat=not add_special_tokens)
@@ -116,7 +116,7 @@ class KVBenchLM(TemplateLM):
         return super().chat_template(chat_template)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Render a conversation. Raises UserError if the template fails; lm-eval's `hf` drops the system message."""
+        """Render a conversation. Raises UserError if it fails; lm-eval's `hf` retries without system message."""
         self._templated = True
         switch = {} if self.args.run.thinking is None else {"enable_thinking": self.args.run.thinking}
         try:
@@ -214,7 +214,7 @@ class KVBenchLM(TemplateLM):
         )
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
-        """Return a prompt's tokens; ``truncate=left`` drops the first ones until `output` tokens have room after it.
+        """Return a prompt's tokens; with ``truncate=left`` only the last ones, so that `output` tokens fit after them.
 
         Raises UserError when the model's context has no room for `least` tokens after the prompt.
         """
@@ -245,14 +245,16 @@ class KVBenchLM(TemplateLM):
         with tqdm(total=total, desc=what, disable=disable_tqdm) as bar:
             for done in _chain(engine, batches.values()):
                 if done.status != "ok":
-                    raise SetupError(f"a prompt of {len(done.request.prompt_ids)} tokens: {done.status} ({done.note}).")
+                    raise SetupError(
+                        f"no answer to a prompt of {len(done.request.prompt_ids)} tokens: {done.status} ({done.note})."
+                    )
                 if done.usage is not None:
                     self._used.append(done.usage)
                 bar.update()
                 yield done
 
     def _engine(self, requests: list[Request], sequences: int) -> Engine:
-        """Return an engine for these requests, with slots planned as `kvbench run` plans those of a cell."""
+        """Return an engine for these requests. The number of its slots is planned as for a cell of `kvbench run`."""
         run, method = self.args.run, self.args.method()
         max_tokens = max(len(r.prompt_ids) + r.max_new_tokens for r in requests)
         max_output = max(r.max_new_tokens for r in requests)
@@ -318,7 +320,7 @@ class KVBenchLM(TemplateLM):
         }
 
     def _identity(self) -> dict[str, Any]:
-        """Return all settings on which an answer depends; they decide whether a stored answer may be used again."""
+        """Return the settings on which the answer to a given prompt depends; stored answers must have the same."""
         args, run = self.args, self.args.run
         return {
             "model": run.model,

@@ -49,7 +49,8 @@ class ModelArgs:
 def read(arguments: Mapping[str, Any], *, device: str | None, batch_size: int | str | None) -> ModelArgs:
     """Check and convert lm-eval's model_args. Raises UserError.
 
-    batch_size: lm-eval's ``--batch_size``; a number above its default 1 is the number of slots.
+    device, batch_size: lm-eval's flags of these names. A `batch_size` above its default 1 is the number of slots,
+    unless the arguments give `slots`.
     """
     values = {key: value for key, value in arguments.items() if value is not None}
     if device is not None:
@@ -88,7 +89,7 @@ def _read(values: dict[str, Any]) -> ModelArgs:
 
 @contextlib.contextmanager
 def in_its_words() -> Iterator[None]:
-    """Reword errors raised in the block: they name arguments (``prefill``) instead of flags (``--prefill``)."""
+    """Reword errors raised in the block, so that they name arguments (``prefill``) instead of flags (``--prefill``)."""
     try:
         yield
     except (UserError, SetupError) as error:

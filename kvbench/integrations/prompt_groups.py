@@ -59,7 +59,7 @@ def pads_before(mask: torch.Tensor | None, rows: int, tokens: int) -> list[int]:
         raise UserError("EvictionCache takes left-padded prompts: pads may stand only before a prompt's first token.")
     counts: list[int] = real.sum(dim=1).tolist()
     if not min(counts):
-        raise UserError(f"prompt {counts.index(0)} of the batch has no token, only pads.")
+        raise UserError(f"prompt {counts.index(0)} of the batch has no token, only pads; prompts are counted from 0.")
     return [tokens - count for count in counts]
 
 

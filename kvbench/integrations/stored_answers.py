@@ -6,23 +6,23 @@ from typing import Any
 
 from kvbench.errors import UserError, quote
 
-MARK = "kvbench"  # key in lm-eval's file of answers: the model, method and budget that gave the answers
+MARK = "kvbench"  # key in lm-eval's file of answers, under which the settings that gave them are stored
 
 
 def check_stored_answers(answers: Any, identity: dict[str, Any]) -> None:
-    """Store `identity` in the file `answers`, or compare it with the stored one.
+    """Store `identity` in an empty file of answers; compare it with the stored one in any other file.
 
-    lm-eval looks up an answer by its prompt alone. So a file with answers of another model, method or budget raises
-    UserError.
+    lm-eval looks up an answer by its prompt alone. So a file with answers of other settings, or without a stored
+    identity, raises UserError.
 
-    identity: all settings on which an answer depends.
+    answers: lm-eval's open file. identity: the settings on which the answer to a given prompt depends.
     """
     stored = answers.get(MARK)
     if stored is None and len(answers):
-        raise UserError(f"--use_cache {quote(answers.filename)} holds answers of another model. Give another file.")
+        raise UserError(f"--use_cache {quote(answers.filename)} holds answers of unknown origin. Give another file.")
     if stored is not None and stored != identity:
         changed = ", ".join(f"{k} {stored.get(k)}, now {identity[k]}" for k in identity if identity[k] != stored.get(k))
         raise UserError(
-            f"--use_cache {quote(answers.filename)} holds answers of another model ({changed}). Give another file."
+            f"--use_cache {quote(answers.filename)} holds answers of other settings ({changed}). Give another file."
         )
     answers[MARK] = identity

@@ -141,23 +141,29 @@ class EvictionCache(Cache):
     get_max_length = get_max_cache_shape
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        raise UserError("EvictionCache does not serve beam search.")
+        raise UserError("EvictionCache does not serve beam search; use num_beams=1.")
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
-        raise UserError("EvictionCache cannot take tokens back (assisted decoding).")
+        raise UserError("EvictionCache cannot take tokens back; generate without assisted decoding.")
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         raise UserError("EvictionCache does not repeat sequences of its batch; repeat the prompt instead.")
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        raise UserError("EvictionCache does not select sequences of its batch.")
+        raise UserError("EvictionCache does not select sequences of its batch; make a cache for these alone.")
 
     def entries(self) -> list[float]:
-        """Return how many entries each sequence of the batch holds now, a mean over layers and KV heads."""
+        """Return how many entries each sequence of the batch holds now, a mean over layers and KV heads.
+
+        [] until the second forward pass begins.
+        """
         return [self.slots.held(row) * self._setup.copies for row in range(self.slots.slots)] if self.slots else []
 
     def bytes(self) -> int:
-        """Return the bytes of all entries that the cache holds now, with all that the method stores beside them."""
+        """Return the bytes of all entries that the cache holds now, with all that the method stores beside them.
+
+        0 until the second forward pass begins.
+        """
         return sum(self.slots.live_bytes(row) for row in range(self.slots.slots)) if self.slots else 0
 
     def __repr__(self) -> str:
@@ -186,7 +192,7 @@ class EvictionCache(Cache):
     def enter(self, inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Route the model's attention to the cache before a forward pass; return the inputs for that pass.
 
-        The first pass reads the prompts, each later one a token per sequence. The first eviction comes before the
+        The first pass reads the prompts, each later one a token per sequence. The prompts are evicted just before the
         second pass.
         """
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
@@ -212,21 +218,21 @@ class EvictionCache(Cache):
         return (), {**inputs, **own}
 
     def _turn(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Read all tokens [b, t] of a later pass but the last of each sequence, one by one, as the engine does.
+        """Read the tokens [b, t] of a later pass one by one, as the engine does, except the last of each sequence.
 
-        Returns the last token [b, 1] of every sequence, which the pass itself reads.
+        Returns these last tokens [b, 1], which the pass itself reads.
         """
         rows, tokens = ids.shape
         whole = tokens and (mask is None or mask.shape[1] == self._seen + tokens)
         if rows != len(self._pads) or not whole:
             raise UserError(
-                f"EvictionCache holds {len(self._pads)} rows of {self._seen} tokens; a later turn brings the same rows "
-                "with all earlier tokens and new ones. Make a new cache for another prompt."
+                f"EvictionCache holds {len(self._pads)} rows of {self._seen} tokens; a later turn brings the same "
+                "rows, each with all its earlier tokens and some new ones. Make a new cache for another prompt."
             )
         if tokens > 1 and self._prompts:
             raise UserError(
-                "EvictionCache reads the prompt in one forward pass (no prefill_chunk_size), and a later turn after at "
-                "least one generated token was read."
+                "EvictionCache reads the prompt in one forward pass; leave out prefill_chunk_size. A later turn may "
+                "begin only after the model has read at least one generated token."
             )
         if mask is not None and not bool(mask[:, self._ids.shape[1] :].bool().all()):
             raise UserError(
@@ -307,7 +313,7 @@ class EvictionCache(Cache):
                 self._evictor.tick(rows)
 
     def _settle(self, first: list[int]) -> None:
-        """Evict the prompts and copy the remaining entries to the slots. first: the token that follows each prompt."""
+        """Evict the prompts and copy the remaining entries to the slots. first: the token after each prompt."""
         prompts, setup = self._prompts, self._setup
         with one_thread(self._ids.device):
             for prompt in prompts:

@@ -54,9 +54,9 @@ def documents(**settings: Any) -> datasets.DatasetDict:
 
 
 def question_scores(doc: dict[str, Any], results: list[Any]) -> dict[str, float]:
-    """Return each score of a question, a mean over its answers.
+    """Return each score of a question, a mean over its answers, and the share of answers that cannot be scored.
 
-    results: [text], or with `take_first_k` [[text, ...]].
+    The means leave these answers out. results: [text], or with `take_first_k` [[text, ...]].
     """
     answers = results[0] if isinstance(results[0], list) else results
     task = get_task(doc[TASK])

@@ -2,8 +2,8 @@
 
 Equal to `eval_html_to_tsv` and `html_to_tsv_evaluator.py` of princeton-pli/LongProc, on plain rows instead of data
 frames. The first row is always the head. Cells are compared by position without case, ASCII punctuation, articles and
-blanks; the order and repetition of rows do not matter. A table that cannot be parsed, or whose number of columns
-differs from the reference's, scores 0 with extraction rate 0.
+blanks; the order and repetition of rows do not matter. A table that cannot be parsed, has no row below the head, or has
+another number of columns than the reference, scores 0 with extraction rate 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row = tuple[str, ...]
 def score_tsv(prediction: str, reference: str) -> dict[str, float]:
     """Return f1, precision (the share of the output's rows that are in the reference), recall and extraction_rate.
 
-    extraction_rate is 1 if both are tables with the same number of columns, else 0.
+    extraction_rate is 1 if both are tables with the same number of columns and a row below the head, else 0.
     """
     rows, expected = _rows(_table(prediction)), _rows(reference)
     if not rows or not expected or len(rows[0]) != len(expected[0]):

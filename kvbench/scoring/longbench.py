@@ -131,7 +131,7 @@ def retrieval_zh(prediction: str, answer: str) -> float:
 
 
 def code_similarity(prediction: str, answer: str) -> float:
-    """Similarity (0 to 1, rounded to 0.01) of the answer and the output's first line without fence or comment marks."""
+    """Similarity of the answer and the output's first line without a `CODE_SKIPPED` mark: 0 to 1, rounded to 0.01."""
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in CODE_SKIPPED)), "")
     return round(100 * difflib.SequenceMatcher(None, line, answer).ratio()) / 100

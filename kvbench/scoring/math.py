@@ -50,7 +50,7 @@ def boxed(answer: str) -> str:
 
 
 def int_match(answer: str, box: str | None) -> bool:
-    """Return whether a box holds a plain integer that equals the reference, such as "025" or "27.0".
+    """Return whether a box holds a plain integer ("025") that equals the reference ("25" or "25.0").
 
     answer: the reference. box: the content of the output's box; None without a box.
     """

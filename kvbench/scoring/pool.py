@@ -1,8 +1,8 @@
 """Compute scores in other processes, each under a hard time limit.
 
 A score that exceeds the time limit becomes `Score(value=None, note="timeout: ...")`; if its process dies, the note is
-``"crashed: ..."``. No other score is affected. `pool.timeouts` and `pool.crashes` count both. Tasks with `cheap_score`
-are scored at once in the calling process.
+``"crashed: ..."``. No other score is affected. `pool.timeouts` and `pool.crashes` count both. Two kinds of task are
+scored in the calling process without this limit: tasks with `cheap_score` at once, tasks that ask a judge in threads.
 
 Why not a library's pool: `concurrent.futures` cannot kill one hung worker and continue. pebble 5.2 can, but (1) if the
 kernel kills its idle workers to free memory, the pool takes no more work; (2) a hung worker outlives a killed parent;
@@ -42,7 +42,8 @@ _Job = tuple[Future[Score], Task, Doc, Output]
 class ScorePool:
     """Up to `workers` scoring processes, started on demand, and `JUDGES` threads for tasks that ask a judge.
 
-    limit_seconds: wall-clock limit of one score; None: the task's own limit (`Task.patience`).
+    limit_seconds: wall-clock limit of one score; None: the task's own limit (`Task.patience`). The first score of a
+    process gets `FIRST_SECONDS` more.
     """
 
     def __init__(self, workers: int = 1, limit_seconds: float | None = None) -> None:
@@ -60,8 +61,8 @@ class ScorePool:
     def submit(self, task: Task, doc: Doc, output: Output) -> Future[Score]:
         """Begin to score one output, and return a future of the score.
 
-        The future's `result` raises SetupError if no scoring process starts or the judge refuses the key, and nothing
-        else.
+        The future's `result` raises SetupError if no scoring process starts, the judge refuses the key or a local judge
+        cannot be used. It raises CancelledError if ``close(cancel=True)`` drops the output.
         """
         future: Future[Score] = Future()
         if self._closed:
@@ -84,7 +85,7 @@ class ScorePool:
         return future
 
     def close(self, *, cancel: bool = False) -> None:
-        """Wait for all scores; with `cancel`, do not wait, but drop waiting outputs and kill the scoring processes."""
+        """Wait for all scores. With `cancel`, instead drop waiting outputs and kill the scoring processes."""
         if self._closed:
             return
         self._closed = True
@@ -182,7 +183,7 @@ class _Process:
             started = None
         if started != "ready":
             self.close()
-            raise SetupError(f"the scoring process does not start ({' '.join(command)}).")
+            raise SetupError(f"the scoring process does not start. Run it to see why: {' '.join(command)}.")
 
     def score(self, task: Task, doc: Doc, output: Output, seconds: float) -> Score:
         module = type(task).__module__

@@ -111,7 +111,10 @@ def ask(kind: Kind, name: str, revision: str | None) -> Answer:
 
 
 def may_read(kind: Kind, name: str, file: str, commit: str) -> None:
-    """Raise HubError if the hub refuses to serve a file. The hub lists the files of a gated repository to everyone."""
+    """Raise HubError if the hub refuses a file because the repository is gated or the token is wrong.
+
+    `ask` cannot tell: the hub lists the files of a gated repository to everyone.
+    """
     import huggingface_hub
 
     url = huggingface_hub.hf_hub_url(name, file, repo_type=kind, revision=commit)
@@ -123,7 +126,10 @@ def may_read(kind: Kind, name: str, file: str, commit: str) -> None:
 
 
 def hush() -> None:
-    """Silence the hub client's retry log and progress bars; kvbench reports the outcome."""
+    """Silence the hub client's retry log; kvbench reports the outcome.
+
+    Its progress bars are silenced too where stderr is no terminal, or by `KVBENCH_NO_PROGRESS`.
+    """
     import huggingface_hub
 
     huggingface_hub.logging.set_verbosity_error()

@@ -32,8 +32,9 @@ Span = tuple[int, int]  # bytes of a tensor in its file: start, end
 def names(folder: Path) -> list[str]:
     """Return the names of the files that transformers may read from a model's folder, sorted.
 
-    Only files that match `PATTERNS` are named, because notes, logs, pickles and results of other tools do not affect
-    tokens and must not stop a run. A method's weights (with a card beside them) do not belong to the model.
+    Only files that match `PATTERNS`, and the chat templates in `TEMPLATES`, are named: notes, logs, pickles and results
+    of other tools do not affect tokens and must not stop a run. A method's weights (with a card beside them) do not
+    belong to the model.
     """
     top = [path.name for path in folder.iterdir() if path.is_file() and not is_of_a_method(path)]
     chosen = [name for name in top if any(fnmatchcase(name, pattern) for pattern in PATTERNS)]
@@ -55,8 +56,9 @@ def hashes(folder: Path) -> dict[str, str]:
     """Return a hash of each file of `names`. Raises SetupError if a file cannot be read.
 
     For a file of up to `WHOLE` bytes this is its SHA-256. For a larger safetensors file the hash covers size, header
-    and blocks of every tensor, evenly spaced from its first to its last byte. This detects a tensor that was trained
-    further, merged or replaced, but not changes of single bytes between the blocks.
+    and blocks of every tensor, evenly spaced from the tensor's first to its last byte; for another large file, size and
+    blocks of the whole file. This detects a tensor that was trained further, merged or replaced, but not changes of
+    single bytes between the blocks.
     """
     return {name: _hash(folder / name) for name in names(folder)}
 
@@ -83,7 +85,7 @@ def tensors(file: BinaryIO) -> tuple[int, list[Span]] | None:
 
 
 def _is_span(start: object, end: object) -> bool:
-    """Return whether these are valid offsets. A file that ends before them is reported by `model_weights.check`."""
+    """Return whether these are valid offsets. `model_weights.check` reports a file that ends before its last offset."""
     return type(start) is int and type(end) is int and 0 <= start <= end <= _LARGEST
 
 
@@ -109,8 +111,10 @@ def _content_hash(path: Path) -> str:
 
 
 def _blocks(spans: list[Span]) -> Iterator[int]:
-    """Yield the offset of each block to hash. Every tensor gets an odd number of blocks, so that one is in its
-    middle."""
+    """Yield the offset of each block to hash: all blocks of a small tensor, some of a large one.
+
+    A large tensor gets an odd number of blocks, so that one is in its middle.
+    """
     most = max(LEAST, BLOCKS // max(1, len(spans))) | 1
     for start, end in sorted(spans):
         length = end - start

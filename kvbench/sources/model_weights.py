@@ -38,7 +38,7 @@ def check(name: str, folder: Path) -> None:
 def none_there(name: str, files: Sequence[Path]) -> SetupError:
     if pickles := [path.name for path in files if path.suffix in (".bin", ".pt", ".pth")]:
         return SetupError(f"{quote(name)} has only pickle weights ({pickles[0]}). {_CONVERT}")
-    return SetupError(f"{quote(name)} has no weights (*.safetensors).")
+    return SetupError(f"{quote(name)} has no weights (*.safetensors). Download it again, or give another model.")
 
 
 def lacking(folder: Path) -> list[str]:
@@ -62,7 +62,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = lenient(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SetupError(f"{quote(path)} cannot be read as JSON ({error}).") from None
+        raise SetupError(f"{quote(path)} cannot be read as JSON ({error}). Download it again.") from None
     if not isinstance(data, dict):
-        raise SetupError(f"{quote(path)} holds no JSON object.")
+        raise SetupError(f"{quote(path)} holds no JSON object. Download it again.")
     return data

@@ -138,8 +138,10 @@ def fetched(name: str, revision: str | None = None) -> ModelInfo:
 
 @contextlib.contextmanager
 def reading(name: str, where: str) -> Iterator[None]:
-    """Turn an exception that transformers raises in the block, where it reads a model, into a SetupError of one
-    line."""
+    """Turn an exception of transformers into a SetupError of one line; the block reads a model.
+
+    Failures of the machine, such as too little memory, stay as they are.
+    """
     try:
         yield
     except KVBenchError:
@@ -151,7 +153,7 @@ def reading(name: str, where: str) -> Iterator[None]:
 
 
 def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
-    """Check a hub model's list of files, download its configuration, and describe the model again."""
+    """Download a hub model's configuration, check the model's list of files, and describe the model again."""
     name = info.name
     import huggingface_hub
 

@@ -63,6 +63,6 @@ def refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupErr
         case "unreachable":
             return SetupError(
                 f"cannot reach the hub and {model} is not in the local cache. Try again, or give a local folder "
-                "(--model PATH), or HF_HUB_OFFLINE=1 with a cached model."
+                "(--model PATH) or a cached model; HF_HUB_OFFLINE=1 then avoids the hub."
             )
     return None

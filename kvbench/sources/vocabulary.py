@@ -15,7 +15,8 @@ def check(tokens: int | None, embeddings: int | None) -> None:
     checked."""
     if tokens is not None and embeddings is not None and tokens > embeddings:
         raise SetupError(
-            f"the tokenizer has {tokens} tokens and the model {embeddings} embeddings; they do not belong together."
+            f"the tokenizer has {tokens} tokens and the model {embeddings} embeddings; they do not belong together. "
+            "Put the model's own tokenizer files beside its weights."
         )
 
 

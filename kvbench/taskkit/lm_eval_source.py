@@ -129,7 +129,8 @@ def _refuse(name: str, raw: Mapping[str, Any]) -> None:
     task, kind = f"task {quote(name)} of lm-eval", raw.get("output_type", "generate_until")
     if kind == "loglikelihood_rolling":
         raise UserError(
-            f"{task} measures the perplexity of whole texts; there is no answer during which a method could evict."
+            f"{task} measures the perplexity of whole texts; there is no answer during which a method could evict. "
+            "Name a task that generates answers."
         )
     if kind != "generate_until":
         why = "compares the likelihoods of given answers; kvbench's own runs generate answers"
@@ -203,7 +204,7 @@ class LocalRows:
             manifest, columns = other, its
         asked = [dict(row) for row in source.rows(task, manifest)]
         if not asked:
-            raise SetupError(f"the data folder {quote(folder)} has no data for task {quote(task)}.")
+            raise SetupError(f"the data of task {quote(task)} in {quote(folder)} have no rows.")
         if columns is not None:
             asked = [{column: row[column] for column in columns} for row in asked]
         if not of.examples:
@@ -243,7 +244,8 @@ def _holds(folder: Path, manifest: Manifest) -> bool:
 def commit(config: Any, source: DataSource) -> str | None:
     """Return the commit of the hub data set that lm-eval will load.
 
-    None if the machine is offline, or if the data are not from the hub. Raises HubError.
+    None if the hub cannot be reached, or if lm-eval names no hub data set of the form OWNER/NAME. Raises HubError if
+    the hub refuses.
     """
     import huggingface_hub
 

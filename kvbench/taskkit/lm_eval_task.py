@@ -75,7 +75,7 @@ class LMEvalTask(Task):
         return definition(self.known_as).config.dataset_path in gated_data()
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return the generation settings of the YAML file; with greedy decoding one sample, as all would be equal."""
+        """Return the generation settings of the YAML file. With greedy decoding: one sample, as all would be equal."""
         config = definition(self.known_as).config
         spec = generation(config.generation_kwargs)
         return replace(spec, n=config.repeats if spec.temperature > 0 else 1)
@@ -166,7 +166,9 @@ class LMEvalTask(Task):
             )
         if left_out := [f["name"] for f in config.filter_list or [] if _is_vote(f)]:
             names = ", ".join(left_out)
-            self._notes.append(f"task {quote(self.name)}: {names} need several answers at once and are left out.")
+            self._notes.append(
+                f"task {quote(self.name)}: filters {names} need several answers at once and are left out."
+            )
 
 
 def _load(name: str, yaml: Definition, rows: LocalRows | None, revision: str | None) -> Any:
@@ -184,7 +186,7 @@ def _load(name: str, yaml: Definition, rows: LocalRows | None, revision: str | N
             config["dataset_kwargs"] = {**(config.get("dataset_kwargs") or {}), "revision": revision}
         return ConfigurableTask(config=config)
     except ImportError as error:
-        raise SetupError(f"task {quote(name)} needs a package that is not installed ({error}).") from None
+        raise SetupError(f"task {quote(name)} needs a package that is not installed ({error}). Install it.") from None
     except Exception as error:  # from the hub, from data of another form, or from the task's own functions
         raise (_misfit(name, error) if rows else _no_data(error, name, yaml)) from None
 

@@ -28,7 +28,7 @@ class _Parts:
 
 
 def is_gated(name: str) -> bool:
-    """Return whether the owner of a task's data forbids showing them; False if no such task is installed."""
+    """Return whether the owner of a task's data forbids showing them; False if no such task can be loaded."""
     try:
         return get_task(name).gated
     except KVBenchError:

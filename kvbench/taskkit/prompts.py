@@ -81,7 +81,7 @@ def load_template(path: str | Path) -> str:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"chat template {quote(path)} is not UTF-8 (offset {error.start}).") from None
+        raise UserError(f"chat template {quote(path)} is not UTF-8 (offset {error.start}). Save it as UTF-8.") from None
     except (OSError, ValueError) as error:
         raise UserError(
             f"cannot read chat template {quote(path)}: {getattr(error, 'strerror', None) or error}."
@@ -117,7 +117,10 @@ def template_text(tokenizer: Any, chat_template: str | None = None) -> str | Non
 def check_template(
     tokenizer: Any, *, task: str, chat: bool, chat_template: str | None = None, origin: str | None = None
 ) -> None:
-    """Raise UserError if the chat template cannot render a prompt. `origin` names the template's file."""
+    """Raise UserError if there is no chat template or it cannot render a prompt; check nothing if `chat` is False.
+
+    origin: the template's file, for messages.
+    """
     if not chat:
         return
     if template_text(tokenizer, chat_template) is None:
@@ -163,7 +166,7 @@ def encode(tokenizer: Any, text: str, chat: bool) -> list[int]:
 
 
 def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tuple[list[int], int]:
-    """Return the token ids of a rendered prompt, and how many of the first tokens lie wholly within the turn's context.
+    """Return the token ids of a rendered prompt, and how many of them end no later than the turn's context.
 
     Raises UserError if the template changed the turn's text, or if the tokenizer gives no offsets.
     """
@@ -196,8 +199,9 @@ def effective_thinking(
 ) -> bool | None:
     """Return whether outputs will hold a thinking block, which the scorer must then expect.
 
-    None if the template has no such block. If the rendered prompt ends inside an open thinking block, the model thinks
-    whatever `thinking` says (as with R1 distills, whose template has no switch).
+    None if the template has no such block, or if neither the rendered prompt nor `thinking` decides. If the prompt ends
+    inside an open thinking block, the model thinks whatever `thinking` says (as with R1 distills, whose template has no
+    switch).
     """
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or "think" not in text:

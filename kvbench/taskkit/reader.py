@@ -37,7 +37,7 @@ class ModelReader:
         return int(self.tokenizer(text, add_special_tokens=False, return_attention_mask=False)["input_ids"][-1])
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
-        """Return how many tokens the chat template adds to a user's text."""
+        """Return how many tokens a prompt has besides the user's text: the chat template's or the special tokens."""
         word = "word"
         doc = Doc(doc_id="", turns=(Turn(question=word),), reference=None)
         return len(self.ids(self.text(doc, thinking=thinking))) - self.count(word)
@@ -60,8 +60,9 @@ class ModelReader:
     def cut(self, turn: Turn, limit: int) -> tuple[Turn, int]:
         """Return the turn without the middle of its text, and the number of tokens removed.
 
-        At most `limit` tokens remain. LongBench's pred.py cuts in the same way: before any chat template, and counting
-        the tokenizer's special tokens. The question remains whole if the kept end holds it.
+        At most `limit` tokens remain, half of them from the start and half from the end. LongBench's pred.py cuts in
+        the same way: before any chat template, and counting the tokenizer's special tokens. If the kept end does not
+        hold the whole question, all kept text becomes the question and the context is empty.
         """
         ids = self.tokenizer(turn.user, return_attention_mask=False)["input_ids"]
         if len(ids) <= limit:
@@ -78,7 +79,8 @@ class Talk:
     """The turns of a document after the first, for `kvbench.records.Request`.
 
     If `keep` is set and the chat template only appends text, the engine continues each turn from the cache of the turn
-    before. Otherwise each turn is a new prompt, because the template changes earlier turns (many drop their thinking).
+    before. Otherwise each turn is a new prompt: the user asked for it, or the template changes earlier turns (many drop
+    their thinking).
     """
 
     doc: Doc
@@ -91,7 +93,8 @@ class Talk:
     def mode(self) -> str:
         """Return "keep" if later turns continue from the cache, otherwise "reset" or "reset (template)".
 
-        Rows hold it in the column `multi_turn_cache`. With "reset (template)" the chat template is the reason.
+        "reset (template)": the user asked for "keep", but the chat template changes earlier turns. Rows hold the mode
+        in the column `multi_turn_cache`.
         """
         if not self.keep:
             return "reset"
@@ -108,7 +111,7 @@ class Talk:
         return FollowUp(ids=tuple(self.reader.ids(text)), fresh=True)
 
     def tokens(self) -> int:
-        """Return how many prompt tokens all later turns add, not counting the answers."""
+        """Return how many tokens all later turns add to the prompt, with a short placeholder for each answer."""
         empty = [self.reader.text(self.doc, thinking=self.thinking, answers=(ANSWER,) * n) for n in self._turns()]
         return self.reader.count(empty[-1]) - self.reader.count(empty[0])
 
@@ -116,9 +119,9 @@ class Talk:
         return range(len(self.doc.turns))
 
     def _appended(self, turn: int) -> str | None:
-        """Return the text that the template appends after the answer of turn number `turn`.
+        """Return the text that the template puts between the answer of turn number `turn` (from 1) and the next answer.
 
-        None if the template changes earlier text too.
+        None if the template also changes text before it.
         """
         appended = None
         for answer in (ANSWER,) if self.thinks is False else (THOUGHT, ANSWER):

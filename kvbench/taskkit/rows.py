@@ -15,8 +15,10 @@ def documents(
 ) -> list[Doc]:
     """Return one document per line of a task's data; `make` builds it.
 
-    Raises SetupError if a line lacks a field (`make` raises KeyError), or if two documents share an id. ids: the name
-    of the column with the ids; without it ids are not checked. lacks: the word for a field in the message.
+    Raises SetupError if a line lacks a field (`make` raises KeyError), or if two documents share an id.
+
+    ids: the name of the column with the ids; without it ids are not checked. lacks: the word that precedes the name of
+    a missing field in the message.
     """
     try:
         docs = [make(row) for row in rows]

@@ -56,8 +56,8 @@ REFUSED = {
     "the rest beside a task of lm-eval": (
         "--task lm_eval:nq_open,amc23,aime24 --data d",
         3,
-        "looked for 'd/lm_eval/nq_open.jsonl'.\nerror: --data has no data for 2 tasks. 'kvbench data fetch amc23 "
-        "aime24 --out d' on a connected machine adds them.",
+        "looked for 'd/lm_eval/nq_open.jsonl'. Give a folder that has it.\nerror: --data has no data for 2 tasks. "
+        "'kvbench data fetch amc23 aime24 --out d' on a connected machine adds them.",
     ),
     "no folder": ("--task gsm8k --data nowhere", 3, "error: --data 'nowhere' does not exist."),
     "no file": (

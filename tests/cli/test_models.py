@@ -215,7 +215,7 @@ def test_an_unreachable_hub_is_told_soon(kvbench: Callable, folder: Path, tmp_pa
     assert result.code == 3
     assert result.err == (
         "error: cannot reach the hub and 'org/x' is not in the local cache. Try again, or give a local folder "
-        "(--model PATH), or HF_HUB_OFFLINE=1 with a cached model.\n"
+        "(--model PATH) or a cached model; HF_HUB_OFFLINE=1 then avoids the hub.\n"
     )  # B045
 
 

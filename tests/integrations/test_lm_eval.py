@@ -187,7 +187,7 @@ def test_stored_answers_are_found_again(tmp_path, prompts, instance):
     first, tokens = ask()
     assert tokens > 0
     assert ask() == (first, 0)
-    with pytest.raises(UserError, match=r"holds answers of another model \(budget 40, now 48\)"):
+    with pytest.raises(UserError, match=r"holds answers of other settings \(budget 40, now 48\)"):
         ask(budget=48)
 
 
@@ -199,7 +199,7 @@ def test_an_answers_file_of_unknown_origin_is_refused(tmp_path, full, monkeypatc
     monkeypatch.setattr(full, "__class__", Other)
     CachingLM(full, str(tmp_path / "answers.db"))
     monkeypatch.undo()
-    with pytest.raises(UserError, match=r"holds answers of another model\. Give another file"):
+    with pytest.raises(UserError, match=r"holds answers of unknown origin\. Give another file"):
         CachingLM(full, str(tmp_path / "answers.db"))
 
 

@@ -165,8 +165,8 @@ def test_what_transformers_could_not_read_is_told_in_one_line(tmp_path: Path, mo
     monkeypatch.setattr(hub, "is_offline", lambda: False)
     unreachable = told("org/x", OSError("We could not"), LocalEntryNotFoundError("?"))
     assert unreachable == (
-        "cannot reach the hub and 'org/x' is not in the local cache. Try again, or give a local folder (--model PATH), "
-        "or HF_HUB_OFFLINE=1 with a cached model."
+        "cannot reach the hub and 'org/x' is not in the local cache. Try again, or give a local folder (--model PATH) "
+        "or a cached model; HF_HUB_OFFLINE=1 then avoids the hub."
     )
     assert "'org/x' is gated. Accept its terms on its page" in told("org/x", OSError("?"), GatedRepoError("?"))
     asks_for_code = ValueError("The repository contains custom code. Please pass trust_remote_code=True.")

@@ -1,6 +1,7 @@
 """Let a judge model rate answers with MT-Bench's prompts. The judge is an OpenAI-compatible server or a local model.
 
-`KeyRefused` ends a run; any other failure of a judge gives a score without a value and with a note.
+A judge that refuses the key (`KeyRefused`) or cannot be loaded ends a run. Any other failure of a judge gives a score
+without a value and with a note.
 """
 
 from kvbench.scoring.judge.api import JudgeError, KeyRefused, Reply

@@ -123,9 +123,15 @@ class Endpoint:
         if answer.status in REFUSED:
             refused, empty = f"refused the key from {self.key_env}", f"wants a key, and {self.key_env} is empty"
             said = refused if self._key() else empty
-            raise KeyRefused(f"the judge {said} ({answer.status}). Answers are saved; 'kvbench score RUN' continues.")
+            raise KeyRefused(
+                f"the judge {said} ({answer.status}). Answers are saved; set the key, then 'kvbench score RUN' "
+                "continues."
+            )
         if 300 <= answer.status < 400:
-            raise JudgeError(f"the judge's address redirects (status {answer.status}); redirects are not followed")
+            raise JudgeError(
+                f"the judge's address redirects (status {answer.status}); redirects are not followed. "
+                "Give the final address"
+            )
         parsed = _parse(answer.body)
         if answer.status != 200:
             said = self._clean(_at(parsed, "error", "message"))

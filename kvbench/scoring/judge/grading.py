@@ -1,8 +1,8 @@
 """Score a conversation by a judge: the judge rates each turn, or compares it with another method's in both orders.
 
-A score is the mean over the turns that have a verdict. After a reply without a verdict the judge is asked once more;
-after a second one the turn has no verdict. Aux `invalid` counts these replies. A rating outside 1 to 10 is no verdict;
-FastChat accepts it, although its prompt limits the scale to 1 to 10.
+A score is the mean over the turns that have a verdict. After a reply without a verdict the judge gets the same request
+once more; after a second such reply the turn has no verdict. Aux `invalid` counts these replies. A rating outside 1 to
+10 is no verdict; FastChat accepts it, although its prompt limits the scale to 1 to 10.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The judge's verdict on one turn. value: None if no reply holds a verdict. judge: "" if no judge was asked."""
+    """The judge's verdict on one turn. value: None if the judge gave none.
+
+    invalid: number of replies without a verdict. judge: the judge model's name; "" if no judge was asked.
+    """
 
     value: float | None
     invalid: int

@@ -38,7 +38,9 @@ class LocalJudge:
                 messages, add_generation_prompt=True, enable_thinking=False, return_dict=True, return_tensors="pt"
             )
         except Exception as error:  # a template is a program; some refuse a system message
-            raise SetupError(f"the chat template of the judge {quote(self.folder)} fails: {quote(error)}.") from None
+            raise SetupError(
+                f"the chat template of the judge {quote(self.folder)} fails: {quote(error)}. Give another judge."
+            ) from None
         read = prompt["input_ids"].shape[1]
         room = getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 20) - read
         if room < 1:
@@ -71,8 +73,8 @@ class LocalJudge:
             return tokenizer, model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         except torch.OutOfMemoryError:
             raise SetupError(
-                f"the judge {quote(self.folder)} does not fit beside the model under test: run with --judge none, then "
-                "'kvbench score RUN' with the judge."
+                f"the judge {quote(self.folder)} does not fit into memory beside the model under test: run with "
+                "--judge none, then 'kvbench score RUN' with the judge."
             ) from None
         except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
             first = (words(error).splitlines() or [""])[0]

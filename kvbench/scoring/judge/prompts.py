@@ -21,13 +21,13 @@ Answers = Sequence[str]  # one per turn
 
 
 def single(doc: Doc, answers: Answers, turn: int) -> tuple[str, str]:
-    """Return the system and user text that ask for a rating."""
+    """Return the system and user text that ask for a rating of the answer at `turn` (0 or 1)."""
     first, second = _both(answers)
     return _fill("single-v1", "single-math-v1", doc, turn, answer=first, answer_1=first, answer_2=second)
 
 
 def pair(doc: Doc, answers_a: Answers, answers_b: Answers, turn: int) -> tuple[str, str]:
-    """Return the system and user text that ask which of two answers is better."""
+    """Return the system and user text that ask which of two answers at `turn` (0 or 1) is better."""
     a, b = _both(answers_a), _both(answers_b)
     ours = {"answer_a": a[0], "answer_a_1": a[0], "answer_a_2": a[1]}
     theirs = {"answer_b": b[0], "answer_b_1": b[0], "answer_b_2": b[1]}

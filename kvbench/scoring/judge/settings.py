@@ -60,7 +60,7 @@ def _check_judge(services: Services, judge: str) -> None:
 def connect(services: Services) -> Judge | None:
     """Return the judge that the settings name, always the same object for equal settings; None if they name no judge.
 
-    Raises UserError for invalid settings.
+    Raises as `check` does.
     """
     if services.judge is None or _is_none(services.judge):
         return None
@@ -128,13 +128,14 @@ def _is_loopback(parts: SplitResult) -> bool:
 def _check_key(name: str, loopback: bool) -> None:
     """Raise UserError for a missing or malformed key.
 
-    For a judge on this machine, the key may be missing unless --judge-key-env names another variable.
+    For a judge on this machine, the key may be missing if --judge-key-env has its default.
     """
     key = os.environ.get(name, "").strip()
     if key:
         if not _WORD.fullmatch(key):
             raise UserError(
-                f"the key in the environment variable {quote(name)} has characters that cannot be part of a key."
+                f"the key in the environment variable {quote(name)} has characters that cannot be part of a key. "
+                "Set the variable to the key alone."
             )
         return
     from kvbench.console.redact import redact_text
@@ -152,4 +153,4 @@ def _check_folder(name: str) -> None:
     settings = folder / "tokenizer_config.json"
     text = settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else ""
     if '"chat_template"' not in text and not (folder / "chat_template.jinja").is_file():
-        raise UserError(f"--judge {quote(LOCAL + name)}: its tokenizer has no chat template, so it cannot be asked.")
+        raise UserError(f"--judge {quote(LOCAL + name)}: its tokenizer has no chat template; give a chat model.")

@@ -48,7 +48,7 @@ class BoxError(Exception):
 class Outcome:
     """How one run of a program, or one request to it, ended.
 
-    code: exit code or signal number. peak: most bytes of memory, known after the process has ended.
+    code: exit code or signal number. peak: most bytes of memory; 0 while the process still runs.
     """
 
     status: Status
@@ -113,7 +113,7 @@ class Box:
         return self._talk(b"A", question, seconds, output=output)
 
     def close_program(self) -> Outcome:
-        """End the open process if it still runs; the outcome has its peak memory."""
+        """End the open process. The outcome has its peak memory; 0 if the process had ended before."""
         return self._talk(b"C", b"", 0.0)
 
     def close(self) -> None:

@@ -62,9 +62,10 @@ def machine() -> str:
 
 
 def limits(of: Limits, threads: int | None) -> list[Step]:
-    """Return the steps that set resource limits, except the time limit, which each run sets itself.
+    """Return the steps that set resource limits.
 
-    threads: limit for all threads of the user together; None for no such limit.
+    The step for processor time holds 0, a placeholder: each run of a program puts its own limit there. threads: limit
+    for all threads of the user together; None for no such limit.
     """
     sizes = {"AS": of.memory, "STACK": of.stack, "CPU": 0, "FSIZE": of.file_bytes, "NOFILE": of.files, "CORE": 0}
     if threads is not None:
@@ -73,7 +74,7 @@ def limits(of: Limits, threads: int | None) -> list[Step]:
 
 
 def drop_root(shown: list[str]) -> list[Step]:
-    """Drop root to an unused uid: RLIMIT_NPROC does not bind root.
+    """Return the step that drops root to an unused uid, because RLIMIT_NPROC does not bind root; [] for other users.
 
     shown: paths that the program must read. If other users cannot read them, the process keeps the capability to read
     all files.
@@ -84,13 +85,16 @@ def drop_root(shown: list[str]) -> list[Step]:
 
 
 def lock(*rules: Step) -> list[Step]:
-    """Return the steps after resource limits and change of user; the tier's own `rules` come before the last two."""
+    """Return the steps that follow the resource limits and the change of user.
+
+    rules: the tier's own steps, which come before the last two.
+    """
     steps = ("seals", "session", "environment", "parent")
     return [*((name, None) for name in steps), *rules, ("descriptors", None), ("seccomp", None)]
 
 
 def own_tasks() -> int:
-    """Return how many threads this user runs in all processes, since RLIMIT_NPROC counts them too."""
+    """Return how many threads this user runs in all processes, since RLIMIT_NPROC counts them too; 0 outside Linux."""
     if not sys.platform.startswith("linux"):
         return 0
     count = 0

@@ -61,7 +61,7 @@ _REFUSE, _PASS = _end(_ERRNO | _EPERM), _end(_ALLOW)
 
 
 def _one_of(argument: int, values: Iterable[int]) -> list[_Instruction]:
-    """Return instructions that allow a call if an argument's low half, all that the kernel reads, is in `values`."""
+    """Return instructions that allow a call if the low half of an argument is in `values`; the kernel reads no more."""
     tests = [step for value in values for step in ((_JEQ, 0, 1, value), _PASS)]
     return [_low(argument), *tests, _REFUSE]
 

@@ -25,7 +25,7 @@ class Sandbox:
 
     @contextlib.contextmanager
     def box(self, limits: Limits | None = None, packages: Sequence[str] = ()) -> Iterator[Box]:
-        """Yield a box for one program. Raises BoxError."""
+        """Yield a box for one program; a shared tier keeps the box open for more programs. Raises BoxError."""
         limits = limits or Limits()
         if not self.tier.shared:
             with Box(self.tier, limits, packages=packages) as box:
@@ -74,7 +74,7 @@ def choose(unsafe: bool = False) -> Sandbox:
 
 
 def require(unsafe: bool = False) -> str:
-    """Return the name of the tier that will run programs; warn if it is "none". Raises SetupError like `choose`."""
+    """Return the name of the tier that will run programs; warn if it is "none". Raises SetupError as `choose` does."""
     sandbox = choose(unsafe)
     if isinstance(sandbox.tier, Unsafe):
         terminal.warning(

@@ -49,7 +49,7 @@ _STATE = {  # what `escapes.STATE` must report
 class SelfTest:
     """The result of a self-test. The tier may be used if there are no `problems` (one line each).
 
-    digest: hash of tier, machine, versions and problems, the row column `sandbox_selftest`.
+    digest: hash of tier, machine, versions, escapes and problems; rows hold it in the column `sandbox_selftest`.
     """
 
     tier: str
@@ -58,7 +58,10 @@ class SelfTest:
 
 
 def selftest(tier: Tier, *, limits: Limits = PROBE_LIMITS, plan: Plan | None = None) -> SelfTest:
-    """Run all escapes in a tier and return the result. plan: another lockdown than the tier's own, for tests."""
+    """Run the escapes in a tier, if the tier can run here, and return the result.
+
+    plan: another lockdown than the tier's own, for tests.
+    """
     reason = tier.missing()
     problems = [reason] if reason else _probe(tier, limits, plan or tier.plan(limits))
     facts = [tier.name, machine(), platform.release(), platform.python_version(), sorted(escape_names()), problems]
@@ -148,8 +151,8 @@ def _state(outcome: Outcome, tier: Tier, limits: Limits) -> list[str]:
 def _rights(state: dict[str, Any], tier: Tier) -> list[str]:
     """Return problems with a program's user and capabilities.
 
-    Its user must be an unused one if kvbench runs as root, and never root. It may have no capability but to read all
-    files.
+    Its user must never be root, and must be an unused user if kvbench runs as root (not checked in a container). It may
+    have no capability except the one to read all files.
     """
     users, problems = set(state["users"]), []
     if os.geteuid() == 0 and tier.name != "container":

@@ -174,7 +174,7 @@ class Container(Tier):
 
     @functools.cached_property
     def _engine(self) -> tuple[str, str]:
-        """Return the program, docker or podman, that has the image, and ""; if neither has, "docker" and the reason."""
+        """Return docker or podman, whichever has the image, and ""; if neither has it, "docker" and the reason."""
         reasons = []
         for name in ("docker", "podman"):
             if engine := shutil.which(name):

@@ -37,7 +37,10 @@ def folder() -> Path:
 
 @contextlib.contextmanager
 def keeping(file: Path) -> Iterator[BinaryIO]:
-    """Yield a stream to a new file, which is complete or absent after a crash. Raises SetupError if writing fails."""
+    """Yield a stream to a new version of a file, which replaces the file once it is complete.
+
+    Raises SetupError if the file cannot be written.
+    """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:

@@ -1,8 +1,8 @@
 """Copies task data from the hub into a folder for ``--data``, for machines without a network.
 
 Raw files are copied unchanged: to the manifest's `path` if one file holds the rows in their offline form, else beside
-it under their own names. Tables, and rows with renamed columns, become JSON lines. Correct files in the folder stay, so
-a repeated command continues an interrupted one.
+that path under their own names. Tables, and rows with renamed columns, become JSON lines. Correct files in the folder
+stay, so a repeated command continues an interrupted one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from kvbench.task import Manifest
 def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = None, bar: Bar | None = None) -> DataUsed:
     """Put a task's data into the folder `out` unless they are there, and read them once to check them.
 
-    revision: the hub's revision instead of the pinned one; the rows may then differ from the manifest. Raises
-    SetupError if the data cannot be downloaded or written, or differ from the manifest.
+    revision: the hub's revision instead of the pinned one. The files are then written anew, and their rows may differ
+    from the manifest. Raises SetupError if the data cannot be downloaded or written; without `revision`, also if they
+    differ from the manifest.
     """
     there = Data(out, allow_mismatch=True, env={})
     if revision is None and in_folder(out, manifest, "--data") is not None:
@@ -44,7 +45,10 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
     if used is None or (used.mismatch and revision is None):
         what = used.mismatch if used else "nothing was written"
         where = used.location if used else place.location
-        raise SetupError(f"data of task {quote(task)} in {quote(where)} are not the expected ones: {what}.")
+        raise SetupError(
+            f"data of task {quote(task)} in {quote(where)} are not the expected ones: {what}. "
+            "Use --data-revision to choose another revision."
+        )
     return used
 
 

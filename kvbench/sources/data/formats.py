@@ -1,8 +1,8 @@
 """Reads the rows of files: JSON lines, a JSON list, or CSV, plain or in a zip archive; one row in memory at a time.
 
-A file whose first character is ``[`` is a list, a file whose name ends in ``.csv`` is a table with a head, any other
-file is JSON lines. Every row is an object. Infinite numbers, NaN and text that is not UTF-8 are errors; a byte-order
-mark, CRLF and blank lines are accepted.
+A file whose name ends in ``.csv`` is a table with a head, a file whose first character is ``[`` is a list, any other
+file is JSON lines. Every row is an object. Infinite numbers, NaN and text that is not UTF-8 are errors. A byte-order
+mark and CRLF are accepted; so are blank lines, except in CSV.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 class Reading:
     """The rows of data files, one file after the other. `sha256` (of all bytes read) is complete after the last row.
 
-    member: if the files are archives, the name of the file with the rows inside each.
+    member: the file with the rows in each archive; "" if the files are not archives.
     """
 
     def __init__(self, files: Sequence[Path], member: str = "") -> None:
@@ -97,7 +97,7 @@ class _Hashing(io.RawIOBase):
 
 
 def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> Iterator[tuple[int, Row]]:
-    """Yield (line number, object) for each line of a JSON-lines file of at most `FILE_LIMIT` bytes.
+    """Yield (line number, object) for each line, except blank ones, of a JSON-lines file of at most `FILE_LIMIT` bytes.
 
     `label` is the file's name in messages. Raises UserError if it is not a regular file, not UTF-8 or not JSON objects.
     If `problems` is a list, lines that are not JSON objects are skipped and described there instead.
@@ -170,8 +170,10 @@ def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
     held, place, number, ended = "", 0, 0, False
 
     def more() -> None:
-        """Append a block to the text in memory, at least as long as the unparsed text, so that a long row takes linear
-        time."""
+        """Drop the parsed text from memory and append a block that is at least as long as the unparsed text.
+
+        So the time for a long row grows linearly with its length.
+        """
         nonlocal held, place, ended
         try:
             block = text.read(max(CHUNK, len(held) - place))

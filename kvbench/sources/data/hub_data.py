@@ -53,7 +53,9 @@ def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | 
         except cache.Unreachable:
             raise elsewhere(task, manifest, f"{quote(manifest.url)} is unreachable") from None
     if not manifest.hub:
-        raise SetupError(f"data of task {quote(task)} come with kvbench, but {quote(manifest.path)} is missing.")
+        raise SetupError(
+            f"data of task {quote(task)} come with kvbench, but {quote(manifest.path)} is missing. Reinstall kvbench."
+        )
     commit = _commit(task, manifest, revision)
     with _as_hub_error(task, manifest, revision):
         if manifest.files:
@@ -132,12 +134,13 @@ def _check_table(manifest: Manifest, answer: hub.Answer) -> None:
 def _script(manifest: Manifest, file: str) -> SetupError:
     named = f" The script is {quote(file)}." if file else ""
     return SetupError(
-        f"data set {quote(manifest.hub)} ships a loading script; kvbench reads only parquet/JSON/arrow files.{named}"
+        f"data set {quote(manifest.hub)} ships a loading script; kvbench reads only parquet/JSON/arrow files.{named} "
+        "With --data, give a folder that has the rows."
     )
 
 
 def _in_datasets_cache(name: str) -> bool:
-    """Return whether the cache of the `datasets` library may hold a data set: the library can read it offline."""
+    """Return whether the cache of the `datasets` library may hold a data set, which it could then read offline."""
     from huggingface_hub.constants import HF_HOME
 
     root = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets").expanduser()
@@ -222,7 +225,7 @@ def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Plac
     if revision == manifest.revision and hub.is_commit(revision) and read != revision:
         raise _differs(manifest, str(read))  # the libraries' cache may hold another commit
     if read is None:
-        raise SetupError(f"data set {quote(manifest.hub)} does not say at which revision it is.")
+        raise SetupError(f"data set {quote(manifest.hub)} does not say at which revision it is. Give --data-revision.")
     file = _table_file(manifest, read)
     with cache.keeping(file) as stream:
         for row in table:

@@ -57,8 +57,10 @@ def raw_names(manifest: Manifest) -> tuple[str, ...]:
 
 
 def in_folder(folder: Path, manifest: Manifest, source: Source) -> Place | None:
-    """Find a task's rows in a data folder: at the manifest's `path` in any form, as raw files beside it, or else a
-    sample of the data."""
+    """Find a task's rows in a data folder; None if the folder has none.
+
+    They are at the manifest's `path` in any form, or else in raw files beside it, or else in a sample of the data.
+    """
     path = folder / manifest.path
     for file in (path, *(path.with_suffix(form) for form in FORMS)):
         if file.is_file():

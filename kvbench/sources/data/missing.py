@@ -1,5 +1,7 @@
-"""Errors for data that are not on this machine. The error names the command that fetches the data of all tasks of a
-run."""
+"""Errors for data that are not on this machine.
+
+`together` makes one error of several, which names the command that fetches the data of all these tasks.
+"""
 
 from __future__ import annotations
 

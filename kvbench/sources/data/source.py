@@ -21,7 +21,7 @@ BUNDLED = Path(__file__).parents[2] / "bundled"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataUsed:
-    """Where a task's data came from. `mismatch`: how the data differ from the manifest, if the user allows that."""
+    """Where a task's data came from. `mismatch`: how the data differ from the manifest; "" if they do not."""
 
     task: str
     source: Source
@@ -100,7 +100,8 @@ class Data:
                 return Place(source=source, files=(folder,), member=_member(folder, manifest))
             if (place := in_folder(folder, manifest, source)) is None:
                 where = f"{source} has no data"
-                text = f"{where} for task {quote(task)}: looked for {quote(folder / manifest.path)}."
+                file = quote(folder / manifest.path)
+                text = f"{where} for task {quote(task)}: looked for {file}. Give a folder that has it."
                 raise DataMissing(text, task=task, manifest=manifest, where=where, folder=folder)
             return place
         bundled = BUNDLED / manifest.path

@@ -20,9 +20,9 @@ from kvbench.sources.data.cache import folder, keeping
 
 
 class TokenCounts:
-    """Counts the tokens of a text, unless `file` already holds their number.
+    """Counts the tokens of texts, each text once. It is used in a ``with`` block.
 
-    New numbers are saved to the file when the block ends; None: there is no file.
+    file: holds the numbers of earlier runs, and gets the new ones at the end of the block; None: no numbers are stored.
     """
 
     def __init__(self, count: Callable[[str], int], file: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Prompts with a needle at a chosen depth of a haystack: the grid of lengths and depths of "needle in a haystack".
+"""Prompts with a needle at a chosen depth of a haystack, for the task "needle in a haystack".
 
 The haystack is a run of sentences that starts somewhere in a text and wraps around at its end. The needle goes to the
 sentence boundary nearest to the depth, which is measured in characters.
@@ -40,7 +40,7 @@ SANDWICH_PROMPT = (
 
 @dataclass(kw_only=True)
 class Grid:
-    """Makes all prompts of one length; each hides a needle at some depth of a haystack."""
+    """Makes the prompts of one length; each hides a needle at some depth of a haystack."""
 
     room: Room
     material: Material

@@ -26,13 +26,13 @@ class Room:
 
     name: str  # of the task, for messages
     asked: int  # the length in the task's name
-    wrapping: int  # tokens that the chat template adds
+    wrapping: int  # tokens of the chat template, or the tokenizer's special tokens without one
     new_tokens: int  # tokens reserved for the answer
     count: Callable[[str], int]  # counts a text's tokens without special tokens
 
     @property
     def length(self) -> int:
-        """Return how many tokens the prompt's text and the answer may have together, beside the chat template's."""
+        """Return how many tokens the prompt's text and the answer may have together, without the chat template."""
         return self.asked - self.wrapping
 
     def tokens(self, prompt: Filled) -> int:
@@ -41,7 +41,7 @@ class Room:
     def size(self, draw: Callable[[int], Filled], step: int, *, extra: int = 0) -> int:
         """Return the largest haystack size whose prompt fits and leaves `extra` tokens free; `step` if no size does.
 
-        draw: makes a prompt of a given size.
+        draw: makes a prompt of a given size. Sizes above three times a first estimate are not tried.
         """
         per_unit = self.count(draw(step).text) / step
         high = max(int((self.length / per_unit) * 3), 2 * step)
@@ -50,10 +50,10 @@ class Room:
     def fit(self, draw: Callable[[int], Filled], size: int, step: int, *, needle: bool = False) -> Row:
         """Draw prompts until one fits, and return it.
 
-        The first has haystack size `size`; each later one is `step` smaller.
+        The first has haystack size `size`. Each later one is `step` smaller, until the size is at most `step`: at this
+        size `DRAWS` prompts are drawn. Raises UserError if none of them fits.
 
-        needle: also count the tokens before the first answer. Raises UserError if the smallest size does not fit in
-        `DRAWS` draws.
+        needle: also count the tokens before the first answer.
         """
         shortest: int | None = None
         draws = 0
@@ -77,7 +77,7 @@ class Room:
     def too_short(self, shortest: int | None = None) -> UserError:
         """Return the error that says that all prompts of a task are too long.
 
-        shortest: tokens of the shortest prompt.
+        shortest: tokens of the shortest prompt that was drawn, with its answer; None if none was drawn.
         """
         needed = (shortest or self.new_tokens) + self.wrapping
         enough = 1024
@@ -106,7 +106,7 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def shuffled(items: Sequence[Item]) -> list[Item]:
-    """Return the items in an order that ``random.Random(SEED)`` draws anew, so that it depends on their number only."""
+    """Return the items in the order that a new ``random.Random(SEED)`` gives them; it depends on their number only."""
     return [items[i] for i in _order(len(items))]
 
 

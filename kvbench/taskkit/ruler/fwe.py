@@ -41,7 +41,7 @@ class FrequentWords:
         return [self.room.fit(partial(_prompt, self._vocabulary()), size, step) for _ in range(n)]
 
     def _vocabulary(self) -> list[str]:
-        """Draw the coded words of a prompt, the most frequent first."""
+        """Draw the words of a prompt, the most frequent first: the noise word, then the coded words."""
         size = self.length // 50
         words: set[str] = set()
         drawn = 0

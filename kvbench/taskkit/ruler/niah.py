@@ -27,7 +27,7 @@ DEPTHS = [round(i * 100 / 39) for i in range(40)]  # per cent of the haystack's 
 
 @dataclass(kw_only=True)
 class Needles:
-    """Makes the prompts of a needle subtask. Each draws its random numbers in the order of NVIDIA's generator."""
+    """Makes the prompts of a needle subtask. It draws random numbers in the same order as NVIDIA's generator."""
 
     room: Room
     material: Material
@@ -49,7 +49,7 @@ class Needles:
         return [room.fit(self.draw, size, step, needle=True) for _ in range(n)]
 
     def draw(self, size: int) -> Filled:
-        """Draw a prompt whose haystack has `size` words of essays, or `size` sentences of another kind."""
+        """Draw a prompt whose haystack has `size` units: words of essays, copies of the noise text, or more needles."""
         hidden = []
         for _ in range(self.keys_hidden):
             key = self._draw(self.keys)

@@ -1,4 +1,4 @@
-"""RULER's question answering: each prompt has a question, the documents that answer it, and other documents."""
+"""RULER's question answering: each prompt has a question, the documents that belong to it, and other documents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ STEP = 10
 class Question:
     """A question of the data set, its answers, and the numbers of the documents that belong to it.
 
-    `own`: documents that answer it. `near`: other documents of the same article, used before all other distractors.
+    `own`: documents that every prompt of the question holds: SQuAD's paragraph with the answer, or all paragraphs that
+    HotpotQA lists for it. `near`: other documents of the same article, used before all other distractors.
     """
 
     query: str
@@ -41,14 +42,16 @@ class QuestionAnswering:
         room = self.room
         known = len(self._set[0])
         if n > known:
-            raise UserError(f"task {quote(room.name)} has {known} questions; --limit {n} is too many.")
+            raise UserError(
+                f"task {quote(room.name)} has {known} questions, fewer than {n}. Give --limit {known} or less."
+            )
         size = room.size(partial(self.draw, 0), STEP)
         return [room.fit(partial(self.draw, index), size, STEP) for index in range(n)]
 
     def draw(self, index: int, size: int) -> Filled:
         """Draw a prompt of `size` documents for question number `index`.
 
-        Raises ValueError if more than `size` documents answer the question.
+        Raises ValueError if the question's own documents are more than `size`.
         """
         questions, documents = self._set
         question = questions[index]

@@ -16,8 +16,8 @@ from kvbench.taskkit.ruler.recipes import Row
 def room_for(task: Task, new_tokens: int) -> Iterator[Room]:
     """Yield how many tokens a task's prompts may have (`Room`): `task.length`, of which the answer gets `new_tokens`.
 
-    The prompt is rendered without thinking. Raises UserError if the model's context is shorter, or if the task has no
-    reader.
+    The chat template's tokens are counted with thinking off. Raises UserError if the model's context is shorter than
+    `task.length`, or if the task has no reader.
     """
     reader = task.reader
     if reader is None:

@@ -135,7 +135,8 @@ def test_a_refused_key_ends_it_at_once(serve, slept, status):
     with pytest.raises(KeyRefused) as error:
         judge(server).ask("", "")
     assert str(error.value) == (
-        f"the judge refused the key from JUDGE_KEY ({status}). Answers are saved; 'kvbench score RUN' continues."
+        f"the judge refused the key from JUDGE_KEY ({status}). Answers are saved; set the key, then "
+        "'kvbench score RUN' continues."
     )
     assert error.value.exit_code == 3
     assert len(server.got) == 1

@@ -52,7 +52,7 @@ def test_few_documents_are_repeated():
 
 
 def test_more_rows_than_questions():
-    with pytest.raises(UserError, match="task 'qa_2' has 40 questions; --limit 41 is too many"):
+    with pytest.raises(UserError, match="task 'qa_2' has 40 questions, fewer than 41"):
         make_rows("qa_2", room("qa_2", 2048), MadeUp(), 41)
 
 
