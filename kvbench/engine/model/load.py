@@ -47,7 +47,10 @@ class LoadedModel:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device named "auto", "cpu", "cuda" or "cuda:N". Raises SetupError when it is not visible."""
+    """Return the device named "auto", "cpu", "cuda" or "cuda:N".
+
+    Raises UserError for another name, SetupError when the device is not visible.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -75,7 +78,7 @@ def load(
     """Load weights and tokenizer from a folder or hub id.
 
     Raises SetupError (weights missing, damaged or not safetensors; hub unreachable; device or flash-attn missing) and
-    UserError (architecture not supported, unknown dtype).
+    UserError (architecture not supported, unknown device or dtype).
     """
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
