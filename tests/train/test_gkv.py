@@ -370,7 +370,9 @@ def test_mistakes(loaded, asked, more, message):
 
 def test_a_model_that_could_not_be_saved_is_refused_before_it_is_trained(loaded, asked):
     loaded.model.generation_config.do_sample, loaded.model.generation_config.temperature = False, 0.5
-    with pytest.raises(UserError, match=r"generation_config.json could not be saved with it: .*temperature"):
+    with pytest.raises(
+        UserError, match=r"generation_config.json could not be saved with the trained model.*temperature"
+    ):
         RLRecipe(loaded, settings(ROLL), *asked)
 
 
