@@ -55,7 +55,8 @@ def capacity(method: Method, budget: float | None, interval: int, lengths: Lengt
     """Return how many entries each head of a slot must have room for; never more than the longest sequence has tokens.
 
     For a method with a budget this is the sum of the budget, the prompt's tail (`Lengths`) and the tokens generated
-    between two evictions, or all generated tokens if they are never evicted.
+    between two evictions, or all generated tokens if they are never evicted. For other methods
+    it is the length of the longest sequence.
     """
     if not method.takes_budget or budget is None:
         return lengths.total

@@ -59,7 +59,8 @@ def pick_device(name: str) -> torch.device:
         raise SetupError(f"no CUDA device is visible (torch {torch.__version__}). Use --device cpu.")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise SetupError(f"--device {quote(name)}: only {torch.cuda.device_count()} CUDA devices are visible.")
+        last = torch.cuda.device_count() - 1
+        raise SetupError(f"--device {quote(name)} is not visible; the last visible CUDA device is cuda:{last}.")
     return device
 
 
