@@ -48,10 +48,12 @@ class Check:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return an exception as one line of text: its type, its message, and the file and line that raised it."""
+    """Return an exception as one line of text: its type, the first line of its message, and where it was raised.
+
+    For an error inside an installed package such as torch, this is the line that called the package.
+    """
     lines = str(error).splitlines() or [""]
     frames = traceback.extract_tb(error.__traceback__)
-    # For an error inside an installed package such as torch, name the line that called the package.
     own = [f for f in frames if "site-packages" not in f.filename] or frames
     where = f" ({own[-1].filename.rpartition('/')[2]}, line {own[-1].lineno})" if own else ""
     text = bare(redact_keys(lines[0]))

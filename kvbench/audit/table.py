@@ -116,10 +116,10 @@ def _unchecked(checks: Sequence[Check]) -> list[str]:
 
 
 def _where(some: Sequence[Check], every: Sequence[Check]) -> str:
-    """Return the models and layouts of `some` of a method's checks of one invariant, in brackets.
+    """Return the models and layouts of the checks in `some`, in brackets; "" if no check in `every` applies.
 
-    every: all checks of this method and invariant; models are left out if `some` are all checks in their layouts.
-    Returns "" if none of `every` applies.
+    some: some of a method's checks of one invariant; every: all of them. If `some` has all models of its layouts, only
+    the layouts are named.
     """
     if overall(every) == "n/a":
         return ""

@@ -75,7 +75,10 @@ class BlockWriter:
     def _attend(
         self, layer: PromptLayer, call: AttentionCall, start: int, queries: torch.Tensor, rows: int
     ) -> torch.Tensor:
-        """Return the attention [b, r, Hq, Dv] of queries from position `start` on to the first `rows` entries."""
+        """Return the attention output [b, r, Hq, Dv] of r queries, which see at most the layer's first `rows` entries.
+
+        start: position of the first query.
+        """
         keys, values = layer.keys[:, :, :rows], layer.values[:, :, :rows]
         whole = rows == start + queries.shape[2]  # no entry was dropped: entry j has position j
         gapless = layer.valid is None and (whole or call.window is None)

@@ -1,8 +1,8 @@
 """The interface of an eviction method: its declarations, and `score`, the one function that it must define.
 
 A method is a frozen dataclass in one file under ``methods/``. Its fields are its options (``--method-opt
-NAME=VALUE``), and `score` maps a `LayerView` to one float32 score per cached entry: **higher is kept**, whatever the
-paper used. The engine owns memory; a method never moves, counts or pads entries.
+NAME=VALUE``), and `score` maps a `LayerView` to one float32 score per cached entry: **higher is kept**, even if the
+paper keeps the lowest. The engine owns memory; a method never moves, counts or pads entries.
 
     @methods.register("knorm")
     @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class Method(ABC):
 
     Class attributes:
         paper: authors and arXiv id.
-        kind: basis of the scores, for lists: attention, keys, position, noise, probes, weights, none.
+        kind: what the scores come from, for ``kvbench list``: attention, keys, position, noise, probes, weights, none.
         scope: where entries compete for the budget: within a "head", a "layer" (all its heads), or the "model".
         version: raise it when scores change, so that old and new rows do not share a table.
         joint: `quotas` needs the stats of all layers at once.
         stacked: `score` and `observe` also take a `StackView`, which shows several layers at once; so they must not
-            read `view.layer`. Holds for the class that declares it: a subclass with its own `score` or `observe` is
-            shown one layer at a time unless it declares `stacked` too.
+            read `view.layer`. A subclass that defines its own `score` or `observe` does not inherit this: the engine
+            shows it one layer at a time unless it declares `stacked` too.
         trained: the method needs weights trained for the model.
         oracle: the method reads the rest of a finished sequence, so only `kvbench replay` can run it.
         evicts: False for the full cache.
@@ -110,7 +110,10 @@ class Method(ABC):
         raise TypeError(f"{type(self).__name__} asks for queries or probes but does not define observe()")
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
-        """Return values [b, Hk, t] of `GivenColumn`s for new tokens of prompt and answer. Called only if overridden."""
+        """Return the values [b, Hk, t] of each `GivenColumn` for t new tokens of the prompt or the answer, by name.
+
+        The engine calls it only if a method overrides it.
+        """
         raise TypeError(f"{type(self).__name__} has columns that come with tokens but does not define on_tokens()")
 
     @property
@@ -160,7 +163,7 @@ class Method(ABC):
         yield from ()
 
     def drafts(self) -> tuple[str, ...]:
-        """Return the names of the draft models that `probes` uses. Raises UserError if a name is missing."""
+        """Return the names of the draft models that `probes` uses. Raises UserError if the user named none."""
         return ()
 
     def weights(self) -> Weights | None:
@@ -205,6 +208,8 @@ class Method(ABC):
         budget = 1
         while (p := self.protect(budget)).sinks + p.recent + 1 > budget:
             if budget > 1 << 30:
-                raise BudgetViolation(f"{type(self).__name__} protects as many entries as any budget holds.")
+                raise BudgetViolation(
+                    f"{type(self).__name__}.protect() fills every budget; it must leave room for another entry."
+                )
             budget = max(budget + 1, min(p.sinks + p.recent + 1, 2 * budget + 1))
         return budget

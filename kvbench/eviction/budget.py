@@ -12,7 +12,7 @@ Budget = int | float
 
 
 def entries(budget: Budget, prompt_tokens: int) -> int:
-    """Return a budget in entries for a prompt of `prompt_tokens`; at least 1."""
+    """Return a budget in entries for a prompt of `prompt_tokens`: a share is rounded, to at least 1."""
     if not isinstance(budget, float):
         return budget
     return max(1, math.floor(budget * prompt_tokens + 0.5))

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Combined(Method):
-    """Two methods: `first` decides right after the prompt, `second` at every later eviction. Options stay separate."""
+    """Two methods: `first` decides right after the prompt, `second` at every later eviction.
+
+    Each method has its own options.
+    """
 
     names: tuple[str, str]
     first: Method
@@ -33,9 +36,15 @@ class Combined(Method):
                 "give a method that does after the '+' ('kvbench list methods' shows which)."
             )
         if set(_memories(self.first)) & set(_memories(self.second)):
-            raise UserError(f"methods {quote(self.names[0])} and {quote(self.names[1])} keep the same state; give one.")
+            raise UserError(
+                f"methods {quote(self.names[0])} and {quote(self.names[1])} keep the same state, so they cannot be "
+                "combined; give one of them."
+            )
         if self.first.weights() and self.second.weights():
-            raise UserError(f"methods {quote(self.names[0])} and {quote(self.names[1])} both need weights; give one.")
+            raise UserError(
+                f"methods {quote(self.names[0])} and {quote(self.names[1])} both need weights, so they cannot be "
+                "combined; give one of them."
+            )
 
     def during(self, phase: Phase) -> Method:
         return self.first if phase == "prefill" else self.second
@@ -82,7 +91,7 @@ class Combined(Method):
         return self.first.states() + self.second.states()
 
     def protect(self, budget: int) -> Protect:
-        """Return the larger protection of the two methods; at an eviction, only that of the deciding method applies."""
+        """Return a protection that covers both methods'. At an eviction only the deciding method's own applies."""
         a, b = self.first.protect(budget), self.second.protect(budget)
         return Protect(sinks=max(a.sinks, b.sinks), recent=max(a.recent, b.recent), prompt=a.prompt or b.prompt)
 

@@ -18,9 +18,9 @@ Phase = Literal["prefill", "decode"]
 class Needs:
     """Tensors that the engine must collect.
 
-    queries (post-RoPE): "last" and "window" keep the newest 1 and `window` queries; "since_last" hands every query to
-    `Method.observe` exactly once, the prompt's in blocks while it is read, those of generated tokens at the sequence's
-    next tick.
+    queries: which queries (after RoPE) the method sees. "last": the newest. "window": the newest `window`.
+    "since_last": every query; the engine shows each to `Method.observe` exactly once, queries of the prompt in blocks
+    while it is read, and queries of generated tokens at the sequence's next tick.
     """
 
     queries: Literal["none", "last", "window", "since_last"] = "none"
@@ -31,13 +31,16 @@ class Needs:
 
     @property
     def width(self) -> int:
-        """Number of newest queries that `score` sees. With "since_last" too; `observe` then sees all queries."""
+        """Number of newest queries that `score` sees. With "since_last" this is `window`; only `observe` sees all."""
         return {"none": 0, "last": 1}.get(self.queries, self.window)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A named float32 tensor [b, Hk, N] that the engine stores beside K and V, moves with them and counts in bytes."""
+    """A named float32 tensor [b, Hk, N] that the engine stores beside K and V.
+
+    It moves with the entries, and its bytes count as memory of the cache.
+    """
 
     name: str
     init: float = 0.0  # value of new entries; NaN marks "never scored"
@@ -47,7 +50,7 @@ class Column:
 class State:
     """A named float32 tensor [b, *shape] that a method keeps per sequence and layer; zero at first.
 
-    `shape` may name "query_heads", "kv_heads" and "head_dim".
+    `shape` holds numbers or the names "query_heads", "kv_heads" and "head_dim", which stand for the model's sizes.
     """
 
     name: str
@@ -67,7 +70,7 @@ class Protect:
     by_interval: bool = False
 
     def at(self, interval: int) -> Protect:
-        """Return the protection at an eviction interval; see `by_interval`."""
+        """Return the protection at this eviction interval: `recent` is capped at it if `by_interval` is set."""
         return replace(self, recent=min(self.recent, interval)) if self.by_interval else self
 
 
@@ -91,9 +94,9 @@ class Allocation:
     """The input of `Method.quotas`: facts on some layers of the model, or on all layers if the method is `joint`."""
 
     budget: int  # entries per layer and KV head, averaged over the model
-    layers: tuple[int, ...]  # index of each layer, as in `view.layer`; none if a `StackView` shows the layers
-    ordinals: tuple[int, ...]  # position of each layer among those that evict
-    layer_count: int  # layers that evict, in the whole model
+    layers: tuple[int, ...]  # index of each layer, as in `view.layer`; empty if a `StackView` shows the layers
+    ordinals: tuple[int, ...]  # number of each layer among the layers that are evicted
+    layer_count: int  # layers that are evicted, in the whole model
     query_heads: int
     held: torch.Tensor  # [b, L, Hk] int64 entries before the eviction
     seen: torch.Tensor  # [b]
@@ -110,12 +113,14 @@ class Scores(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Tokens that the model reads at the positions after the prompt; `observe` sees their queries. No entry is kept.
+    """Tokens that the model reads at the positions after the prompt; `observe` sees their queries.
+
+    Their entries are dropped before the model generates.
 
     Attributes:
-        against: the cache that the tokens read: the prompt's full cache (None), or a copy that this method evicted to
-            the budget.
-        keep: later probes against the same cache see these tokens too.
+        against: the cache that the tokens attend to. None: the prompt's full cache. A method: a copy of this cache that
+            the method has evicted to the budget.
+        keep: later probes against the same cache attend to these tokens too.
         span: first and last (exclusive) prompt position that the probe is about; read by `observe` only.
         learned: name of a tensor [n, hidden] among the method's weights. Its n vectors are read as embeddings in place
             of `tokens`, under the weights' low-rank adapter (`kvbench.engine.adapter`).
@@ -133,17 +138,20 @@ class Prompt(Protocol):
 
     ids: tuple[int, ...]
     budget: int
-    next_token: int  # the greedy continuation under the full cache
+    next_token: int  # the greedy next token with the full cache
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a text, without special tokens."""
 
     @property
     def reply_header(self) -> tuple[int, ...]:
-        """The chat template's tokens between the user's turn and the assistant's; () without a template."""
+        """The tokens that the chat template puts between the user's text and the reply; () without a template."""
 
     def draft(self, model: str, count: int) -> tuple[int, ...]:
-        """Return up to `count` tokens by which a draft model with the same tokenizer greedily continues the prompt."""
+        """Return up to `count` tokens with which a draft model, which has the same tokenizer, continues the prompt.
+
+        The draft model chooses greedily.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +159,7 @@ class Weights:
     """Weights or tables that a method needs: safetensors with a JSON card that names their model.
 
     Attributes:
-        path: a file, or "auto": ``<kind>.safetensors`` beside the model's own weights.
+        path: a file, a folder with ``<kind>.safetensors``, or "auto": this file beside the model's own weights.
         recipe: the recipe of ``kvbench train`` that makes the weights; "" if none does.
     """
 

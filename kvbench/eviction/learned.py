@@ -14,7 +14,7 @@ Sizes = Mapping[str, int]  # of a model, named as in its configuration: num_hidd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedWeights(Weights):
-    """Weights that a method can get by training only, with their tensor shapes and a check of their fit."""
+    """Weights that only training can make, with their tensor shapes and a check that they fit a model."""
 
     what: str  # their name in messages: "gate", "scorer"
     option: str  # the method's option that names the file
@@ -28,5 +28,5 @@ def misfit(tensors: Mapping[str, torch.Tensor], shapes: Shapes) -> str:
         shape = list(tensors[name].shape) if name in tensors else "missing"
         wanted = list(shapes[name]) if name in shapes else "not expected"
         if shape != wanted:
-            return f"{name} is {shape}, {wanted} for this model" if name in shapes else f"{name} is {wanted}"
+            return f"{name} is {shape}; this model needs {wanted}" if name in shapes else f"{name} is {wanted}"
     return ""

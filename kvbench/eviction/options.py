@@ -1,8 +1,9 @@
-"""Method options: declared by a method, read from ``--method-opt NAME=VALUE``, described for lists.
+"""Method options: a method declares them, ``--method-opt NAME=VALUE`` sets them, ``kvbench list`` describes them.
 
 An option is a field of the method's dataclass; its type comes from the annotation: int, float, bool, str, Literal, or
 one of these or None. `option` adds a help text and a range, which is checked whenever a method is made, from the
-command line or from Python. A run's settings parse numbers and switches with the same functions. No torch.
+command line or from Python. A run's settings parse numbers and switches with the same functions. This module does not
+import torch.
 """
 
 from __future__ import annotations
@@ -58,13 +59,16 @@ def option(
     above: float | None = None,
     odd: bool = False,
 ) -> Any:
-    """Return a dataclass field with a help text and a range: `low` and `high` are inclusive, `above` is exclusive."""
+    """Return a dataclass field with a help text and a range: `low` and `high` are inclusive, `above` is exclusive.
+
+    odd: the value must be odd.
+    """
     limits = {"low": low, "high": high, "above": above, "odd": odd}
     return dataclasses.field(default=default, metadata={"help": help, "limits": limits})
 
 
 def check_values(options: DataclassInstance) -> None:
-    """Check every field against its range. Raises OptionError."""
+    """Check that every number among the fields is finite and within its range. Raises OptionError."""
     for f in dataclasses.fields(options):
         value = getattr(options, f.name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -116,9 +120,9 @@ def describe(cls: type[Method]) -> list[OptionInfo]:
 def check_budget(
     method_name: str, method: Method, budget: Budget | None, *, group: int = 1, word: str = "--budget"
 ) -> None:
-    """Raise UserError for a missing, needless or too small budget; a share is never too small.
+    """Raise UserError if a budget is missing or too small, or is given to a method that takes none.
 
-    group: query heads per KV head; word: the budget's name in the error message.
+    A share of the prompt is never too small. group: query heads per KV head; word: the budget's name in the message.
     """
     if not method.takes_budget:
         if budget is not None:
@@ -175,7 +179,10 @@ def parse_value(text: str, kind: Any) -> Any:
 
 
 def as_whole(raw: object) -> int | None:
-    """Return the value as an integer, or None if it is not a whole number (1.5, 1e3, true, a text)."""
+    """Return an integer, or a text of digits with or without a sign, as an integer; for other values None.
+
+    None stands for 1.5, 2.0, "1e3" and true.
+    """
     if isinstance(raw, int) and not isinstance(raw, bool):
         return raw
     text = raw.strip() if isinstance(raw, str) else ""
@@ -183,8 +190,9 @@ def as_whole(raw: object) -> int | None:
 
 
 def as_number(raw: object) -> float | None:
-    """Return the value as a float, or None if it is not a number; `float` alone would accept "nan", "1_0", true and
-    non-ASCII digits.
+    """Return a number, or a text that states one, as a float; for other values None.
+
+    `float` alone would also accept true and the texts "nan", "1_0" and non-ASCII digits.
     """
     if isinstance(raw, float):
         return raw

@@ -19,7 +19,7 @@ from kvbench.replay.traces import ForcedTrace
 class Result:
     """The results of replaying one task, as three tables.
 
-    `rows` has a row per cell, `traces` one per cell and trace, `heads` one per cell and query head.
+    `rows` has a row per cell, `traces` one per cell and trace, `heads` one per cell, layer and query head.
     """
 
     rows: list[dict[str, Any]]
@@ -39,8 +39,9 @@ def replay(
 ) -> Result:
     """Read every trace with every method of `chosen`, and return the figures.
 
-    `golden` must come before the other methods, as in `choices.plan`. on_read: called after each batch with method and
-    budget, traces read, and tokens of their answers.
+    `golden` must come before the other methods, as in `choices.plan`. max_tokens: tokens of the longest prompt plus
+    answer. on_read: called after each batch with method and budget as one text, the number of traces read, and the
+    number of tokens of their answers.
     """
     cells: dict[Chosen, list[TraceFigures]] = {}
     kinds: dict[Chosen, dict[str, Any]] = {}
@@ -67,7 +68,7 @@ def _result(task: str, cells: dict[Chosen, list[TraceFigures]], kinds: dict[Chos
 
 
 def _order(row: dict[str, Any]) -> tuple[float, float, float]:
-    """Return the key that sorts a task's results: first those without a budget, then by budget and loss ratio."""
+    """Return the key that sorts a task's results: without a budget, shares, numbers of entries; each by loss ratio."""
     ratio = row["loss_ratio"]
     return row["budget"] or 0, row["budget_share"] or 0, float("inf") if ratio is None else ratio
 

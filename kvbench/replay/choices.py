@@ -1,6 +1,7 @@
 """Chooses the methods and budgets that a replay compares: the methods that the user names, and two yardsticks.
 
-For ``all`` it chooses every method that can run. The yardsticks are `random` and the oracle `golden`.
+For ``all`` it chooses every method that can run. The yardsticks are `random` and the oracle `golden`; without budgets
+there are none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ ORACLE, FLOOR = MethodChoice(name="golden"), MethodChoice(name="random")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A method that the replay leaves out because it cannot run at this budget (None: at no budget), and why."""
+    """A method that the replay leaves out because it cannot run at this budget, and why.
+
+    The budget is None if the method cannot run at any of the budgets, or takes none.
+    """
 
     method: str
     budget: str | None
@@ -75,7 +79,7 @@ class Target:
 def plan(
     named: Sequence[MethodChoice], every: Sequence[MethodChoice], budgets: Sequence[Budget], target: Target
 ) -> tuple[list[Chosen], list[LeftOut]]:
-    """Return what to replay (methods with budgets, yardsticks first), and the methods that cannot run.
+    """Return what to replay (pairs of method and budget, the yardsticks first), and the methods that cannot run.
 
     named: methods that must run; every: methods that are left out if they cannot run. Raises KVBenchError when one of
     `named` cannot run.

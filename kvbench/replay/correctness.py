@@ -1,6 +1,7 @@
 """Says which of the answers that a replay reads are right.
 
-Replay scores an answer itself if its task needs only the text, or it takes the score from the run that generated it.
+For answers of a run, replay takes the run's scores. Answers that it has generated it scores itself, if the task needs
+neither a judge nor a program for that.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ def check(config: RunConfig) -> None:
 def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows whose evictions are to be recorded, with their texts.
 
-    These are the rows of the first sample of each question in `names`, for each cell whose method evicts. A missing
-    value in a row is None.
+    These are, for each cell whose method evicts and each question in `names`, the row of the first sample with status
+    "ok". A missing value in a row is None.
     """
     rows = read_rows(folder)
     mine = (rows["task"] == task) & rows["doc_id"].isin(names) & (rows["status"] == "ok")
@@ -65,8 +65,8 @@ def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any
 class Recorder:
     """Reads answers of a run again, and records which tokens were kept at each eviction.
 
-    say: receives a message for each answer that is left out; on_read: called after each answer with method and
-    question, 1, and the answer's tokens.
+    say: receives a message for each answer that is left out. on_read: called after each answer with method and question
+    as one text, 1, and the number of the answer's tokens.
     """
 
     loaded: LoadedModel
@@ -98,7 +98,10 @@ class Recorder:
         state = self._state(cell.method)
         check_method(row, state)
         if trace is None:
-            raise UserError("the stored answer is empty, or the task's prompt has changed since the run.")
+            raise UserError(
+                "the stored answer is empty, the question has several turns, or the task's prompt has changed since "
+                "the run."
+            )
         log = _Log()
         reader = TraceReader(
             self.loaded,
@@ -130,7 +133,7 @@ def cell_of(row: dict[str, Any], config: RunConfig) -> Cell:
         same = cell.method.name == row["method"] and (type(cell.budget), cell.budget) == (type(budget), budget)
         if same and as_stored("options", make_method(cell).options()) == row["options"]:
             return cell
-    raise UserError("the run's configuration lacks this row's method, with its options and budget.")
+    raise UserError("the run's configuration has no cell with this row's method, options and budget.")
 
 
 def check_method(row: dict[str, Any], state: MethodState) -> None:

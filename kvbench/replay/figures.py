@@ -30,7 +30,8 @@ def figures(traces: Cell, yardsticks: tuple[Cell, Cell] | None) -> dict[str, Any
     """Return the figures of one method at one budget on one task, each with its standard error as ``<name>_se``.
 
     An undefined figure is None: a standard error over one question, or `gap_closed` if `random` and the oracle do not
-    differ. yardsticks: the same traces under `random` and under the oracle at the same budget; None without a budget.
+    differ. yardsticks: the same traces under `random` and under the oracle at the same budget; None if these were not
+    replayed.
     """
     low = _low(traces)
     sums = {

@@ -1,8 +1,8 @@
 """Prints the results of a replay, and writes them to a folder, with a JSON document that says how to repeat it.
 
-A comparison writes replay.csv (a line per task, method and budget), traces.parquet and heads.parquet (a line per trace
-or query head of each), and replay.json. Analyses write their tables and figures (for example overlap.csv, overlap.svg,
-overlap.pdf, its caption overlap.txt, tokens.html) and analyses.json.
+A comparison writes replay.csv with a row per task, method and budget; traces.parquet, which has a row per trace for
+each of them; heads.parquet, which has one per layer and query head; and replay.json. Analyses write their tables and
+figures (for example overlap.csv, overlap.svg, overlap.pdf, its caption overlap.txt, tokens.html) and analyses.json.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the traces of a task for analyses: once with the full cache, and once with every chosen method.
+"""Reads the traces of a task for analyses: with the full cache, and with every chosen method, as far as they need it.
 
 Analyses of attention receive the full cache's attention for 16 successive queries at a time. Memory holds this
 attention or the `Reference` of one batch, and the analyses' sums.
@@ -33,8 +33,9 @@ def read(
 ) -> None:
     """Read every trace as the analyses need it.
 
-    For analyses of attention it is read with the full cache, for analyses of methods with every chosen method. on_read:
-    called after each batch with method and budget, traces read, and tokens of their answers.
+    For analyses of attention it is read with the full cache. For analyses of methods it is read with the full cache,
+    then with every chosen method. max_tokens: tokens of the longest prompt plus answer. on_read: called after each
+    batch with method and budget as one text, the number of traces read, and the number of tokens of their answers.
     """
     looking = [a for a in analyses if isinstance(a, AttentionAnalysis)]
     watching = [a for a in analyses if isinstance(a, MethodAnalysis)]
@@ -53,7 +54,10 @@ def read(
 
 
 def _narrow(traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Iterator[list[ForcedTrace]]:
-    """Yield batches of so few traces that the attention of WINDOW queries takes at most SCRATCH_FLOATS numbers."""
+    """Yield batches of so few traces that the attention of WINDOW queries takes at most SCRATCH_FLOATS numbers.
+
+    A trace that needs more is a batch of its own.
+    """
     heads = max((g.query_heads for g in loaded.geometry if g.evicts), default=1)
     for batch in batches(traces, loaded, CHUNK):
         total = len(batch[0].prompt) + len(batch[0].answer)
@@ -95,7 +99,10 @@ class _Windows(Listener):
 
 
 class _Holdings(Listener):
-    """Tells analyses which entries a method holds after each eviction and, with `tell(None)`, at the answer's end."""
+    """Tells analyses which entries a method holds as each block of the answer begins.
+
+    `tell(None)` tells them what it holds at the answer's end.
+    """
 
     def __init__(
         self,

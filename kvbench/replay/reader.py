@@ -1,8 +1,8 @@
 """Reads finished answers with one method at one budget: first the prompt as in a run, then the answer block by block.
 
-A block takes one forward pass and ends where generation would evict. Between two evictions a cache only grows, so each
-token attends to the same entries as if it were read alone. Decisions and predictions therefore equal those of
-`Engine.generate` with `Request.forced`, up to rounding (`tests/replay/test_reader.py`).
+A forward pass reads at most CHUNK tokens and ends where generation would evict. Between two evictions a cache only
+grows, so each token attends to the same entries as if it were read alone. Decisions and predictions therefore equal
+those of `Engine.generate` with `Request.forced`, up to rounding (`tests/replay/test_reader.py`).
 
 Letters: b sequences, t tokens of a block, V vocabulary.
 """
@@ -35,7 +35,8 @@ OnRead = Callable[[str, int, int], None]  # receives (method and budget, traces 
 class Listener:
     """The base class of objects that a `TraceReader` informs about a reading; subclasses override what they need.
 
-    Tokens are numbered from the first token of the answer, 0. cache: the traces' cache, set by `opened`.
+    The tokens of an answer are numbered from 0. A block is `interval` of them; the last may be shorter. cache: the
+    traces' cache, set by `opened`.
     """
 
     cache: PromptCache
@@ -45,7 +46,7 @@ class Listener:
         self.cache = cache
 
     def block(self, index: int) -> None:
-        """Called when block `index` of the answers begins, after an eviction that is due then.
+        """Called when block `index` of the answers begins; an eviction that is due then has taken place.
 
         The block's first token has the number `index` * interval.
         """

@@ -1,7 +1,8 @@
 """Reads a batch of traces with the full cache, and keeps what readings under eviction and the oracle need of it.
 
-For a trace of n answer tokens and T tokens in all, memory holds n V numbers for logits, and per layer n Hq D for
-outputs and at most 4 T Hk per block for attention. So `batches` reads long traces one by one.
+For a trace of n answer tokens and T tokens in all, memory holds n V numbers for logits (V: vocabulary), and per layer
+n Hq D numbers for outputs and at most 4 T Hk numbers per block for attention. So `batches` reads long traces one by
+one.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Reference(Listener):
     Attributes (the dicts are by layer, for layers that are evicted):
         targets: [b, n] the answers; logits: [b, n, V] that predict their tokens.
         outputs: [b, n - 1, Hq, Dv] of the attention heads, for every token of the answer but the last.
-        attention: [b, Hk, blocks, T] float32, T = P + n - 1: mean attention that the queries of each block of the
-            answer pay to every token, as in `kvbench.eviction.terms.golden`.
-        most: the same, with the maximum over the block's queries instead of the mean; only if `extreme`.
+        attention: [b, Hk, blocks, T] float32, T = P + n - 1: attention that the queries of each block of the answer pay
+            to every token, summed over queries and divided by the interval, as in `kvbench.eviction.terms.golden`.
+        most: the largest attention that a query of the block pays to every token; only if `extreme`.
         oracle: the entries that the oracle holds at each budget, after a `Comparison` has read with the oracle.
     """
 
@@ -55,7 +56,7 @@ class Reference(Listener):
 
     @property
     def total(self) -> int:
-        """Return how many tokens of prompt and answer the model reads: all but the last, which predicts nothing."""
+        """Return how many tokens of prompt and answer the model reads: all but the last, which predicts no other."""
         return self.prompt + self.length - 1
 
     def opened(self, cache: PromptCache) -> None:
@@ -105,7 +106,7 @@ class Reference(Listener):
     def future(self) -> dict[str, torch.Tensor]:
         """Return the tables of future attention that the oracle `golden` reads as its weights.
 
-        They are 0 after the last block.
+        Each has one more block than the answer, which is 0: after the last block comes no attention.
         """
         tables = {"interval": torch.tensor(self.interval, device=self.targets.device)}
         for name, table in (("mean", self.attention), ("max", self.most)):
@@ -176,7 +177,10 @@ def readings(
 
 
 def batches(traces: Sequence[ForcedTrace], loaded: LoadedModel, interval: int) -> Iterator[list[ForcedTrace]]:
-    """Yield batches of traces whose prompts and answers are equally long, each as large as MOST_BYTES allows."""
+    """Yield batches of traces whose prompts and answers are equally long.
+
+    A batch is as large as MOST_BYTES and MOST_TRACES allow, and has at least one trace.
+    """
     alike: dict[tuple[int, int], list[ForcedTrace]] = {}
     for trace in traces:
         alike.setdefault((len(trace.prompt), len(trace.answer)), []).append(trace)

@@ -99,7 +99,10 @@ class Session:
         for kind, analysis in zip(self.work.kinds, analyses):
             self.rows[kind] += (rows := analysis.rows())
             if not rows:
-                terminal.warning(f"analysis {kind.name} finds nothing in {quote(name)}: answers are too short.")
+                terminal.warning(
+                    f"analysis {kind.name} finds nothing in {quote(name)}: its answers are too short. "
+                    "Choose a task with longer answers, or a smaller --budget."
+                )
 
 
 def _with_sample(works: dict[str, TaskWork], sample: str | None) -> dict[str, TaskWork]:

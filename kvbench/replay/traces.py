@@ -1,6 +1,7 @@
 """The traces that a replay reads: finished answers that were generated with the full cache, now or in an earlier run.
 
-Answers that are generated now are to each question's first turn only. Both kinds depend only on task, model and seed.
+Now the model answers only the first turn of each question. In both cases an answer depends on task, model, sampling
+settings and seed, not on the methods that read it.
 """
 
 from __future__ import annotations
@@ -54,10 +55,11 @@ def answer_with_full_cache(
     say: Notice,
     on_read: Callable[[str, int, int], None] = lambda text, traces, tokens: None,
 ) -> list[ForcedTrace]:
-    """Let the model answer every question of a task, as the task samples; return the answers in the questions' order.
+    """Let the model answer every question of a task once; return the answers in the questions' order.
 
-    on_read: called after each answer with "", 1, and the answer's tokens. Raises UserError when no question fits the
-    model's context.
+    Sampling settings are the task's. Questions that are too long and answers that fail are left out, which `say` is
+    told. on_read: called after each answer with "", 1, and the number of its tokens. Raises UserError when no question
+    fits the model's context.
     """
     prompts = {p.doc.doc_id: p for p in work.prompts if p.ids and p.max_tokens <= loaded.context}
     if not prompts:
@@ -116,8 +118,8 @@ def stored_answers(
     if prompt_mismatch := len(rows) - len(traces):
         name = quote(work.task.name)
         say(
-            f"task {name}: {prompt_mismatch} answers of {quote(folder)} are left out: they are empty, or belong to "
-            "prompts that have changed since."
+            f"task {name}: {prompt_mismatch} answers of {quote(folder)} are left out: they are empty, or their "
+            "question has several turns, or its prompt has changed since."
         )
     if not traces:
         raise UserError(
@@ -131,7 +133,8 @@ def read_trace(
 ) -> ForcedTrace | None:
     """Return the answer of a stored row in the form of a trace.
 
-    None if the answer is empty, or if the row's prompt is not `prompt`.
+    None if the answer is empty, if the row's prompt is not `prompt`, or if the question has several turns. An answer
+    that exceeds the model's context is cut.
     """
     text = row["output"]
     ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) and text else []

@@ -1,4 +1,4 @@
-"""Plans one cell of a run: its rows, its number of slots, and the hashes of all files that its rows depend on."""
+"""Plans one cell of a run: its rows, its number of slots, and hashes of its method's source, weights and plug-ins."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from kvbench.taskkit.names import base_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodState:
-    """A method with its options, and what identifies its behaviour: version, hashes of its source and of its artefacts.
+    """A method with its options, and what identifies its behaviour: version, hash of its source, and artefacts.
 
-    Artefacts are weights, plug-ins and draft models, see `artefacts`.
+    Artefacts are its weights, plug-ins and draft models, see the function `artefacts`.
     """
 
     method: Method
@@ -52,7 +52,10 @@ class MethodState:
         )
 
     def used(self, task: str) -> dict[str, str] | None:
-        """Return the artefacts that the rows of a task store: those of the method, and the plug-in with the task."""
+        """Return the artefacts that the rows of a task store: the method's, and the plug-in that defines the task.
+
+        None if there are none.
+        """
         return (self.artefacts or {}) | _plug_ins([base_name(task)]) or None
 
 
@@ -64,7 +67,7 @@ class CellPlan:
     rows: list[PlannedRow]
     plan: SlotPlan
     planned_slots: int  # before memory ran out
-    plan_with: Callable[[int], SlotPlan]  # the plan with a number of slots
+    plan_with: Callable[[int], SlotPlan]  # makes the plan with a given number of slots
     max_tokens: int  # of prompt and output together
     max_output: int
     tail: int  # largest number of prompt tokens after the context
@@ -72,7 +75,7 @@ class CellPlan:
     oom_retries: int = 0  # how often memory ran out until now
 
     def smaller(self) -> CellPlan:
-        """The cell with half the slots."""
+        """Return the plan of the same cell with half the slots."""
         return replace(self, plan=self.plan_with(self.plan.slots // 2))
 
 
@@ -129,7 +132,7 @@ class CellPlanner:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a number type: ``float32`` for `torch.float32`."""
+    """Return the name of a number type: ``float32`` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 

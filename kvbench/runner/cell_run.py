@@ -1,8 +1,8 @@
 """Generates one cell, also when memory runs out or logits are NaN.
 
-When memory runs out, the cell is planned again with half the slots and continues with the rows not written yet; each
-row states its slots, those of the first plan, and how often memory ran out.
-A sequence that does not fit alone becomes a row with status `oom`. Every cell starts with its planned slots: if they
+When memory runs out, the cell is planned again with half the slots and continues with the rows not written yet. Each
+row states with how many slots it was generated, how many the first plan had, and how often memory ran out. A sequence
+that does not fit alone becomes a row with status `oom`. Every cell starts with the slots of its own plan: if they
 depended on the cells that this process ran before, a resumed run would make other rows.
 """
 
@@ -45,7 +45,7 @@ class CellRun:
     writer: RowWriter
     on_step: Snapshot
     say: Notice
-    not_numbers: int = 0  # the last rows with NaN or infinite logits, without a good row between them
+    not_numbers: int = 0  # how many of the newest rows, without a good row between them, have NaN or infinite logits
 
     def run(self) -> None:
         """Generate until all rows are written, or logits stay NaN (`_numbers_fail`), or rows cannot be scored."""
@@ -74,7 +74,7 @@ class CellRun:
                         return
 
     def _engine(self) -> Engine:
-        """An engine with the planned slots. Raises OutOfMemory."""
+        """Make an engine with the planned slots. Raises OutOfMemory."""
         plan, config = self.cell_plan, self.config
         try:
             return Engine(
@@ -123,14 +123,17 @@ class CellRun:
         self.writer.add(row, failed, self.cell_plan, memory.peak(self.loaded.device))
 
     def _longest(self) -> list[Key]:
-        """Return the keys of the missing rows with the largest length, which determines the engine's size."""
+        """Return the keys of the longest missing rows, whose length determines the engine's size.
+
+        Rows that are too long for the model do not count, unless no other row is missing.
+        """
         lengths = {key: row.prompt.max_tokens for key, row in self.missing.items()}
         fitting = [length for length in lengths.values() if length <= self.cell_plan.max_tokens]
         most = max(fitting or lengths.values())
         return [key for key, length in lengths.items() if length == most]
 
     def _fit_to_missing(self) -> None:
-        """Set the engine's size to the longest missing row, prompts that are too long for the model not counted."""
+        """Set the engine's size to the longest missing row. Rows that are too long for the model do not count."""
         prompts = [row.prompt for row in self.missing.values() if row.prompt.max_tokens <= self.cell_plan.max_tokens]
         self.cell_plan = replace(
             self.cell_plan,

@@ -1,6 +1,6 @@
 """Facts about the environment of a run: versions, git commit, machine.
 
-`device_name` and `devices` import torch; the others read package metadata and system files.
+`device_name` and `devices` import torch. The others read package metadata and system files, or run git.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def version(package: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of kvbench, Python and every package that can change a number; optional packages only if installed."""
+    """Return the versions of kvbench, Python and every package that can change results; only of installed packages."""
     from kvbench import __version__
 
     return {"kvbench": __version__, "python": platform.python_version()} | {
@@ -40,7 +40,10 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """Commit of the git work tree that kvbench runs from, with "+changes" if files differ; None outside a work tree."""
+    """Return the commit of the git work tree that kvbench runs from, or None outside a work tree or without git.
+
+    "+changes" follows if a tracked file differs from the commit.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
@@ -55,7 +58,10 @@ def git_commit() -> str | None:
 
 
 def memory_bytes() -> int | None:
-    """Return how many bytes of memory this process may use: all of the machine's, or its control group's limit."""
+    """Return how many bytes of memory this process may use: all of the machine's, or its control group's smaller limit.
+
+    None if the system states neither.
+    """
     limits = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -68,7 +74,7 @@ def memory_bytes() -> int | None:
 
 
 def load() -> float | None:
-    """The machine's load average of one minute per processor core, all processes included; None where unknown."""
+    """Return the machine's load average over the last minute, divided by its processor cores; None where unknown."""
     try:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except OSError:
@@ -76,12 +82,12 @@ def load() -> float | None:
 
 
 def cores() -> int:
-    """Number of processor cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:
-    """Model name of the processor, if the system reports one."""
+    """Return the model name of the processor; if the system reports none, the name of its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -94,14 +100,14 @@ def machine() -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """``cpu``, or the GPU's name."""
+    """Return ``cpu``, or the GPU's name."""
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def devices() -> list[dict[str, Any]]:
-    """Visible accelerators with name and memory. Imports torch."""
+    """Return the visible CUDA devices with their names and memory. Imports torch."""
     import torch
 
     visible = []

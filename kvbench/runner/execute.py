@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """How a run ended. failed: number of rows for each status other than "ok".
+    """How a run ended.
 
-    repeated: no row was generated or scored, because every row was saved before with its score.
+    failed: how many of the rows that this call generated or scored have no score, for each status but "ok" and
+    "unscored". repeated: no row was generated or scored, because every row was saved before with its score.
     """
 
     run_dir: Path | None  # None after a dry run
@@ -58,7 +59,7 @@ def execute(
     """Run a configuration to the end; if its run was begun before, generate and score only what is missing.
 
     resume: require that the run exists. notice: receives one-line warnings; by default they go to stderr. Raises
-    KVBenchError: Interrupted after Ctrl-C, SIGTERM or SIGHUP, with all finished rows saved.
+    KVBenchError; after Ctrl-C, SIGTERM or SIGHUP this is Interrupted, and all finished rows are saved.
     """
     say = notice or terminal.warning
     name = run_name or config.run_name()
@@ -99,7 +100,7 @@ def _run(folder: RunFolder, plan: RunPlan, done: set[str], progress: Progress | 
             progress=progress,
         )
         if rescored.prompt_mismatch:
-            say(f"{rescored.prompt_mismatch} answers without a score belong to prompts that now differ.")
+            say(f"{rescored.prompt_mismatch} answers stay without a score, because their task now makes other prompts.")
         folder.seal()
     return RunResult(
         run_dir=folder.path,

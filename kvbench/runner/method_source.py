@@ -1,8 +1,8 @@
 """The source files that decide which entries a method keeps, and one hash over them.
 
 The files are the method's own module; the modules that it imports, directly or indirectly, from `kvbench.methods`,
-`kvbench.eviction` and, if it is a plug-in, its own package; these files of every method that it holds (both parts of
-``snapkv+gkv``, the base of ``ada-kv``); and the module that selects entries by score. The files are read and parsed,
+`kvbench.eviction` and, if it is a plug-in, its own package; the same files of every method that it contains (both parts
+of ``snapkv+gkv``, the base of ``ada-kv``); and the module that selects entries by score. The files are read and parsed,
 never imported. Changes of the engine show in kvbench's version instead. Modules that a plug-in imports from elsewhere
 are not hashed.
 """
@@ -86,7 +86,7 @@ def _read(name: str) -> _Module | None:
 
 
 def _path(name: str) -> Path | None:
-    """Return a module's file, or None. A module that is not imported yet is searched in the folders of its package."""
+    """Return a module's file, or None. If the module is not imported yet, the folders of its package are searched."""
     if file := getattr(sys.modules.get(name), "__file__", None):
         return Path(file)
     package = next((p for p in (*SHARED, name.partition(".")[0]) if name.startswith(f"{p}.")), name)
@@ -99,7 +99,10 @@ def _path(name: str) -> Path | None:
 
 
 def _label(name: str, path: Path) -> str | None:
-    """Return a module's label, ``kvbench/methods/gkv.py`` wherever kvbench is installed; None for a plug-in."""
+    """Return a module's label, such as ``kvbench/methods/gkv.py``, which does not depend on where kvbench is installed.
+
+    None for a plug-in's file.
+    """
     if path.name == "__init__.py":
         return f"{name.replace('.', '/')}/__init__.py"
     return f"{name.replace('.', '/')}{path.suffix}" if path.stem == name.rpartition(".")[2] else None

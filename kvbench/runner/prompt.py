@@ -102,7 +102,7 @@ class PromptMaker:
 
 
 def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
-    """Return a task's default sampling settings, overridden by those that the user gave."""
+    """Return a task's default sampling settings, overridden by those that the user gave; stop strings are added."""
     settings: dict[str, Any] = {
         "n": config.samples,
         "max_new_tokens": config.max_new_tokens,

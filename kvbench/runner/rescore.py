@@ -33,7 +33,7 @@ KEPT = "kept"  # counted like a status: the answer keeps its score, because no j
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """How many answers got a score, failed, or were left as they are, when a run was scored again."""
+    """What scoring stored answers gave: how many got a score, could not be scored, or were left as they are."""
 
     scored: int = 0  # have a new score
     failed: Mapping[str, int] = field(default_factory=dict)  # could not be scored, by status
@@ -89,7 +89,10 @@ def rescore(
 
 
 class _Scoring:
-    """Answers that are being scored. The scores are written in the order in which the answers were submitted."""
+    """Answers that are being scored. Their scores are written in the order in which the answers were submitted.
+
+    `write_ready` is the exception.
+    """
 
     def __init__(
         self, works: Mapping[str, TaskWork], journal: Journal, pool: ScorePool, progress: Progress | None
@@ -99,7 +102,10 @@ class _Scoring:
         self._waiting: deque[tuple[Future[Score], _Job]] = deque()
 
     def submit(self, job: _Job, output: Output) -> None:
-        """Begin to score an answer; first wait while too many answers are being scored."""
+        """Begin to score an answer, and write the oldest scores as far as they are known.
+
+        If AT_ONCE answers are then being scored, wait until fewer are.
+        """
         task = self.works[job.entry.row["task"]].task
         self._waiting.append((self.pool.submit(task, job.prompt.doc, output), job))
         while len(self._waiting) >= AT_ONCE or (self._waiting and self._waiting[0][0].done()):
@@ -111,7 +117,10 @@ class _Scoring:
             self._write_oldest()
 
     def write_ready(self) -> None:
-        """Write all scores that are known now, in any order, so that no score is lost that a judge was paid for."""
+        """Write all scores that are known now, also those of answers behind one that is still being scored.
+
+        Otherwise scores would be lost that a judge was paid for.
+        """
         for future, job in self._waiting:
             if future.done():
                 self._write(future, job)
@@ -142,7 +151,7 @@ class _Scoring:
 
 
 def _jobs(chosen: list[Entry], works: Mapping[str, TaskWork], reader: TextReader) -> Iterator[_Job | None]:
-    """Yield every chosen answer with its document, or None for an answer whose prompt the task no longer makes."""
+    """Yield every chosen answer with its prompt, or None for an answer whose prompt the task no longer makes."""
     prompts = {(name, p.doc.doc_id): p for name, work in works.items() for p in work.prompts}
     for entry in chosen:
         prompt = prompts.get((entry.row["task"], entry.row["doc_id"]))

@@ -25,7 +25,7 @@ MOMENT = 1.0  # seconds between two commits while waiting
 class RowWriter:
     """Writes the rows of a run.
 
-    host: values of the columns `device` and `dtype`. keep_prompts: store the questions of gated data too.
+    host: values of the columns `device` and `dtype`. keep_prompts: store the prompts of gated tasks too.
     """
 
     def __init__(
@@ -39,15 +39,15 @@ class RowWriter:
     ) -> None:
         self.journal, self.pool, self.works, self.host, self.keep_prompts = journal, pool, works, host, keep_prompts
         self.saved = 0  # rows on the disk
-        self.failed: Counter[str] = Counter()  # rows without a score, by status
+        self.failed: Counter[str] = Counter()  # rows that failed, by status
         self.scores: list[float] = []  # headline scores of the present cell
         self.refused: SetupError | None = None  # the judge refuses the key, or no scoring process starts
         self._waiting: dict[Future[Score], Answer] = {}
 
     def add(self, planned: PlannedRow, generation: Generation, cell_plan: CellPlan, peak: int | None) -> None:
-        """Score one finished sample and write its row. Blocks while more than BACKLOG answers wait for scores.
+        """Give one finished sample to scoring; its row is written once the score is known, or at once if it failed.
 
-        peak: see `Answer.device_bytes_peak`.
+        Blocks while more than BACKLOG answers wait for scores. peak: see `Answer.device_bytes_peak`.
         """
         answer, task = Answer(planned, generation, cell_plan, peak), self.works[cell_plan.cell.task].task
         with signals.shield():

@@ -44,7 +44,7 @@ class Answer:
 
 
 def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, str]) -> dict[str, Any]:
-    """Return the row of a finished sample. score: None when generation failed; then every score column is null."""
+    """Return the row of a finished sample. score: None when generation failed; then the row has no score columns."""
     planned, generation, cell_plan = answer.planned, answer.generation, answer.cell_plan
     cell, doc = cell_plan.cell, planned.prompt.doc
     usage = generation.usage
@@ -81,7 +81,10 @@ def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, st
 
 
 def scored(score: Score) -> dict[str, Any]:
-    """Return the row's columns that depend on the score. They are null for a score without a value."""
+    """Return the row's columns that depend on the score.
+
+    For a score without a value, all of them are null except status, note and the scorer's facts.
+    """
     shown = score if score.value is not None else Score(value=None)
     aux = dict(shown.aux)
     no_answer = aux.pop("no_answer", None)
@@ -99,10 +102,11 @@ def scored(score: Score) -> dict[str, Any]:
 
 
 def _usage(usage: Usage, limit: float) -> dict[str, Any]:
-    """Return the row's columns of measured use: seconds, entries, bytes and speeds. limit: the most tokens per second.
+    """Return the row's columns of measured use: seconds, entries, bytes and speeds.
 
-    A sample's seconds are shares of the engine's time, so tokens / seconds is the engine's own rate. The first token
-    comes with the prompt and is not counted.
+    limit: the tokens per second that the plan expects of the machine at most. A sample's seconds are shares of the
+    engine's time, so tokens / seconds is the engine's own rate. The first token comes with the prompt and is not
+    counted.
     """
     busy = usage.decode_seconds + usage.evict_seconds
     rate = (usage.output_tokens - 1) / busy if busy > 0 and usage.output_tokens > 1 else None

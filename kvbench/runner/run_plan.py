@@ -132,7 +132,7 @@ def _loader(config: RunConfig, inputs: Inputs, device: torch.device) -> partial[
 
 
 def _plan_shape(inputs: Inputs, say: Notice) -> ModelShape:
-    """Return the model's shape by its configuration. If that lacks the layers, estimate them and say so."""
+    """Return the model's shape from its configuration. If this does not show the layers, estimate them and say so."""
     try:
         return read_shape(inputs.config)
     except ProbeFailed:

@@ -110,8 +110,8 @@ def check_model(
 def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise UserError if one of the model's files changed that make prompts, such as the tokenizer's.
 
-    Scoring calls this instead of `check_model`, because it reads no weights. For a model of the hub it compares the
-    prompts themselves.
+    Scoring calls this instead of `check_model`, because it reads no weights. If one of the records has no hashes of the
+    model's files, only the chat template is compared here; scoring then compares each prompt.
     """
     if now["model_files"] and before.get("model_files"):
         check_model(run, before, now, makes_prompts)
@@ -168,7 +168,7 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
 
 
 def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterable[str]) -> str:
-    """Return the names of changed source files for a message. own: the files that the method consists of now."""
+    """Return the names of changed source files for a message. own: all files of the changed methods."""
     was, has = (_hashes(record.get("method_files", [])) for record in (before, now))
     return few(sorted(bare(file) for file in own if was.get(file) != has[file]), MOST) or "it imports other files"
 

@@ -31,7 +31,10 @@ AFTER_STOP = 3.0  # seconds to wait for scores after a signal or a failure
 
 
 class Runner:
-    """Executes the missing rows of a run. done: number of rows saved before. say: receives warnings, one line each."""
+    """Executes the missing rows of a run.
+
+    done: number of rows that were saved before. say: receives warnings of one line.
+    """
 
     def __init__(self, folder: RunFolder, plan: RunPlan, done: int, progress: Progress | None, say: Notice) -> None:
         self.folder, self.plan, self.progress, self.say = folder, plan, progress, say

@@ -30,13 +30,13 @@ from kvbench.taskkit.reader import ModelReader
 
 
 def template_hash(path: str) -> str:
-    """SHA-256 of a --chat-template file. Raises UserError unless it is a regular file."""
+    """Return the SHA-256 of a --chat-template file. Raises UserError unless it is a regular file."""
     name = f"chat template {quote(path)}"
     return hashlib.sha256(read_plain(Path(path), name, FILE_LIMIT)).hexdigest()
 
 
 def load_task(name: str, task_file: str | None) -> Task:
-    """Return the task of this name; for "file", "" or the name of the task in --task-file, return that task."""
+    """Return the task of this name. With --task-file, the names "file" and "" mean the file's task, as its own does."""
     return _own_task(name, task_file) or get_task(name)
 
 
@@ -62,9 +62,10 @@ def make_method(cell: Cell) -> Method:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRow:
-    """One sample that a run is to generate. key: hash of `identity`. identity: the settings that make this sample
-    different
-    from all others; each is a column of its row.
+    """One sample that a run is to generate.
+
+    identity: the settings that make this sample different from all others; each is a column of its row. key: a hash of
+    `identity` and of the data's revision and hash.
     """
 
     key: str
@@ -89,10 +90,11 @@ class TaskWork:
     def load(
         cls, name: str, config: RunConfig, source: Data, tokenizer: Any, model_type: str, context: int
     ) -> TaskWork:
-        """Load documents and render prompts. Raises SetupError if data are missing.
+        """Load documents and render prompts.
 
-        Raises UserError without a chat template, for --max-new-tokens beyond the model's context, and for a
-        query-agnostic run of documents that have no context.
+        Raises SetupError if data are missing. Raises UserError for an unknown prompt style, a chat template that is
+        missing but needed, --max-new-tokens beyond the model's context, and a query-agnostic run of documents that have
+        no context.
         """
         task = load_task(name, config.task_file)
         style = config.prompt_style or task.prompt_styles[0]
@@ -256,7 +258,7 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Promp
 def applied_budget(budget: Budget, method: Method, prompt_tokens: int) -> int:
     """Return a budget as a number of entries for one prompt.
 
-    A share of the prompt gives at least what the method needs.
+    A share of the prompt gives at least the method's smallest budget.
     """
     size = entries(budget, prompt_tokens)
     return max(size, method.min_budget()) if isinstance(budget, float) else size

@@ -17,7 +17,7 @@ from kvbench.store.files import reason
 from kvbench.train.processes import is_first
 
 HASHES = {"questions": "other questions", "fingerprint": "another model"}  # what a different hash means, for errors
-Answers = dict[str, tuple[int, ...] | None]  # question's name -> answer tokens; None: not kept, as a wrong answer
+Answers = dict[str, tuple[int, ...] | None]  # question's name -> answer tokens; None: the answer was wrong or failed
 
 
 class AnswerFile:
@@ -66,7 +66,7 @@ class AnswerFile:
     def add(self, name: str, *, prompt: Sequence[int], answer: Sequence[int], kept: bool) -> None:
         """Append the model's answer to the question called `name`. Raises SetupError when the file cannot be written.
 
-        kept: True if training uses the answer, False if it drops the answer as wrong.
+        kept: True if training uses the answer, False if the answer is wrong or its generation failed.
         """
         if is_first():
             with self._appending() as stream:

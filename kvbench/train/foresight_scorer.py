@@ -114,7 +114,8 @@ class ScorerRecipe(TraceRecipe):
         if not evicted:
             raise UserError(
                 f"no answer to train on outgrows a budget of {self.evictions.budget} before its end; "
-                "the model gave no right answer, or its answers are too short."
+                "the model gave no right answer, or its answers are too short. Give other questions, or a smaller "
+                "--opt budget."
             )
         return evicted
 

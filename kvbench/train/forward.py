@@ -43,9 +43,9 @@ def forward(
 def in_blocks(call: AttentionCall, attend_block: Attend, rows: int = ROWS) -> torch.Tensor:
     """Return the attention output [b, n, Hq, Dv] of a whole sequence, computed for `rows` queries at a time.
 
-    attend_block: receives the position of a block's first query, the block's queries, and keys and values up to its
-    last query. If there are several blocks, the backward pass recomputes each, so that memory holds one block's
-    probabilities.
+    attend_block: receives the position of a block's first query, the block's queries, and all keys and values up to the
+    block's last query. If there are several blocks, the backward pass recomputes each, so that memory holds the
+    probabilities of one block only.
     """
     n = call.key.shape[2]
     recompute = n > rows and torch.is_grad_enabled()

@@ -77,7 +77,10 @@ class SparseRecipe(Recipe):
             loaded.model.generation_config.validate(strict=True)
         except ValueError as error:
             why = "; ".join(line[2:] for line in str(error).splitlines() if line.startswith("- "))
-            raise UserError(f"the trained model's generation_config.json could not be saved with it: {why}") from None
+            raise UserError(
+                "the model's generation_config.json could not be saved with the trained model; correct the file first: "
+                f"{why}"
+            ) from None
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return dict(self.loaded.model.named_parameters())

@@ -155,7 +155,10 @@ def _of_notes(
         tokens = [*tokens, *words, *code, *stop]
     ids = tuple(tokens[: rows[-1] + 2])
     if len(ids) > longest:
-        raise SetupError(f"a context of {longest} tokens is too short for the texts with which heads are estimated.")
+        raise SetupError(
+            f"{longest} tokens are too few for the texts with which heads are estimated, which need {len(ids)}. Use a "
+            "model with a longer context, or for duo a larger --opt tokens."
+        )
     return Example(ids, tuple(rows), tuple(evidence))
 
 

@@ -238,5 +238,5 @@ def _same_heads(what: str, layers: int, heads: int, model: Sizes) -> None:
     wanted = model["num_hidden_layers"], model["num_key_value_heads"]
     if (layers, heads) != wanted:
         raise SetupError(
-            f"{what} weights are for {layers} layers x {heads} heads; the model has {wanted[0]} x {wanted[1]}."
+            f"{what} weights are for {layers} layers x {heads} KV heads; the model has {wanted[0]} x {wanted[1]}."
         )

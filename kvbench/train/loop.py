@@ -30,7 +30,7 @@ OnStep = Callable[[int, dict[str, float]], None]  # receives the steps done, and
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The result of a training: the weights that it wrote, and the held-out figures before and after."""
+    """The result of a training: where its weights are, their card, and the held-out figures before and after."""
 
     path: Path
     card: dict[str, Any]
@@ -54,9 +54,9 @@ def train(
 ) -> Trained:
     """Train a recipe to its last step, starting from the last checkpoint if there is one.
 
-    base: the model's name; revision: the commit of its files; command: the command line for the card;
-    checkpoint_seconds: the time between two checkpoints, which is multiplied by n if writing a checkpoint takes n > 1
-    seconds. The last step always writes a checkpoint. on_step: called after every step.
+    base: the model; revision: the commit of its files; command: the command line for the card; checkpoint_seconds: the
+    least time between two checkpoints, which is multiplied by n if writing a checkpoint takes n > 1 seconds. The last
+    step always writes a checkpoint. on_step: called after every step.
 
     Raises:
         UserError: `out` holds a training with other settings.
@@ -157,7 +157,7 @@ class _Training:
         if {name: self.state.get(name) for name in self.named} != self.named:
             raise UserError(
                 f"{quote(self.out)} holds a training with other settings: {_differences(self.state, self.named)}. "
-                "Choose another --out, or remove the folder; a training cannot be made longer."
+                "Choose another --out, or remove the folder; a training that has begun keeps its settings."
             )
         checkpoint.restore(path, self.parameters, self.optimiser)
         if self.processes.first:

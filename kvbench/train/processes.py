@@ -1,8 +1,8 @@
 """The processes that share a training: a single one, or those that torchrun or `accelerate launch` started.
 
-Both launchers pass each process its rank and their number in the environment; the collectives are torch's own (gloo
-between CPUs, NCCL between GPUs). Every process loads the model, collects the same answers and computes the held-out
-figures; only the first one writes files.
+Both launchers pass each process its rank and the number of processes in the environment; the collectives are torch's
+own (gloo between CPUs, NCCL between GPUs). Every process loads the model, collects the same answers and computes the
+held-out figures; only the first one writes files.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def is_first() -> bool:
 def joined() -> Iterator[Processes]:
     """While the block runs, connect this process with the other processes of the training.
 
-    Raises SetupError when their address is missing.
+    Raises SetupError when the processes cannot find each other, for example because their address is missing.
     """
     if only_one():
         yield Processes()

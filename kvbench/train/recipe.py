@@ -31,7 +31,7 @@ class Settings:
     floor: float = 0.1
     weight_decay: float = 0.0
     clip: float = 1.0  # largest norm of the gradient
-    batch: int = 8  # samples per step, over all processes
+    batch: int = 8  # items (traces, questions or examples) per step, over all processes
     seed: int = 0
     more: Mapping[str, Any] = field(default_factory=dict)  # the settings that only this recipe has
 

@@ -1,6 +1,6 @@
 """Forward and backward passes of a model under eviction masks, for as many sequences at once as memory allows.
 
-Letters: b sequences, S tokens of the longest, n last positions (from the first answer token of any sequence on), V
+Letters: b sequences, S tokens of the longest, n last positions of a batch (they begin where the first answer begins), V
 vocabulary.
 """
 
@@ -37,7 +37,7 @@ class Answered:
 
 
 class Part:
-    """A micro-batch of sequences, `ids` [b, S]; shorter ones are padded at the end, where no answer token sees it.
+    """A micro-batch of sequences, `ids` [b, S]; shorter ones are padded at the end, which no answer token sees.
 
     targets: [b, n] tokens that the last n logits predict; weights: [b, n] weight of each target in the loss, 0 outside
     answers.
@@ -72,7 +72,7 @@ Objective = Callable[[torch.Tensor, Part], torch.Tensor]
 def add_up(
     model: Any, sequences: Sequence[Answered], lifetimes: Lifetimes, objective: Objective, *, micro: int, again: bool
 ) -> torch.Tensor:
-    """Return the sum of an objective over all sequences, as a number; add its gradient to that of the parameters.
+    """Return the sum of an objective over all sequences, without a graph; add its gradient to that of the parameters.
 
     Args:
         objective: returns the loss of a micro-batch, given the model's logits [b, n, V] under the masks and the batch.

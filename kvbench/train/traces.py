@@ -1,7 +1,7 @@
 """The questions that recipes train on, and the traces: the model's own answers to these questions.
 
-No evaluation asks these questions: problems of the built-in tasks are drawn from 29-bit seeds, and evaluations use
-seeds from `HELD_OUT` on.
+No evaluation asks the problems of built-in tasks on which recipes train: these are drawn from 29-bit seeds, and
+evaluations use seeds from `HELD_OUT` on.
 """
 
 from __future__ import annotations
@@ -155,6 +155,8 @@ def collect(
     on_answer: Callable[[int], None] | None = None,
 ) -> list[Trace]:
     """Let the model answer the questions greedily with the full cache; return the answers in the questions' order.
+
+    Answers whose generation failed are left out.
 
     Args:
         correct: drop wrong answers to questions that have a judge.

@@ -77,7 +77,7 @@ def test_a_run_without_weights_ends_before_any_work(capsys, tmp_path):
 @pytest.mark.parametrize(("name", "what"), [("trimkv", "gate"), ("foresightkv", "scorer")])
 def test_weights_of_another_model_say_for_how_many_heads_they_are(name, what, folder):
     for changes, sizes in (({"num_hidden_layers": 36}, "36 x 2"), ({"num_key_value_heads": 4}, "3 x 4")):
-        with pytest.raises(SetupError, match=f"{what} weights .* are for 3 layers x 2 heads; the model has {sizes}"):
+        with pytest.raises(SetupError, match=f"{what} weights .* are for 3 layers x 2 KV heads; the model has {sizes}"):
             load(name, folder, **changes)
 
 
@@ -93,5 +93,5 @@ def test_weights_must_fit_the_options(folder):
 def test_a_file_whose_tensors_are_of_another_size_is_refused(tmp_path):
     tensors = {n: torch.ones(s) for n, s in make("trimkv", {}).weights().shapes(CONFIG | {"hidden_size": 32}).items()}
     save_weights(tmp_path / "trimkv.safetensors", "trimkv", tensors, Base(name="m", config=CONFIG), made={})
-    with pytest.raises(SetupError, match=r"in.weight is \[3, 32, 32\], \[3, 32, 64\] for this model"):
+    with pytest.raises(SetupError, match=r"in.weight is \[3, 32, 32\]; this model needs \[3, 32, 64\]"):
         load("trimkv", tmp_path)

@@ -81,7 +81,7 @@ def test_what_is_no_gate():
     assert form_of({"out.weight": torch.zeros(2, 2)}) is None
     assert form_of(weights | {"out.weight": torch.zeros(1, 2, 3, 4)}) is None
     form = form_of(weights)
-    assert form.misfit(weights, MODEL | {"hidden_size": 11}) == "in.weight is [3, 5, 10], [3, 5, 11] for this model"
+    assert form.misfit(weights, MODEL | {"hidden_size": 11}) == "in.weight is [3, 5, 10]; this model needs [3, 5, 11]"
     assert form.misfit(weights | {"more": torch.zeros(1)}, MODEL) == "more is not expected"
     del weights["in.bias"]
-    assert misfit(weights, form.shapes(MODEL)) == "in.bias is missing, [3, 5] for this model"
+    assert misfit(weights, form.shapes(MODEL)) == "in.bias is missing; this model needs [3, 5]"

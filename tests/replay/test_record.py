@@ -142,7 +142,7 @@ def test_a_row_chooses_among_the_cells_of_the_configuration() -> None:
     ],
 )
 def test_a_row_that_the_run_did_not_plan_is_left_out(changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="lacks this row's method"):
+    with pytest.raises(UserError, match="no cell with this row's method"):
         cell_of(row("gkv") | changes, CONFIG)
 
 

@@ -168,9 +168,9 @@ def test_a_wrapped_state_dict_and_other_prefixes(tmp_path, out):
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        ({"num_hidden_layers": 4}, "gate weights are for 3 layers x 2 heads; the model has 4 x 2"),
-        ({"num_key_value_heads": 4}, "gate weights are for 3 layers x 2 heads; the model has 3 x 4"),
-        ({"hidden_size": 48}, "in.weight is .3, 12, 40., .3, 12, 48. for this model"),
+        ({"num_hidden_layers": 4}, "gate weights are for 3 layers x 2 KV heads; the model has 4 x 2"),
+        ({"num_key_value_heads": 4}, "gate weights are for 3 layers x 2 KV heads; the model has 3 x 4"),
+        ({"hidden_size": 48}, "in.weight is .3, 12, 40.; this model needs .3, 12, 48."),
     ],
 )
 def test_gates_of_another_model_are_refused(tmp_path, out, config, match):
@@ -182,7 +182,7 @@ def test_gates_of_another_model_are_refused(tmp_path, out, config, match):
 def test_scorers_of_another_model_are_refused(tmp_path, out):
     scorer_states(8, tmp_path)
     for change, match in (
-        ({"num_hidden_layers": 2}, "scorer weights are for 3 layers x 2 heads; the model has 2 x 2"),
+        ({"num_hidden_layers": 2}, "scorer weights are for 3 layers x 2 KV heads; the model has 2 x 2"),
         ({"head_dim": 20}, r"read 48 numbers per entry; for this model it must be 52 \(paper6\) or 56 \(released8\)"),
     ):
         with pytest.raises(SetupError, match=match):

@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 def read_corpus(folder: Path) -> dict[str, str]:
-    """Return the text of every hostile program in a folder and its subfolders, by relative path.
+    """Return the text of every hostile program in a folder and its direct subfolders, by relative path.
 
     Raises UserError if the folder holds no program, or one without a complete header.
     """

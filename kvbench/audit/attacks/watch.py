@@ -53,8 +53,8 @@ def adopt_orphans() -> None:
 def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known: int, seconds: float) -> Peaks:
     """Observe a grader until it ends, and return the peaks; kill its process group after `seconds`.
 
-    folder: the grader's TMPDIR. port: a port to which the program may listen, which this function tries to reach; None:
-    none. known: id of a child of this process that does not belong to the grader.
+    folder: the grader's TMPDIR. port: a port on which the program may listen and to which this function tries to
+    connect; None if there is none. known: id of a child of this process that does not belong to the grader.
     """
     peaks, before = Peaks(), _shared_memory()
     deadline, looks = time.monotonic() + seconds, 0

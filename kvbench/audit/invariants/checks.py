@@ -15,11 +15,13 @@ from kvbench.eviction.api import Method
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """One invariant: the function that checks it, and in which layouts and special ways of running it is checked."""
+    """One invariant: the function that checks it, and the layouts and special ways in which this function runs."""
 
     check: Callable[[Exam, Any], None]  # of one `Way` or `AuditLayout`; its docstring's first line is the statement
     special: bool = False  # whether `check` also runs in the `Special` ways
-    each_layout: bool = True  # whether it runs in every layout; False if it compares layouts or no layout matters
+    each_layout: bool = (
+        True  # whether it runs in every layout; False if it compares layouts or the layout is irrelevant
+    )
 
     @property
     def statement(self) -> str:

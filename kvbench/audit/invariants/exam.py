@@ -41,9 +41,9 @@ CHUNK, TAIL, SHARE = 16, 7, 0.4
 
 
 def once(work: Callable[Concatenate[Exam, P], T]) -> Callable[Concatenate[Exam, P], T]:
-    """Make a method of `Exam` run only once for the same arguments.
+    """Make a method of `Exam` run only once for the same arguments; later calls return the same result.
 
-    Later calls return the same result or raise the same error (`Stopped`).
+    An error becomes a `Stopped`, which later calls raise again. Only Broken and NotApplicable pass unchanged.
     """
 
     @functools.wraps(work)

@@ -22,7 +22,7 @@ TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit;
 
 
 def runs(exam: Exam, way: Way) -> None:
-    """Every sequence is generated to its end, with query-head groups of any size; prompts above budget are evicted."""
+    """Every sequence is generated to its end, and every prompt that is longer than the budget is evicted."""
     trial = exam.main(way)
     for (doc, sample), done in trial.done.items():
         if done.status != "ok" or len(done.token_ids) != done.request.max_new_tokens:
@@ -69,7 +69,7 @@ def budget(exam: Exam, way: Way) -> None:
 
 
 def protect(exam: Exam, way: Way) -> None:
-    """Every head keeps the sinks, recent tokens and prompts that it held and the method protects."""
+    """Every head keeps those entries of sinks, recent tokens and prompts that it held and that the method protects."""
     evicts(exam)
     _drops(exam, way)
     protects = False
@@ -284,7 +284,7 @@ def _compare(exam: Exam, way: Way, request: Request, sample: int, *, masked: boo
         change = relative(dense[at], trial.seen.logits[key, step])
         if not change <= TOLERANCE:
             raise Broken(
-                f"logits differ from a pass without a cache by {change:.1e} (relative) at position {at}: "
+                f"logits differ from those of a pass without a cache by {change:.1e} (relative) at position {at}: "
                 f"{request.doc_id} prompt, sample {sample}"
             )
 

@@ -35,9 +35,8 @@ def queries(exam: Exam, way: Way) -> None:
             change = relative(theirs, view.queries[row][:, real])
             if not change <= TOLERANCE:
                 raise Broken(
-                    f"queries at positions {int(at[real].min())} to {int(at.max())} differ from a "
-                    "pass without a cache by "
-                    f"{change:.1e} (relative): {where}"
+                    f"queries at positions {int(at[real].min())} to {int(at.max())} differ from those of a pass "
+                    f"without a cache by {change:.1e} (relative): {where}"
                 )
             compared = True
     if not compared:

@@ -48,7 +48,7 @@ class Subject:
     full: dict[Any, Any] = field(default_factory=dict)  # generations of the full cache, see `Exam.full`
 
     def serve(self, method: Method) -> tuple[Method, LoadedModel]:
-        """Return the method, ready to run on this model, and the model.
+        """Return the method in a form that can run on this model, and the model for it.
 
         The method gets a draft model and a file of weights or tables if it needs them. Missing weights and tables are
         drawn at random, because no invariant depends on their quality. Raises NotApplicable for an oracle, and for a

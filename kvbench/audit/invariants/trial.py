@@ -77,7 +77,10 @@ def noise_keys(request: Request, sample: int) -> list[int]:
 
 
 class Bench:
-    """An engine that runs one trial after the other, step by step in PyTorch, so that `watching` sees all of it."""
+    """An engine that runs one trial after the other.
+
+    It runs every step in PyTorch, without CUDA graphs or compiled code, so that `watching` sees all of it.
+    """
 
     def __init__(self, loaded: LoadedModel, method: Method, **settings: Any) -> None:
         """Make the engine. settings: arguments of `Engine`."""

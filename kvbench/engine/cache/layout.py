@@ -23,11 +23,14 @@ Layout = Literal["auto", "dense", "paged"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """The most tokens that a sequence of a cell may have: in all, in its output, and in its prompt's tail."""
+    """The most tokens that a sequence of a cell may have: in all, in its output, and in the tail of its prompt.
+
+    The tail is the part of a prompt that is read after the rest was evicted (query-agnostic compression).
+    """
 
     total: int  # prompt plus output
     output: int
-    tail: int = 0  # part of a prompt that is read after the rest was evicted (query-agnostic compression)
+    tail: int = 0
 
     @classmethod
     def of(cls, max_tokens: int, max_output: int | None = None, tail: int = 0) -> Lengths:
@@ -49,9 +52,11 @@ def entry_budget(method: Method, budget: float | None, prompt_len: int, group: i
 
 
 def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths, group: int = 1) -> int:
-    """Return how many entries each head of a slot must have room for.
+    """Return how many entries each head of a slot must have room for; never more than the longest sequence has tokens.
 
-    This is the budget, the tail and the growth between evictions together, or the longest sequence if that is less.
+    For a method with a budget this is the sum of the budget, the prompt's tail (`Lengths`) and the tokens generated
+    between two evictions, or all generated tokens if they are never evicted. For other methods
+    it is the length of the longest sequence.
     """
     if not method.takes_budget or budget is None:
         return lengths.total
@@ -93,7 +98,7 @@ def check_prefill(method: Method, prefill: str, name: str = "") -> None:
     """Raise UserError when a method does not work with chunked prefill. name: the method's, for the error text."""
     if prefill == "chunked" and method.during("prefill").needs().probes:
         label = quote(name or type(method).__name__)
-        raise UserError(f"method {label} runs probes over the whole prompt; --prefill chunked cannot serve it.")
+        raise UserError(f"method {label} runs probes over the whole prompt, so it cannot run with --prefill chunked.")
 
 
 def layer_by_layer(method: Method, prefill: str) -> bool:
@@ -127,7 +132,10 @@ def make_cache(
     dtype: torch.dtype,
     layout: Layout = "auto",
 ) -> SlotCache:
-    """Return an empty cache. layout: "auto" is dense for methods that keep all heads equally long, else paged."""
+    """Return an empty cache. layout: "auto" is dense if the method keeps equally many entries in all heads, else paged.
+
+    Raises UserError if a method that keeps unequal numbers is to use the dense layout.
+    """
     if layout == "auto":
         layout = "dense" if method.uniform else "paged"
     if layout == "dense" and not method.uniform:

@@ -1,8 +1,8 @@
 """Decoder layers compiled by torch: norm, RoPE, gate and residual between two matrix products become one kernel.
 
 The layers are transformers' own; attention and cache stay outside, in the function that `interface.route` registers. In
-bfloat16 compiled layers round less often than plain ones, so results differ in the last bits; a slot's bits depend
-on the number of slots, never on its neighbours.
+bfloat16 compiled layers round less often than plain ones, so results differ in the last bits. The bits of a slot's
+result depend on the number of slots, never on its neighbours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VARIANTS = 64  # of a layer's code: models, kinds of attention, counts of slots;
 
 
 class CompiledLayers:
-    """Runs a model's decoder layers compiled inside `with layers.active():`, and as they were outside.
+    """Runs a model's decoder layers compiled inside a block `with layers.active():`. After the block they are plain.
 
     The first forward pass of a shape compiles, which takes seconds to a minute: run it before a graph is captured. When
     compiling fails, this pass and all later ones run the plain layers.

@@ -1,12 +1,12 @@
 """The Triton kernel of a decode step's attention: one new token per slot, any number of entries per slot and KV head.
 
 A program serves one KV head of one slot: the query heads of its group form one matrix. It attends to the new entry from
-registers, writes the entry to the cache, and reads the older entries in tiles with an online softmax in float32. Grid:
-(S * Hk, splits); the programs of a head share its entries evenly, and `_combine` adds their partial sums.
+registers, writes the entry to the cache, and reads the older entries in tiles with an online softmax in float32. There
+are S * Hk x splits programs: those of a head share its entries evenly, and `_combine` adds their partial sums.
 
-The number of splits follows from what is fixed for the life of an engine, and the entries that each split reads from
-the head's own length. So a slot's bits never depend on its neighbours or its place. Everything that changes from step
-to step is read from the device: a call can be captured in a CUDA graph.
+The number of splits depends only on sizes that are fixed for the life of an engine. Which entries a split reads depends
+only on the number of entries that its head holds. So the bits of a slot's result never depend on its neighbours or its
+place. Everything that changes from step to step is read from the device, so a CUDA graph can capture a call.
 
 Letters: S slots, Hq query heads, Hk KV heads, G query heads per KV head, P cache rows (places for an entry) per head, D
 and Dv head dimensions.
@@ -97,7 +97,7 @@ def decode(
 
 
 def _padded(size: int) -> int:
-    """Return the smallest power of two, from 16 on, that is not below `size`: matrix products take no other sizes."""
+    """Return the smallest power of two that is at least `size` and at least 16: matrix products take no other sizes."""
     return max(16, triton.next_power_of_2(size))
 
 
@@ -109,7 +109,11 @@ def _tile(dim: int, value_dim: int, element: int) -> int:
 
 @triton.jit
 def _extent(LENGTHS, LIVE, at_length, at_live, rows, SPLITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return whether a slot is live, its head's earlier entries, how many of them to read, and how many per split."""
+    """Return whether a slot is live, and three numbers for one of its heads.
+
+    They are the entries stored so far, those of them that the cache still holds (0 if the slot is not live), and those
+    that each split reads.
+    """
     live = tl.load(LIVE + at_live) != 0
     seen = tl.load(LENGTHS + at_length).to(tl.int32)
     held = tl.where(live, tl.minimum(seen, rows), 0)
@@ -118,7 +122,7 @@ def _extent(LENGTHS, LIVE, at_length, at_live, rows, SPLITS: tl.constexpr, TILE:
 
 @triton.jit
 def _row(TABLE, head, n, rows, width, PAGED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return where in the tensor of keys or values the cache rows `n` of a head lie."""
+    """Return the indices, in the tensor of keys or values, of the cache rows `n` of a head."""
     head = head.to(tl.int64)
     if PAGED == 0:
         return head * rows + n

@@ -47,7 +47,10 @@ class LoadedModel:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device named "auto", "cpu", "cuda" or "cuda:N". Raises SetupError when it is not visible."""
+    """Return the device named "auto", "cpu", "cuda" or "cuda:N".
+
+    Raises UserError for another name, SetupError when the device is not visible.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -56,7 +59,8 @@ def pick_device(name: str) -> torch.device:
         raise SetupError(f"no CUDA device is visible (torch {torch.__version__}). Use --device cpu.")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise SetupError(f"--device {quote(name)}: only {torch.cuda.device_count()} CUDA devices are visible.")
+        last = torch.cuda.device_count() - 1
+        raise SetupError(f"--device {quote(name)} is not visible; the last visible CUDA device is cuda:{last}.")
     return device
 
 
@@ -75,7 +79,7 @@ def load(
     """Load weights and tokenizer from a folder or hub id.
 
     Raises SetupError (weights missing, damaged or not safetensors; hub unreachable; device or flash-attn missing) and
-    UserError (architecture not supported, unknown dtype).
+    UserError (architecture not supported, unknown device or dtype).
     """
     where = pick_device(device)
     kind = pick_dtype(dtype, where)

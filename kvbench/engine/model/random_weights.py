@@ -19,10 +19,10 @@ from kvbench.eviction.learned import LearnedWeights
 
 
 def supply(method: Method, loaded: LoadedModel, scratch: Path) -> tuple[Method, LoadedModel]:
-    """Return the method and the model, set so that the method finds its weights or table.
+    """Return the method and the model, changed so that the method finds its weights or table.
 
-    Files that are missing are drawn at random into a folder under `scratch`, on first use. Raises UserError for weights
-    of unknown shapes.
+    A missing file is drawn at random into a folder under `scratch`; later calls use it again. A path that the user gave
+    stays as it is. Raises UserError for weights of unknown shapes.
     """
     weights = method.weights()
     if weights is None or weights.path != "auto":
@@ -37,7 +37,7 @@ def supply(method: Method, loaded: LoadedModel, scratch: Path) -> tuple[Method, 
 
 
 def _drawn(weights: Weights, config: Any, scratch: Path) -> Path:
-    """Return the path of a file with random weights, written on first use."""
+    """Return the path of a file with random weights, which is written if it does not exist yet."""
     tensors = draw(weights, config)
     sizes = repr([(name, list(tensor.shape)) for name, tensor in tensors.items()])
     folder = scratch / f"drawn-{hashlib.sha256(sizes.encode()).hexdigest()[:16]}"

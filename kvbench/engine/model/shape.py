@@ -65,7 +65,7 @@ def known_shape(config: Any, load: Callable[[], LoadedModel]) -> tuple[ModelShap
 
 
 def estimate_shape(config: Any) -> ModelShape:
-    """Estimate the shape of a model from common fields of its configuration, for a plan that may not load the model.
+    """Estimate the shape of a model from common fields of its configuration, for a plan that must not load the model.
 
     Raises ProbeFailed when the configuration lacks these fields, or the model cannot be built without weights.
     """
@@ -93,7 +93,10 @@ def _on_meta(config: Any) -> Any:
 
 def _only_loaded(config: Any, error: Exception) -> ProbeFailed:
     reason = (words(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return ProbeFailed(f"model type {quote(config.model_type)} shows its layers only with its weights ({reason}).")
+    return ProbeFailed(
+        f"the layers of model type {quote(config.model_type)} can be read only with its weights, which --dry-run does "
+        f"not load ({reason}). Leave --dry-run out."
+    )
 
 
 def _shape(model: Any, geometry: tuple[LayerGeometry, ...]) -> ModelShape:
@@ -114,8 +117,10 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...]) -> ModelShape:
 
 
 def _width(decoder: Any) -> int:
-    """Return the numbers per token of a layer at its widest: the residual and its norm in float32, and the outputs of
-    the two widest linear layers of a gated MLP with their product.
+    """Return how many numbers per token a layer's activations hold at their widest.
+
+    These are the residual and its norm in float32, and in a gated MLP the outputs of its two widest linear layers and
+    their product.
     """
     tables = {id(m.weight) for m in decoder.modules() if isinstance(m, torch.nn.Embedding)}
     matrices = [p for p in decoder.parameters() if p.ndim >= 2 and id(p) not in tables]

@@ -41,12 +41,15 @@ class Base:
     """The model that weights are made for."""
 
     name: str  # as on the command line
-    config: Any  # as in `model_fields`
+    config: Any  # a configuration that `model_fields` reads
     fingerprint: str | None = None  # of its parameters; None if only the configuration was available
 
 
 def model_fields(config: Any) -> dict[str, Any]:
-    """Return the `FIELDS` of a transformers configuration or a parsed ``config.json`` (of its text part, if any)."""
+    """Return the `FIELDS` of a transformers configuration or a parsed ``config.json``; of its text part if it has one.
+
+    Fields that it lacks are None. Missing KV heads and head dimensions follow from the query heads.
+    """
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
     elif config.get("text_config"):
@@ -110,11 +113,13 @@ def load_weights(
     device: torch.device | str,
     fingerprint: str | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of a method's weights in float32. config, fingerprint: the model's (see `model_fields`).
+    """Return the tensors of a method's weights in float32.
+
+    config, fingerprint: those of the model that the method runs on; without a fingerprint it is not compared.
 
     Raises:
-        SetupError: the file or its card is missing, damaged or made for another model.
-        UserError: the method needs trained weights, and no path was given.
+        SetupError: the file or its card is missing, damaged, or does not fit the model or the method's options.
+        UserError: the method needs trained weights, no path was given, and the model's folder has none.
     """
     path = find(weights, model_folder, _name(config, model_folder))
     card = _read_card(card_path(path))
@@ -126,12 +131,16 @@ def load_weights(
     except SafetensorError as error:
         raise SetupError(f"weights {quote(path)} {_damage(data, error)}") from None
     if hashlib.sha256(data).hexdigest() != card.get("sha256"):
-        raise SetupError(f"weights {quote(path)} are not those of the card {quote(card_path(path).name)}.")
+        raise SetupError(
+            f"weights {quote(path)} are not those of the card {quote(card_path(path).name)}: the hash differs. "
+            "Copy both files again."
+        )
     _check(path, weights, card, tensors, config)
     if fingerprint and card.get("fingerprint") not in (None, fingerprint):
         raise SetupError(
-            f"weights {quote(path)} were made for another model of the same sizes, {quote(card.get('base_model'))} as "
-            f"it was then. Train some for this one, or copy them and set 'fingerprint' in the card to null."
+            f"weights {quote(path)} were made for {quote(card.get('base_model'))} with other parameters than this "
+            "model has. Train new weights; or, to use these all the same, copy both files and set 'fingerprint' in "
+            "the copied card to null."
         )
     return {name: tensor.float().to(device) for name, tensor in tensors.items()}
 
@@ -187,7 +196,7 @@ def _read_card(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise SetupError(f"the card {quote(path)} of the weights cannot be read: {error}") from None
     if not isinstance(card, dict) or card.get("format") != FORMAT:
-        raise SetupError(f"{quote(path)} is no card of format {FORMAT}.")
+        raise SetupError(f"{quote(path)} is no card of format {FORMAT}. Copy the card of these weights again.")
     return card
 
 
@@ -197,11 +206,11 @@ def _check(path: Path, weights: Weights, card: dict[str, Any], tensors: dict[str
         raise SetupError(f"weights {quote(path)} are of kind {quote(card.get('kind'))}, not {quote(kind)}.")
     theirs, ours = card.get("model"), model_fields(config)
     if not isinstance(theirs, dict):
-        raise SetupError(f"the card of weights {quote(path)} names no model.")
+        raise SetupError(f"the card of weights {quote(path)} names no model. Copy it again.")
     if isinstance(weights, LearnedWeights) and _heads(theirs) != _heads(ours):
         (a, b), (c, d) = _heads(theirs), _heads(ours)
         what = f"{weights.what} weights {quote(path)}"
-        raise SetupError(f"{what} are for {a} layers x {b} heads; the model has {c} x {d}.")
+        raise SetupError(f"{what} are for {a} layers x {b} KV heads; the model has {c} x {d}.")
     for name, value in ours.items():
         if theirs.get(name) != value:
             other = quote(card.get("base_model"))
@@ -210,7 +219,9 @@ def _check(path: Path, weights: Weights, card: dict[str, Any], tensors: dict[str
                 f"its {name} is {quote(theirs.get(name))}, here it is {quote(value)}."
             )
     if card.get("config_sha256") != config_hash(config):
-        raise SetupError(f"the card of weights {quote(path)} was changed: its configuration hash is wrong.")
+        raise SetupError(
+            f"the card of weights {quote(path)} was changed: its configuration hash is wrong. Copy it again."
+        )
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     wanted = {name: [ours[field] for field in fields] for name, fields in TABLES.get(kind, {}).items()}
     for expected in (card.get("shapes"), wanted or shapes):

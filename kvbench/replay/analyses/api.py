@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from kvbench.replay.traces import ForcedTrace
     from kvbench.report.plots.figure import Figure
 
-WINDOW = 16  # queries per window, as many as G-KV and R-KV score entries by
-MASS = 0.9  # attended tokens are the fewest with this share of the attention
+WINDOW = 16  # queries per window; G-KV and R-KV score entries by as many queries
+MASS = 0.9  # the attended tokens are the fewest tokens that get this share of the attention
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]  # head and lines; the first column is text, the others are numbers
@@ -84,7 +84,7 @@ class Moment:
 
     @property
     def due(self) -> bool:
-        """Return whether more tokens were read than the budget holds; the answer is the same for every method."""
+        """Return whether more tokens were read than the budget holds. This is the same for every method."""
         return self.chosen.budget is None or self.seen > entries(self.chosen.budget, self.prompt)
 
 

@@ -1,6 +1,6 @@
 """Token Retention Ratio (G-KV, arXiv 2512.00504): cache length over sequence length, of right answers only.
 
-    ratio   entries held per layer and KV head after the answer was read, divided by the tokens of prompt and answer
+    ratio   entries held per layer and KV head after the answer was read, divided by the tokens read
     script  the released script's ratio: min(1, C / (P + O)), with budget C, P prompt tokens and O answer tokens
 
 Both are means over those answers of the full cache whose score is 1, the same answers for every method.

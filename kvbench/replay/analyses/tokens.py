@@ -86,7 +86,7 @@ class Tokens(MethodAnalysis):
     def _chosen(self, moment: Moment) -> bool:
         """Return whether the page shows this moment, at which a block of the answer begins.
 
-        It shows `SHOWN` blocks, evenly spread over those that begin with more tokens than the budget holds.
+        It shows up to `SHOWN` blocks, evenly spread over those that begin with more tokens than the budget holds.
         """
         budget = moment.chosen.budget
         most = 0 if budget is None else entries(budget, moment.prompt)

@@ -34,9 +34,9 @@ def export(trainer: Trainer, folder: Path, n_problems: int) -> dict[str, Any]:
 
 
 def accuracy(folder: Path, n_problems: int) -> dict[str, dict[str, float]]:
-    """Return, for every variant of a task, how many held-out problems the model's greedy answers get right.
+    """Return, for every variant of a task, the share of held-out problems that the model's greedy answers get right.
 
-    They use the full cache. n_problems: the number of problems of each variant.
+    The model answers with the full cache. n_problems: the number of problems of each variant.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -57,7 +57,7 @@ def _rpc(case: Case) -> list[CasePlan]:
 def _rpc_scores(case: Case, step: int) -> list[dict[int, float]]:
     """Return the reference's score of every generated token but the newest R, for each head.
 
-    If the file holds only one list of scores, it holds for all heads.
+    If the file has only one list of scores, all heads share it.
     """
     h = case.hyper
     rows = case.tensors[f"aux.score.{step}"].double().expand(case.heads, -1)

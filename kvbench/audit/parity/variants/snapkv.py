@@ -120,7 +120,7 @@ def _within(case: Case, step: int, budget: int, window: int, sizes: Sequence[int
     """Return the reference's kept sets; if together they exceed the budget, take the surplus evenly from all units.
 
     With several layers, all heads of a layer lose equally many entries. sizes: entries per head of each layer; if
-    given, each set is cut to the size of its layer, whatever the budget.
+    given, each set is cut to the size of its layer, whatever the budget. If the case has no scores, no set is cut.
     """
     kept, scores = case.kept(step), case.scores(step)
     if scores is None:
