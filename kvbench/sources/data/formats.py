@@ -2,7 +2,7 @@
 
 A file whose name ends in ``.csv`` is a table with a head, a file whose first character is ``[`` is a list, any other
 file is JSON lines. Every row is an object. Infinite numbers, NaN and text that is not UTF-8 are errors. A byte-order
-mark and CRLF are accepted; so are blank lines, except in CSV.
+mark, CRLF and blank lines are accepted.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _csv_rows(text: TextIO, name: str) -> Iterator[Row]:
     rows = csv.reader(text, strict=True)
     try:
         head = next(rows, [])
-        for cells in rows:
+        for cells in filter(None, rows):  # a blank line has no cells
             if len(cells) != len(head):
                 raise UserError(f"{name}:{rows.line_num}: {len(cells)} fields; the head has {len(head)}.")
             yield dict(zip(head, cells))

@@ -28,7 +28,7 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
         ("x.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS)),
         ("x.json", json.dumps(ROWS)),
         ("x.jsonl", "\ufeff\n " + json.dumps(ROWS, indent=2) + "\n"),
-        ("x.csv", '\ufeffid,x\r\na,"one\ntwo"\r\nb,"drei, vier"\r\n'),
+        ("x.csv", '\ufeffid,x\r\na,"one\ntwo"\r\n\r\nb,"drei, vier"\r\n\r\n'),
     ],
 )
 def test_forms(tmp_path: Path, name: str, content: str) -> None:
