@@ -198,6 +198,7 @@ class Engine:
     def _install(self, prompt: PromptState, slots: list[int]) -> None:
         """Copy a prompt's entries to the slots of its samples."""
         self.cache.install(prompt.layers, slots, prompt.tokens)
+        self.cache.install_states(prompt.recurrent, 0, slots)
         for slot, sequence in self.slots.of(slots):
             self._hold(sequence, slot)
             if self.evictor is not None:
@@ -262,7 +263,8 @@ class Engine:
         state = self.state
         self.writer.begin(state.seen, state.live)
         with self._compiled.active() if self._compiled else contextlib.nullcontext():
-            out = self.model.run(self.writer, input_ids=state.tokens[:, None], position_ids=state.seen[:, None])
+            at = {"input_ids": state.tokens[:, None], "position_ids": state.seen[:, None]}
+            out = self.model.run(self.writer, self.cache.recurrent, **at)
         self.writer.advance()
         self._draw(out.logits[:, -1], state)
 

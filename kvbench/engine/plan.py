@@ -89,7 +89,7 @@ def plan_cell(
     """
     geometry = fit(shape.geometry, method, max_tokens)
     lengths = Lengths.of(max_tokens, max_output, tail)
-    held = shape_of(shape.geometry, method, budget, interval, lengths, 1)
+    held = shape_of(shape.geometry, method, budget, interval, lengths, 1, shape.states)
     entries = entry_budget(method, budget, max_tokens, 1)
     prompt = max_tokens
     if prefill == "chunked" and entries is not None:
@@ -129,7 +129,7 @@ def roofline(shape: ModelShape, machine: Machine, slots: int, entries: float, dt
     read = shape.streamed + shape.routed * (1 - (1 - shape.active) ** slots)
     used = shape.streamed + shape.routed * shape.active
     weights = max(read * element / machine.bandwidth, 2 * used * slots / machine.flops)
-    attention = 0.0
+    attention = 2 * slots * sum(s.bytes for s in shape.states) / machine.bandwidth  # read and written
     for g in shape.geometry:
         held = entries if g.window is None else min(entries, g.window)
         traffic = slots * (held + 1) * g.kv_heads * (g.head_dim + g.value_dim) * element / machine.bandwidth

@@ -25,6 +25,7 @@ from kvbench.engine.attention.interface import RoutedModel
 from kvbench.engine.cache.layout import layer_by_layer
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PackedLayer, PromptLayer
+from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.engine.evict import one_thread
 from kvbench.engine.model.load import load_draft
 from kvbench.engine.probes import Drafts, ReadPrompt, reading, run_probes
@@ -51,16 +52,21 @@ class PromptState:
     after_evict: float | None  # most entries per layer and head right after an eviction
     entries_peak: float
     bytes_peak: int
+    recurrent: RecurrentStates | None  # states of layers beside attention, in one row
     seconds: float = 0.0  # reading
     evict_seconds: float = 0.0  # deciding, probes included
 
     def bytes_left(self) -> int:
-        """Return the bytes of all packed layers."""
-        return sum(layer.bytes() for layer in self.layers.values())
+        """Return the bytes of all packed layers and states."""
+        return sum(layer.bytes() for layer in self.layers.values()) + self._state_bytes()
 
     def bytes_extra(self) -> int:
         """Return the part of `bytes_left` that holds neither keys nor values."""
-        return sum(layer.bytes() - layer.keys.nbytes - layer.values.nbytes for layer in self.layers.values())
+        beside = sum(layer.bytes() - layer.keys.nbytes - layer.values.nbytes for layer in self.layers.values())
+        return beside + self._state_bytes()
+
+    def _state_bytes(self) -> int:
+        return self.recurrent.bytes() if self.recurrent is not None else 0
 
 
 class PromptReader:
@@ -92,6 +98,7 @@ class PromptReader:
             after_evict=evictions.after,
             entries_peak=max(evictions.peak, cache.held()),
             bytes_peak=cache.peak_bytes,
+            recurrent=cache.recurrent,
             evict_seconds=evictions.seconds,
         )
 
@@ -126,6 +133,7 @@ class PromptReader:
             size=size,
             noise_keys=noise_keys,
             device=self.setup.loaded.device,
+            recurrent=self.setup.empty_states(),
             log=self.log,
         )
 
@@ -198,7 +206,8 @@ class PromptReader:
     def _run(self, writer: BlockWriter, start: int, rows: int, keep: int, **inputs: torch.Tensor) -> torch.Tensor:
         """Return logits [b, keep, V] after the last `keep` input tokens or embeddings; keep=0: after all of them."""
         positions = writer.begin(start, rows)[None]
-        return self.model.run(writer, **inputs, position_ids=positions, logits_to_keep=keep).logits
+        states = writer.cache.recurrent
+        return self.model.run(writer, states, **inputs, position_ids=positions, logits_to_keep=keep).logits
 
     def _read_probe(
         self, weights: Mapping[str, torch.Tensor], writer: BlockWriter, probe: Probe, start: int

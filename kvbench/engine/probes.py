@@ -106,7 +106,7 @@ def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: 
     """Run every probe that the method yields; `cache` gains columns and states, but no entries."""
     copies: dict[Method, PromptCache] = {}
     steps = cache.acting.probes(prompt)
-    rows = {index: layer.rows for index, layer in cache.layers.items()}
+    rows, states = {index: layer.rows for index, layer in cache.layers.items()}, cache.recurrent
     try:
         probe = next(steps)
         while True:
@@ -117,6 +117,7 @@ def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: 
             target = cache if evictor is None else copies[evictor]
             probe = steps.send(_run(probe, cache, target, forward, block))
     except StopIteration:
+        cache.recurrent = states
         for index, layer in cache.layers.items():
             layer.truncate(rows[index])
 
@@ -124,6 +125,8 @@ def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: 
 def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward, block: int) -> int:
     """Run one probe against `target` (`cache` or an evicted copy); return the greedy token after it."""
     before = {index: layer.rows for index, layer in target.layers.items()}
+    states = target.recurrent
+    target.recurrent = None if states is None else states.copy()
     target.prompt_rows = target.prompt_rows or before
     start = cache.seen + target.extra
 
@@ -143,6 +146,7 @@ def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward
     if probe.keep:
         target.extra += rows
     else:
+        target.recurrent = states
         for index, layer in target.layers.items():
             layer.truncate(before[index])
     return int(logits.argmax())

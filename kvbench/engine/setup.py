@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from kvbench.engine.attention.geometry import LayerGeometry, largest_group
 from kvbench.engine.attention.rope import read_rope
 from kvbench.engine.cache.layout import Layout, Lengths, entry_budget, fit, make_cache, shape_of, stored_queries
+from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import load_weights
@@ -54,10 +55,15 @@ class Setup:
         budget = entry_budget(self.method, self.budget, tokens, largest_group(self.loaded.geometry))
         return replace(self.rules, budget=budget)
 
+    def empty_states(self) -> RecurrentStates | None:
+        """Return empty states of the layers beside attention, which a prompt fills; None if the model has no such layer."""
+        states = self.loaded.states
+        return RecurrentStates.like(states) if states else None
+
     def cache(self, slots: int, layout: Layout = "auto") -> SlotCache:
         """Return an empty cache. Raises UserError when the layout does not serve the method."""
         loaded = self.loaded
-        shape = shape_of(loaded.geometry, self.method, self.budget, self.interval, self.lengths, slots)
+        shape = shape_of(loaded.geometry, self.method, self.budget, self.interval, self.lengths, slots, loaded.states)
         return make_cache(self.geometry, self.method, shape, loaded.device, loaded.dtype, layout)
 
 

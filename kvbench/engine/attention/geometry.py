@@ -16,8 +16,17 @@ import torch
 from kvbench.console import faults
 from kvbench.console.faults import words
 from kvbench.engine.attention.interface import AttentionCall, route, run
+from kvbench.engine.cache.recurrent import RecurrentStates, StateShape
 from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.eviction.api import State
+
+
+# Kinds of layers in a transformers configuration.
+STATEFUL = frozenset(
+    {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+)  # keep a state, some beside keys and values
+MEMORYLESS = frozenset({"moe", "mlp"})  # nothing but a feed-forward part
+SLIDING = frozenset({"sliding_attention", "hybrid_sliding"})
 
 
 class ProbeFailed(UserError):
@@ -58,14 +67,18 @@ class LayerGeometry:
         return self.window is None
 
 
-def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
-    """Return the geometry of every attention layer of a causal language model.
+def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape, ...]]:
+    """Return the geometry of every attention layer of a causal language model, and the states of its other layers.
 
-    Raises UserError when the model's attention cannot be routed (no attention interface) or the model keeps state
-    outside attention, ProbeFailed when the forward pass failed.
+    Raises UserError when the model's attention cannot be routed (no attention interface) or a layer keeps a state that
+    transformers' cache does not hold, ProbeFailed when the forward pass failed.
     """
     refuse_unsupported(model.config)
-    refuse_state(model)
+    text = model.config.get_text_config()
+    kinds = list(getattr(text, "layer_types", None) or [])
+    wanted = int(getattr(text, "num_hidden_layers", 0))
+    stateful = getattr(model, "_is_stateful", False) or not STATEFUL.isdisjoint(kinds)
+    states = RecurrentStates(wanted, getattr(text, "number_of_conv_states", 1)) if stateful else None
     layers: dict[int, LayerGeometry] = {}
 
     def record(call: AttentionCall) -> torch.Tensor:
@@ -90,16 +103,18 @@ def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
     device = next(model.parameters()).device
     with torch.no_grad(), route(model, record), own_failures(model):
         first = torch.zeros(1, 1, dtype=torch.long, device=device)
-        run(model, input_ids=first, position_ids=first)
-    wanted = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
-    if not layers or len(layers) != wanted:
+        run(model, states, input_ids=first, position_ids=first)
+    found = states.shapes() if states is not None else ()
+    served = {*layers, *(s.layer for s in found), *(at for at, kind in enumerate(kinds) if kind in MEMORYLESS)}
+    if not layers or len(served) != wanted:
+        missing = wanted - len(served if layers else layers)
         raise UserError(
-            f"architecture {quote(type(model).__name__)} is not supported: {wanted - len(layers)} of {wanted} layers "
-            "have no KV cache that kvbench can manage (linear attention, state space, or an own attention path)."
+            f"architecture {quote(type(model).__name__)} is not supported: {missing} of {wanted} layers have neither "
+            "a KV cache nor a state that kvbench can manage (a state or an attention path of their own)."
         )
     geometry = tuple(layers[i] for i in sorted(layers))
     _check_windows(model.config, geometry)
-    return geometry
+    return geometry, found
 
 
 def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
@@ -107,8 +122,8 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None)
     slides = bool(getattr(text, "sliding_window", None)) and getattr(text, "use_sliding_window", True) is not False
-    for place, layer in enumerate(layers):
-        if layer.window is None and (kinds[place] == "sliding_attention" if kinds else slides):
+    for layer in layers:
+        if layer.window is None and (kinds[layer.index] in SLIDING if kinds else slides):
             raise UserError(
                 f"model type {quote(text.model_type)} does not tell attention its sliding window; it is not supported."
             )
@@ -163,20 +178,11 @@ def check_equal_heads(geometry: Sequence[LayerGeometry]) -> None:
         raise UserError("layers of this model differ in their heads; methods with uneven budgets do not serve it.")
 
 
-def refuse_state(model: Any) -> None:
-    """Raise UserError for a model that keeps a state beside keys and values."""
-    if getattr(model, "_is_stateful", False):
-        raise UserError(
-            f"model type {quote(model.config.model_type)} keeps a state beside its KV cache (linear attention, state "
-            "space or convolution), which is not supported."
-        )
-
-
 def refuse_unsupported(config: Any) -> None:
     """Raise UserError for a configuration that the engine would run with wrong results."""
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or [])
-    foreign = kinds - {"full_attention", "sliding_attention"}
+    foreign = kinds - {"full_attention", "sliding_attention"} - STATEFUL - MEMORYLESS
     name = quote(text.model_type)
     if foreign:
         raise UserError(f"model type {name} has layers of kind {', '.join(sorted(foreign))}, which are not supported.")

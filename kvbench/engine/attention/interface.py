@@ -26,6 +26,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kvbench.engine.attention.sdpa import grouped_sdpa
+from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.errors import UserError, quote
 
 # Arguments that models pass to attention and that do not change its result here.
@@ -104,9 +105,12 @@ def route(model: Any, handler: Handler, hidden: bool = False) -> Iterator[None]:
             _replaced.clear()
 
 
-def run(model: Any, **inputs: Any) -> Any:
-    """Run a forward pass in which the model keeps no cache and makes no mask; return the model's output."""
-    return model(**inputs, attention_mask=None, past_key_values=None, use_cache=False)
+def run(model: Any, states: RecurrentStates | None = None, **inputs: Any) -> Any:
+    """Run a forward pass in which the model keeps no keys and values and makes no mask; return the model's output.
+
+    states: those of layers beside attention, which the pass continues and replaces.
+    """
+    return model(**inputs, attention_mask=None, past_key_values=states, use_cache=states is not None)
 
 
 class RoutedModel:
@@ -132,9 +136,9 @@ class RoutedModel:
         finally:
             self._handlers.pop()
 
-    def run(self, handler: Handler, **inputs: Any) -> Any:
+    def run(self, handler: Handler, states: RecurrentStates | None, **inputs: Any) -> Any:
         with self.attend(handler):
-            return run(self.model, **inputs)
+            return run(self.model, states, **inputs)
 
 
 def text_model(model: Any) -> Any:

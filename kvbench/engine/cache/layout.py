@@ -12,6 +12,7 @@ from kvbench.engine.attention import geometry as layer_shapes
 from kvbench.engine.attention.geometry import LayerGeometry, largest_group
 from kvbench.engine.cache.dense import DenseCache
 from kvbench.engine.cache.paged import PagedCache
+from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.cache.slot_cache import Shape, SlotCache
 from kvbench.errors import UserError, quote
 from kvbench.eviction import budget as budgets
@@ -108,9 +109,18 @@ def layer_by_layer(method: Method, prefill: str) -> bool:
 
 
 def shape_of(
-    geometry: Sequence[LayerGeometry], method: Method, budget: float | None, interval: int, lengths: Lengths, slots: int
+    geometry: Sequence[LayerGeometry],
+    method: Method,
+    budget: float | None,
+    interval: int,
+    lengths: Lengths,
+    slots: int,
+    states: tuple[StateShape, ...] = (),
 ) -> Shape:
-    """Return the size of a cache for sequences of these lengths. geometry: the model's, not the result of `fit`."""
+    """Return the size of a cache for sequences of these lengths. geometry: the model's, not the result of `fit`.
+
+    states: of layers beside attention.
+    """
     group = largest_group(geometry)
     rows = capacity(method, budget, interval, lengths, group)
     return Shape(
@@ -121,6 +131,7 @@ def shape_of(
         columns=expanded(method.columns(), group) if method.evicts else (),
         states=method.states() if method.evicts else (),
         queries=stored_queries(method, interval, lengths.total)[1] if method.evicts else 0,
+        recurrent=states,
     )
 
 

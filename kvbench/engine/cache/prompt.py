@@ -16,6 +16,7 @@ import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.prompt_layer import PromptLayer
+from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.engine.rules import Batch, KeptLog, Rules, allowed, check_held
 from kvbench.eviction import noise, select
 from kvbench.eviction.api import Method, Probe
@@ -26,7 +27,7 @@ class PromptCache:
     """The KV caches of b equally long prompts, with all their layers.
 
     queries: number of newest queries that every layer stores; size: tokens to allocate memory for at first; noise_keys:
-    per prompt, the seed of the method's random numbers.
+    per prompt, the seed of the method's random numbers; recurrent: empty states of layers beside attention.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class PromptCache:
         size: int,
         noise_keys: Sequence[int],
         device: torch.device,
+        recurrent: RecurrentStates | None = None,
         log: KeptLog | None = None,
     ) -> None:
         self.geometry, self.rules, self.queries, self.size, self.log = geometry, rules, queries, size, log
@@ -48,7 +50,7 @@ class PromptCache:
         self.layers: dict[int, PromptLayer] = {}
         self.prompt_len, self.seen, self.evictions = prompt_len, 0, 0
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
-        self.device = device
+        self.device, self.recurrent = device, recurrent
         self.peak_bytes = 0
         self.prompt_rows: dict[int, int] = {}  # by layer, entries per head that no probe added; {} without probes
         self.extra = 0  # tokens of kept probes
@@ -63,7 +65,13 @@ class PromptCache:
         return self.layers[index]
 
     def measure(self) -> None:
-        self.peak_bytes = max(self.peak_bytes, sum(layer.bytes() for layer in self.layers.values()))
+        self.peak_bytes = max(
+            self.peak_bytes, sum(layer.bytes() for layer in self.layers.values()) + self.state_bytes()
+        )
+
+    def state_bytes(self) -> int:
+        """Return the bytes of the states of layers beside attention."""
+        return self.recurrent.bytes() if self.recurrent is not None else 0
 
     def allowed(self) -> int:
         return allowed(self.acting, self.rules.budget, self.prompt_len, self.seen, self.evictions)
@@ -168,6 +176,7 @@ class PromptCache:
             size=0,
             noise_keys=self.noise_keys,
             device=self.device,
+            recurrent=self.recurrent,
         )
         other.seen = self.seen
         other.layers = {i: layer.copy() for i, layer in self.layers.items()}

@@ -20,6 +20,7 @@ import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.prompt_layer import PackedLayer
+from kvbench.engine.cache.recurrent import RecurrentStates, StateShape
 from kvbench.eviction.api import Column, State
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Shape:
     columns: tuple[Column, ...] = ()
     states: tuple[State, ...] = ()
     queries: int = 0  # number of newest queries stored per slot
+    recurrent: tuple[StateShape, ...] = ()  # states of layers beside attention
 
 
 class Store:
@@ -113,6 +115,9 @@ class SlotCache(ABC):
         self.geometry, self.shape, self.device, self.dtype = geometry, shape, device, dtype
         self.slots = shape.slots
         self.seen, self.fresh = [0] * shape.slots, [0] * shape.slots
+        self.recurrent: RecurrentStates | None = None
+        if shape.recurrent:
+            self.recurrent = RecurrentStates.allocate(shape.recurrent, shape.slots, device)
 
     @property
     def evicting(self) -> list[EvictingStore]:
@@ -125,6 +130,11 @@ class SlotCache(ABC):
             layer.install(packed[layer.geometry.index], slots, index, seen)
         for slot in slots:
             self.seen[slot], self.fresh[slot] = seen, 0
+
+    def install_states(self, states: RecurrentStates | None, row: int, slots: Sequence[int]) -> None:
+        """Copy the states of layers beside attention of one sequence, row `row` of `states`, to several slots."""
+        if self.recurrent is not None and states is not None:
+            self.recurrent.install(states, row, torch.tensor(slots, device=self.device))
 
     @abstractmethod
     def make_room(self, ahead: Sequence[int]) -> None:
@@ -174,4 +184,9 @@ class SlotCache(ABC):
     @cached_property
     def stored_bytes(self) -> int:
         """Bytes of one slot's stored queries and states, the same for any number of tokens."""
-        return sum(layer.extra_bytes() for layer in self.layers)
+        return sum(layer.extra_bytes() for layer in self.layers) + self.state_bytes
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of one slot's states of layers beside attention."""
+        return sum(state.bytes for state in self.shape.recurrent)

@@ -14,8 +14,9 @@ import transformers
 from kvbench.console import faults
 from kvbench.console.faults import words
 from kvbench.engine.attention.flash import Attn, check_attn
-from kvbench.engine.attention.geometry import LayerGeometry, read_geometry
+from kvbench.engine.attention.geometry import LayerGeometry, read_layers
 from kvbench.engine.attention.positions import check_positions
+from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.model.fingerprint import fingerprint
 from kvbench.errors import KVBenchError, SetupError, UserError, quote
 from kvbench.sources import vocabulary
@@ -41,6 +42,7 @@ class LoadedModel:
     folder: Path | None = None  # of the checkpoint, when it was loaded from a folder
     fingerprint: str | None = None  # of the loaded parameters
     attn: Attn = "sdpa"  # attention kernel for prompts
+    states: tuple[StateShape, ...] = ()  # of layers beside attention
 
     def decode(self, ids: list[int]) -> str:
         return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
@@ -130,7 +132,7 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     parameter = next(model.parameters())
     if parameter.device.type == "cuda":
         torch.cuda.set_device(parameter.device)  # Triton launches on the current device
-    geometry = read_geometry(model)
+    geometry, states = read_layers(model)
     check_positions(model)
     config = model.config.get_text_config()
     embeddings = model.get_input_embeddings().weight.shape[0]
@@ -146,6 +148,7 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
         vocabulary.end_ids((model.generation_config, config, tokenizer)),
         folder if (folder := Path(getattr(model.config, "_name_or_path", ""))).is_dir() and folder.name else None,
         fingerprint(model),
+        states=states,
     )
 
 

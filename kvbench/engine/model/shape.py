@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from kvbench.console.faults import words
-from kvbench.engine.attention.geometry import LayerGeometry, ProbeFailed, read_geometry, refuse_unsupported
+from kvbench.engine.attention.geometry import LayerGeometry, ProbeFailed, read_layers, refuse_unsupported
 from kvbench.engine.attention.interface import text_model
+from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.model.load import LoadedModel, auto_class
 from kvbench.errors import quote
 
@@ -27,6 +28,7 @@ class ModelShape:
         parameters: of the whole model, including those that text never uses (a vision tower).
         streamed: parameters that every step reads, without routed experts.
         routed: parameters of routed experts; `active`: the share of them that one token uses.
+        states: of layers beside attention, per sequence.
         width: numbers per token that a layer's activations hold at their widest; `vocabulary`: logits per token.
     """
 
@@ -35,6 +37,7 @@ class ModelShape:
     streamed: int
     routed: int = 0
     active: float = 1.0
+    states: tuple[StateShape, ...] = ()
     width: int = 0
     vocabulary: int = 0
 
@@ -49,7 +52,7 @@ def read_shape(config: Any) -> ModelShape:
 
 def shape_of_model(model: Any) -> ModelShape:
     """Return the shape of a built model. Raises UserError when it is not supported."""
-    return _shape(model, read_geometry(model))
+    return _shape(model, *read_layers(model))
 
 
 def known_shape(config: Any, load: Callable[[], LoadedModel]) -> tuple[ModelShape, LoadedModel | None]:
@@ -99,7 +102,7 @@ def _only_loaded(config: Any, error: Exception) -> ProbeFailed:
     )
 
 
-def _shape(model: Any, geometry: tuple[LayerGeometry, ...]) -> ModelShape:
+def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateShape, ...] = ()) -> ModelShape:
     decoder, head = text_model(model), model.get_output_embeddings()
     tables = {id(m.weight) for m in decoder.modules() if isinstance(m, torch.nn.Embedding)}  # one row per slot is read
     read = {id(p): p.numel() for p in decoder.parameters() if id(p) not in tables}  # no vision tower
@@ -107,6 +110,7 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...]) -> ModelShape:
     routed = sum(read.get(id(p), 0) for p in _routed_experts(model))
     return ModelShape(
         geometry=geometry,
+        states=states,
         parameters=sum(p.numel() for p in model.parameters()),
         streamed=sum(read.values()) - routed,
         routed=routed,

@@ -1,0 +1,115 @@
+"""The states that layers keep beside keys and values: linear attention, short convolutions, state-space layers.
+
+A model reads and writes these states in the cache object that it is given. `RecurrentStates` is that object: it holds
+the states in transformers' own cache layers, a row per sequence, and returns keys and values as they came, because the
+engine stores those. No method evicts a state; its size does not depend on the number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import LinearAttentionLayer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateShape:
+    """One state of one layer. `kind`: "conv" or "recurrent"; `place`: its number among the layer's states of a kind.
+
+    shape: without the batch dimension.
+    """
+
+    layer: int
+    kind: str
+    place: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one sequence's state."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+class _StateLayer(LinearAttentionLayer):
+    """The states of one layer; keys and values of the layer pass through unchanged."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return key_states, value_states
+
+
+class RecurrentStates(Cache):
+    """The states of all layers of a model, as its forward pass reads and replaces them.
+
+    layers: number of the model's layers; per_layer: states of each kind that a layer may have. The first forward pass
+    creates them.
+    """
+
+    is_compileable = False
+
+    def __init__(self, layers: int, per_layer: int = 1) -> None:
+        super().__init__(layers=[_StateLayer(number_of_states=per_layer) for _ in range(layers)])
+
+    @classmethod
+    def like(cls, shapes: Sequence[StateShape]) -> RecurrentStates:
+        """Return empty states of a model whose states have these shapes."""
+        return cls(1 + max(s.layer for s in shapes), 1 + max(s.place for s in shapes))
+
+    @classmethod
+    def allocate(cls, shapes: Sequence[StateShape], rows: int, device: torch.device) -> RecurrentStates:
+        """Return zero states for `rows` sequences, which a forward pass of one token continues."""
+        states = cls.like(shapes)
+        for s in shapes:
+            layer = states.layers[s.layer]
+            empty = torch.zeros(rows, *s.shape, dtype=s.dtype, device=device)
+            layer.lazy_initialization(**{f"{s.kind}_states": empty}, state_idx=s.place)
+            layer.has_previous_state[s.place] = True
+        return states
+
+    def shapes(self) -> tuple[StateShape, ...]:
+        """Return the shapes of all states that exist."""
+        return tuple(
+            StateShape(layer=layer, kind=kind, place=place, shape=tuple(state.shape[1:]), dtype=state.dtype)
+            for layer, kind, place, state in self._each()
+        )
+
+    def install(self, source: RecurrentStates, row: int, rows: torch.Tensor) -> None:
+        """Copy one sequence's states, row `row` of `source`, to the rows `rows` of these states."""
+        for (*_, mine), (*_, theirs) in zip(self._each(), source._each(), strict=True):
+            mine[rows] = theirs[row].to(mine.dtype)
+
+    def copy(self) -> RecurrentStates:
+        """Return states with the same numbers, which forward passes change apart from these."""
+        other = RecurrentStates(len(self.layers), self.layers[0].number_of_states)
+        for at, kind, place, state in self._each():
+            layer = other.layers[at]
+            layer.lazy_initialization(**{f"{kind}_states": state}, state_idx=place)
+            getattr(layer, f"{kind}_states")[place].copy_(state)
+            layer.has_previous_state[place] = True
+        return other
+
+    def bytes(self) -> int:
+        """Return the bytes of all rows."""
+        return sum(state.nbytes for *_, state in self._each())
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Return whether a forward pass has written the layer's states, or this one of them; any layer's if none is named."""
+        layers = self.layers if layer_idx is None else self.layers[layer_idx : layer_idx + 1]
+        written = [layer.has_previous_state for layer in layers]
+        return any(all(places.values()) if state_idx is None else places[state_idx] for places in written)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0  # the engine passes positions
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+    def _each(self) -> Iterator[tuple[int, str, int, torch.Tensor]]:
+        """Yield (layer, kind, place, state) of every state."""
+        for at, layer in enumerate(self.layers):
+            for kind, states in (("conv", layer.conv_states), ("recurrent", layer.recurrent_states)):
+                yield from ((at, kind, place, state) for place, state in states.items() if state is not None)
