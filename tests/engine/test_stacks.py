@@ -17,7 +17,7 @@ from kvbench.eviction.api import Method, TopK
 from kvbench.eviction.view import LayerView, StackView
 
 TODO = dict(lengths=(9, 60, 33, 5, 100, 48), new_tokens=(40, 50, 30, 40, 30, 30), samples=2)
-STACKED = [n for n in (*EVICTING, *VARIANTS) if (m := small(n).during("decode")).stacked and m.layerwise]
+STACKED = [n for n in (*EVICTING, *VARIANTS) if small(n).during("decode").stacked]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,8 @@ def answers(loaded, method, stacked=True):
 
 
 def test_most_methods_are_stacked():
-    assert {"gkv", "rkv", "snapkv-decode", "tova", "knorm", "h2o", "trimkv", "ada-kv while decoding"} <= set(STACKED)
+    layerwise = {"gkv", "rkv", "snapkv-decode", "tova", "knorm", "h2o", "trimkv", "ada-kv while decoding"}
+    assert layerwise | {"retention", "duo"} <= set(STACKED)
 
 
 @pytest.mark.parametrize("name", STACKED)
