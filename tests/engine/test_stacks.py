@@ -48,11 +48,12 @@ def test_a_stack_of_layers_keeps_what_single_layers_keep(loaded, name):
     assert answers(loaded, small(name)) == answers(loaded, small(name), stacked=False)
 
 
-def test_views_of_any_size_keep_the_same(loaded, monkeypatch):
-    whole = answers(loaded, small("gkv"))
+@pytest.mark.parametrize("name", ["gkv", "retention", "duo"])
+def test_views_of_any_size_keep_the_same(loaded, monkeypatch, name):
+    whole = answers(loaded, small(name))
     for size in (1, 60_000):  # one row per view, and a few
         monkeypatch.setitem(stack.SCRATCH_BYTES, "cpu", size)
-        assert answers(loaded, small("gkv")) == whole
+        assert answers(loaded, small(name)) == whole
 
 
 @dataclass(frozen=True)

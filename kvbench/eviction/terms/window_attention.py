@@ -62,11 +62,10 @@ def window_attention(
         keys, key_positions = torch.cat([keys, own_keys], dim=2), torch.cat([key_positions, more], dim=2)
         valid = torch.cat([valid, torch.ones_like(more, dtype=torch.bool)], dim=2)
     n = keys.shape[2]
+    visible = valid
     if domain == "outside_window":
         older = key_positions < query_positions.amin(dim=1)[:, None, None]
         visible = older if valid is None else valid & older
-    else:
-        visible = valid
     # A key that no query may see is infinitely far in the future. float32 holds positions below 2^24 exactly.
     times = key_positions.float()
     times = times if visible is None else times.masked_fill(~visible, float("inf"))
