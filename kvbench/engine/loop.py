@@ -21,7 +21,7 @@ from kvbench.console import faults
 from kvbench.engine.blocks import LOOK, block_length, stores_queries
 from kvbench.engine.cache.layout import Layout, Lengths, check_prefill
 from kvbench.engine.evict import Evictor, one_thread
-from kvbench.engine.graph import StepGraph
+from kvbench.engine.graph import CaptureError, StepGraph
 from kvbench.engine.kernels.backends import Backend, decode_with, draw_with
 from kvbench.engine.kernels.compiled import CompiledLayers
 from kvbench.engine.memory import OutOfMemory
@@ -251,11 +251,9 @@ class Engine:
     def _capture(self, steps: int) -> None:
         try:
             self._graph = StepGraph(self._step, self.loaded.device, lambda: self._load(steps))
-        except RuntimeError as error:  # the model's code waits for the device
-            if faults.out_of_memory(error):
-                raise
+        except CaptureError as error:  # the model's code waits for the device
             self._captures = False
-            self._notice(f"decode steps run without a CUDA graph: {faults.first_line(error)}")
+            self._notice(f"decode steps run without a CUDA graph: {error}")
 
     def _step(self) -> None:
         """Give every slot its next token. Reads only tensors that stay where they are, so that it can be captured."""
