@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvbench.cli.bench_figure import bench_figure
+
 from kvbench.config.run_config import MethodChoice
 from kvbench.report.plots import svg
 from kvbench.runner.bench.rounds import Measured, Speed

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from kvbench.cli import options
-from kvbench.cli.bench_figure import bench_figure
+from kvbench.cli.bench_figures import bench_figures
+from kvbench.cli.bench_tables import print_tables
 from kvbench.cli.checks import refuse_oracle
 from kvbench.cli.draw import draw
 from kvbench.cli.request import chosen
@@ -34,13 +35,6 @@ EPILOG = """Examples:
   kvbench bench --shape qwen3-4b --method full,tova --budget 1024 --prompt 8192 --sequences 96
 """
 DEFAULTS = {"method": ["tova"], "budget": ["128"]}
-SPEED = ("fresh tok/s", "warm tok/s", "slowest to fastest", "ratio", "decode tok/s", "first token")
-CACHE = ("decoded by", "evicting", "per token", "mean entries", "KV per sequence", "of the limit")
-FOOT = (
-    "Tokens per second of CPU time (on CUDA: of wall time), medians of rounds in which the systems take turns.",
-    "fresh: the first long generation of a process; warm: the second. docs/speed.md says why they differ.",
-    "decode: after the first token of every sequence. ratio: warm, over the first baseline.",
-)
 
 
 @options.takes("method", "budget", "method_opt")
@@ -57,6 +51,9 @@ def bench(
     ] = "1",
     prompt: Annotated[str, typer.Option("--prompt", metavar="N", help="Tokens of each prompt.")] = "64",
     new_tokens: Annotated[str, typer.Option("--new-tokens", metavar="N", help="Tokens of each answer.")] = "1024",
+    stretch: Annotated[
+        str | None, options.plain("--stretch", "Also show the cost per token in stretches of N tokens.", "N")
+    ] = None,
     interval: Annotated[
         str, typer.Option("--interval", metavar="N", help="Generated tokens between evictions.")
     ] = "32",
@@ -85,6 +82,7 @@ def bench(
         {"sequences": sequences, "baselines": baseline},
         {
             "samples": (whole(1), samples),
+            **({} if stretch is None else {"stretch": (whole(1), stretch)}),
             "prompt": (whole(1), prompt),
             "new-tokens": (whole(1), new_tokens),
             "interval": (whole(1), interval),
@@ -103,9 +101,9 @@ def bench(
 
     setting = Setting(device=device, **values)
     results = measure(setting, step)
-    _print(results, setting.baselines)
+    print_tables(results, setting.baselines)
     if plot is not None:
-        draw([bench_figure(setting, results)], plot)
+        draw(bench_figures(setting, results), plot)
     if json:
         terminal.data(as_json(setting, results))
 
@@ -132,6 +130,10 @@ def _parsed(axes: Mapping[str, Any], lists: Mapping[str, str], raw: Mapping[str,
             with problems.collect():
                 _check(method, budget)
     problems.stop()
+    if values.get("stretch", 0) > values["new_tokens"]:
+        raise UserError(
+            f"--stretch {values['stretch']} is longer than the answers: --new-tokens {values['new_tokens']}."
+        )
     if (longest := values["prompt"] + values["new_tokens"]) > LONGEST:
         raise UserError(f"--prompt and --new-tokens make {longest} tokens; the models of bench take {LONGEST}.")
     return values
@@ -150,52 +152,3 @@ def _check(method: MethodChoice, budget: Budget) -> None:
     refuse_oracle(method.name, instance)
     if instance.takes_budget:
         check_budget(method.name, instance, budget)
-
-
-def _print(results: Sequence[Any], baselines: tuple[str, ...]) -> None:
-    """Print two tables per number of sequences: the speed of all systems, and the size of the engine's caches."""
-    for n in dict.fromkeys(r.sequences for r in results):
-        rows = [r for r in results if r.sequences == n]
-        base = next((r.warm.rate for r in rows if r.system in baselines[:1]), None)
-        _table(f"{n} sequences", SPEED, [(r, _speed(r, base)) for r in rows])
-        gpu = ("GPU peak",) if any(r.peak_bytes is not None for r in rows) else ()
-        _table("the cache", CACHE + gpu, [(r, _cache(r)) for r in rows if r.entries is not None])
-    for line in FOOT:
-        print(line)
-
-
-def _table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, list[str]]]) -> None:
-    table = terminal.grid(title, *columns, right=columns)
-    for r, cells in rows:
-        table.add_row(r.system if r.decoded == r.sequences else f"{r.system} ({r.decoded} fit)", *cells)
-    if rows:
-        terminal.console().print(table)
-
-
-def _speed(r: Any, base: float | None) -> list[str]:
-    return [
-        f"{r.fresh.rate:,.0f}",
-        f"{r.warm.rate:,.0f}",
-        f"{r.warm.low:,.0f} to {r.warm.high:,.0f}",
-        _shown("{:.2f}x", None if base is None else r.warm.rate / base),
-        _shown("{:,.0f}", r.warm.decode),
-        _shown("{:.3g} s", r.first_seconds),
-    ]
-
-
-def _cache(r: Any) -> list[str]:
-    gpu = [] if r.peak_bytes is None else [f"{r.peak_bytes / 2**30:,.1f} GiB"]
-    mib = f"{r.kv_bytes / 2**20:,.2f} MiB"
-    return [
-        r.decoding,
-        f"{r.evict_share:.1%}",
-        f"{r.evict_us:.3g} µs",
-        f"{r.entries:,.0f}",
-        mib,
-        _shown("{:.0%}", r.roofline_share),
-        *gpu,
-    ]
-
-
-def _shown(form: str, value: float | None) -> str:
-    return "-" if value is None else form.format(value)

@@ -26,6 +26,20 @@ WARM_UP = 40  # tokens before the clock starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Microseconds per generated token in the stretch of an answer that ends after `tokens` tokens.
+
+    Attributes:
+        us: median over the rounds; low, high: in the cheapest and in the dearest round.
+    """
+
+    tokens: int
+    us: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
     """The speed of a system when "fresh" or "warm", in tokens per second of CPU time (on CUDA of wall time).
 
@@ -33,12 +47,15 @@ class Speed:
         rate: median over the rounds of generated tokens per second, the time to read the prompts included.
         low, high: this speed in the slowest and the fastest round.
         decode: median speed after the first token of every sequence; None where that moment is not known.
+        costs: per stretch of the answer, see `Setting.stretch`; rise: see the function `rise`.
     """
 
     rate: float
     low: float
     high: float
     decode: float | None
+    costs: tuple[Cost, ...] = ()
+    rise: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +172,31 @@ class Contest:
             system=name,
             sequences=sequences,
             decoded=decoded,
-            fresh=_speed([first for first, _ in pairs]),
-            warm=_speed([second for _, second in pairs]),
+            fresh=self._speed([first for first, _ in pairs]),
+            warm=self._speed([second for _, second in pairs]),
             first_seconds=statistics.median(firsts) if firsts else None,
             peak_bytes=max(peaks, default=None),
             **(self._cache(machine, decoded, timings) if timings[-1].usages else {}),
         )
+
+    def _speed(self, timings: Sequence[Timing]) -> Speed:
+        rates = [timing.rate for timing in timings]
+        decoded = [timing.decode_rate for timing in timings if timing.decode_rate is not None]
+        per_stretch = zip(*(timing.costs for timing in timings), strict=True)
+        costs = [self._cost(index, seconds) for index, seconds in enumerate(per_stretch)]
+        return Speed(
+            rate=statistics.median(rates),
+            low=min(rates),
+            high=max(rates),
+            decode=statistics.median(decoded) if decoded else None,
+            costs=tuple(costs),
+            rise=rise(costs),
+        )
+
+    def _cost(self, index: int, seconds: Sequence[float]) -> Cost:
+        us = [1e6 * s for s in seconds]
+        end = (index + 1) * (self.setting.stretch or 0)
+        return Cost(tokens=end, us=statistics.median(us), low=min(us), high=max(us))
 
     def _cache(self, machine: Machine, decoded: int, timings: Sequence[Timing]) -> dict[str, Any]:
         """Return the fields of `Measured` about evictions and the cache, which only the engine reports."""
@@ -179,15 +215,17 @@ class Contest:
         }
 
 
-def _speed(timings: Sequence[Timing]) -> Speed:
-    rates = [timing.rate for timing in timings]
-    decoded = [timing.decode_rate for timing in timings if timing.decode_rate is not None]
-    return Speed(
-        rate=statistics.median(rates),
-        low=min(rates),
-        high=max(rates),
-        decode=statistics.median(decoded) if decoded else None,
-    )
+def rise(costs: Sequence[Cost]) -> float | None:
+    """Return by how much of its mean the cost per token rises from the second stretch to the last.
+
+    The rise is that of a straight line through all stretches but the first, in which caches still fill up to their
+    budgets. None for fewer than three stretches.
+    """
+    if len(costs) < 3:
+        return None
+    tokens, us = [cost.tokens for cost in costs[1:]], [cost.us for cost in costs[1:]]
+    slope = statistics.linear_regression(tokens, us).slope
+    return slope * (tokens[-1] - tokens[0]) / statistics.fmean(us)
 
 
 def _forked(work: Callable[[], Result]) -> Result:

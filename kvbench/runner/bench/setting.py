@@ -19,10 +19,11 @@ class Setting:
     """The options of a benchmark.
 
     Attributes:
-            budgets: every method that takes a budget is measured at each of these. Budget and interval as in a run.
+        budgets: every method that takes a budget is measured at each of these. Budget and interval as in a run.
         prompt, new_tokens: length of every prompt and of every answer, in tokens.
         sequences: sequences decoded side by side, one slot each; one measurement per number.
         samples: sequences that share one prompt, as the samples of a question do.
+        stretch: also take the cost per token in stretches of this many tokens of every answer; None: of the whole only.
         baselines: systems beside the methods, all with the full cache, by their names in `shapes.BASELINES`.
     """
 
@@ -34,6 +35,7 @@ class Setting:
     new_tokens: int = 1024
     sequences: tuple[int, ...] = (1, 8, 32)
     samples: int = 1
+    stretch: int | None = None
     repeats: int = 5
     threads: int = 1
     baselines: tuple[str, ...] = ("transformers",)

@@ -8,6 +8,8 @@ The method `full` is the engine with its own full cache: all other methods diffe
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import math
 import statistics
 import tempfile
 import time
@@ -44,6 +46,7 @@ class Timing:
             system does not tell.
         usages: of each sequence, from the engine; empty for a baseline.
         peak_bytes: most bytes allocated on the GPU; None on a CPU.
+        costs: seconds per generated token in each whole stretch of the answers, by `clock`; see `Setting.stretch`.
     """
 
     sequences: int
@@ -54,6 +57,7 @@ class Timing:
     first_wall: float | None = None
     usages: tuple[Usage, ...] = ()
     peak_bytes: int | None = None
+    costs: tuple[float, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -75,24 +79,29 @@ class Timing:
 
 
 class Stopwatch:
-    """Times one generation, and the first steps within it, from which the time until the first token follows.
+    """Times one generation and its parts: the time until the first token, and stretches of `stretch` tokens.
 
-    A system reports its first steps (`lap`). With k tokens per sequence at that moment, the first token came at
+    A system reports its steps (`lap`). With k tokens per sequence at the first report, the first token came at
     `lap - (k - 1) * step`, with the mean step of the rest.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, stretch: int | None = None) -> None:
+        self.device, self.stretch = device, stretch
         self.began = self._now()
         self._lap: tuple[tuple[float, float], int] | None = None
+        self._marks: list[tuple[float, int]] = []  # time and tokens per sequence where a stretch begins or ends
+        self._next: float = 0 if stretch else math.inf
 
     def _now(self) -> tuple[float, float]:
         return clock(self.device), time.perf_counter()
 
     def lap(self, tokens: int) -> None:
-        """Note, at the first call, that every sequence has `tokens` tokens."""
+        """Note that every sequence has `tokens` tokens. Reads the clock at the first call and where stretches end."""
         if self._lap is None:
             self._lap = self._now(), tokens
+        if self.stretch and tokens >= self._next:
+            self._marks.append((clock(self.device), tokens))
+            self._next = (tokens // self.stretch + 1) * self.stretch
 
     def stop(self, sequences: int, tokens: int, usages: tuple[Usage, ...] = ()) -> Timing:
         """Return the measurement of a generation that has ended."""
@@ -111,6 +120,7 @@ class Stopwatch:
             first_wall=firsts[1],
             usages=usages,
             peak_bytes=torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
+            costs=tuple((b - a) / (n - m) / sequences for (a, m), (b, n) in itertools.pairwise(self._marks)),
         )
 
 
@@ -146,7 +156,13 @@ class EngineSystem(System):
         self.method, self.loaded = supply(method, loaded, Path(self._folder.name))
 
     def run(self, ids: torch.Tensor, tokens: int) -> Timing:
-        sequences = len(ids)
+        sequences = made = len(ids)  # the prompts give the first tokens
+
+        def step(tokens: int, *_: int) -> None:
+            nonlocal made
+            made += tokens
+            watch.lap(made // sequences)
+
         engine = Engine(
             self.loaded,
             self.method,
@@ -154,9 +170,9 @@ class EngineSystem(System):
             interval=self.setting.interval,
             slots=sequences,
             max_tokens=ids.shape[1] + tokens,
-            on_step=lambda made, *_: watch.lap(1 + made // sequences),  # the prompt gives the first token
+            on_step=step,
         )
-        watch = Stopwatch(self.loaded.device)
+        watch = Stopwatch(self.loaded.device, self.setting.stretch)
         done = list(engine.generate(self._requests(ids, tokens)))
         generated = sum(len(d.token_ids) for d in done)
         if generated != sequences * tokens:
@@ -183,11 +199,11 @@ class Generate(System):
     name = "transformers"
 
     def __init__(self, setting: Setting, loaded: LoadedModel) -> None:
-        self.loaded = loaded
+        self.loaded, self.stretch = loaded, setting.stretch
 
     @torch.inference_mode()
     def run(self, ids: torch.Tensor, tokens: int) -> Timing:
-        watch, prompt = Stopwatch(self.loaded.device), ids.shape[1]
+        watch, prompt = Stopwatch(self.loaded.device, self.stretch), ids.shape[1]
 
         def step(rows: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
             watch.lap(rows.shape[1] - prompt)
