@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kvbench.console import terminal
 
 if TYPE_CHECKING:
+    from kvbench.runner.bench.attention import AttentionTime
     from kvbench.runner.bench.rounds import Measured
 
 SPEED = ("fresh tok/s", "warm tok/s", "slowest to fastest", "ratio", "decode tok/s", "first token")
@@ -19,6 +20,11 @@ FOOT = (
 )
 STRETCHES = "rise: of a straight line from the second stretch to the last, as a share of the mean."
 
+ATTENTION = (
+    "attention: of all layers in the middle of an answer; share of the bandwidth of a copy. "
+    "kvbench run --decode-attn NAME takes the fastest; its default stays triton."
+)
+
 
 def print_tables(results: Sequence[Measured], baselines: tuple[str, ...]) -> None:
     """Print for each number of sequences the speed of all systems, and what the engine's caches held."""
@@ -29,9 +35,27 @@ def print_tables(results: Sequence[Measured], baselines: tuple[str, ...]) -> Non
         _stretches([r for r in rows if r.warm.costs])
         gpu = ("GPU peak",) if any(r.peak_bytes is not None for r in rows) else ()
         _table("the cache", CACHE + gpu, [(r, _cache(r)) for r in rows if r.entries is not None])
-    stretched = any(r.warm.costs for r in results)
-    for line in (*FOOT, *[STRETCHES] * stretched):
+        _attention([r for r in rows if r.attention])
+    stretched, attended = (any(values) for values in zip(*((r.warm.costs, r.attention) for r in results)))
+    for line in (*FOOT, *[STRETCHES] * stretched, *[ATTENTION] * attended):
         print(line)
+
+
+def _attention(rows: Sequence[Measured]) -> None:
+    """Print each backend's time for the attention of a decode step, and why a backend was not timed."""
+    if not rows:
+        return
+    backends = [time.backend for time in rows[0].attention]
+    columns = (*backends, "fastest")
+    _table("attention of a step", columns, [(r, [*map(_attended, r.attention), r.fastest or "-"]) for r in rows])
+    for backend, why in dict.fromkeys((t.backend, t.refused) for r in rows for t in r.attention if t.refused):
+        print(f"{backend}: {terminal.clean(why)}")
+
+
+def _attended(time: AttentionTime) -> str:
+    if time.seconds is None or time.share is None:
+        return "-"
+    return f"{1000 * time.seconds:,.3g} ms, {time.share:.0%}"
 
 
 def _stretches(rows: Sequence[Measured]) -> None:

@@ -16,7 +16,7 @@ from kvbench.cli.request import chosen
 from kvbench.config.parsers import Parser, choice, parse, split, whole
 from kvbench.config.plugins import load_plugins
 from kvbench.config.run_config import MethodChoice
-from kvbench.config.settings import DTYPES
+from kvbench.config.settings import DEFAULTS, DTYPES, PARSERS
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
 from kvbench.console.progress import step
@@ -34,7 +34,7 @@ EPILOG = """Examples:
   kvbench bench --sequences 1,4 --new-tokens 256 --plot figures
   kvbench bench --shape qwen3-4b --method full,tova --budget 1024 --prompt 8192 --sequences 96
 """
-DEFAULTS = {"method": ["tova"], "budget": ["128"]}
+AXES = {"method": ["tova"], "budget": ["128"]}
 
 
 @options.takes("method", "budget", "method_opt")
@@ -62,6 +62,7 @@ def bench(
     ] = "A",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)}.")] = "auto",
+    decode_attn: Annotated[str | None, options.same_as_run("decode_attn")] = None,
     threads: Annotated[str, typer.Option("--threads", metavar="N", help="Processor threads.")] = "1",
     plugin: options.Plugins = None,
     repeats: Annotated[
@@ -78,7 +79,7 @@ def bench(
     """
     load_plugins(plugin or [])
     values = _parsed(
-        {name: typed[name] or default for name, default in DEFAULTS.items()} | {"method_opt": typed["method_opt"]},
+        {name: typed[name] or default for name, default in AXES.items()} | {"method_opt": typed["method_opt"]},
         {"sequences": sequences, "baselines": baseline},
         {
             "samples": (whole(1), samples),
@@ -89,6 +90,7 @@ def bench(
             "threads": (whole(1), threads),
             "repeats": (whole(1), repeats),
             "dtype": (choice(*DTYPES), dtype),
+            "decode-attn": (PARSERS["decode_attn"], decode_attn or DEFAULTS["decode_attn"]),
             "shape": (choice(*SHAPES), shape),
         },
     )

@@ -13,13 +13,16 @@ import torch
 import transformers
 
 from kvbench.console import faults, signals
-from kvbench.engine.memory import release
+from kvbench.engine.kernels.backends import Backend
+from kvbench.engine.memory import release, reset_peak
 from kvbench.engine.model.load import LoadedModel, pick_device
 from kvbench.engine.model.shape import shape_of_model
 from kvbench.engine.plan import Machine, measure, roofline
 from kvbench.errors import KVBenchError, SetupError
+from kvbench.runner.bench.attention import AttentionTime, fastest
 from kvbench.runner.bench.setting import Setting, build
-from kvbench.runner.bench.systems import System, Timing, held, systems
+from kvbench.runner.bench.stopwatch import Timing
+from kvbench.runner.bench.systems import System, held, systems
 
 Result = TypeVar("Result")
 WARM_UP = 40  # tokens before the clock starts
@@ -72,6 +75,8 @@ class Measured:
         roofline_share: decoded tokens per second of wall time, divided by the most that this machine's memory and
             processor allow with the cache as it was at each step.
         decoding: what computed the engine's decode steps, see `Engine.decoding`.
+        attention: each backend's time for the attention of a decode step; empty on a CPU. fastest: the one to name
+            with --decode-attn. A run never chooses by time: its answers would depend on a race.
     """
 
     system: str
@@ -87,6 +92,8 @@ class Measured:
     kv_bytes: int | None = None
     roofline_share: float | None = None
     decoding: str | None = None
+    attention: tuple[AttentionTime, ...] = ()
+    fastest: Backend | None = None
 
 
 def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> list[Measured]:
@@ -127,7 +134,7 @@ class Contest:
                 if pair[0].sequences < rows:
                     done.clear()  # medians are over rounds with equally many sequences
                 done.append(pair)
-        return [self._measured(machine, name, sequences, done) for name, done in pairs.items()]
+        return [self._measured(machine, system, ids, pairs[system.name]) for system in self.systems]
 
     def _fitting(self, system: System, ids: torch.Tensor) -> tuple[Timing, Timing]:
         """Warm a system up and time it twice. The number of sequences is halved until they fit into memory."""
@@ -148,8 +155,7 @@ class Contest:
 
     def _timed(self, system: System, ids: torch.Tensor, tokens: int) -> Timing:
         release(self.loaded.device)
-        if self.loaded.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.loaded.device)
+        reset_peak(self.loaded.device)
         return system.run(ids, tokens)
 
     def apart(self, work: Callable[[], Result]) -> Result:
@@ -162,20 +168,24 @@ class Contest:
         return threaded() if self.loaded.device.type == "cuda" else _forked(threaded)
 
     def _measured(
-        self, machine: Machine, name: str, sequences: int, pairs: Sequence[tuple[Timing, Timing]]
+        self, machine: Machine, system: System, ids: torch.Tensor, pairs: Sequence[tuple[Timing, Timing]]
     ) -> Measured:
         timings = [timing for pair in pairs for timing in pair]
         firsts = [timing.first for timing in timings if timing.first is not None]
         peaks = [timing.peak_bytes for timing in timings if timing.peak_bytes is not None]
         decoded = timings[-1].sequences
+        release(self.loaded.device)
+        attention = system.attention(ids[:decoded], self.setting.new_tokens, machine.bandwidth)
         return Measured(
-            system=name,
-            sequences=sequences,
+            system=system.name,
+            sequences=len(ids),
             decoded=decoded,
             fresh=self._speed([first for first, _ in pairs]),
             warm=self._speed([second for _, second in pairs]),
             first_seconds=statistics.median(firsts) if firsts else None,
             peak_bytes=max(peaks, default=None),
+            attention=attention,
+            fastest=fastest(attention),
             **(self._cache(machine, decoded, timings) if timings[-1].usages else {}),
         )
 

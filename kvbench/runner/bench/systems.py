@@ -8,14 +8,10 @@ The method `full` is the engine with its own full cache: all other methods diffe
 from __future__ import annotations
 
 import importlib.util
-import itertools
-import math
 import statistics
 import tempfile
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,106 +26,12 @@ from kvbench.errors import BudgetViolation, UserError
 from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget
 from kvbench.records import Request, Usage
+from kvbench.runner.bench.attention import AttentionTime, attention_times
 from kvbench.runner.bench.setting import Setting, named
+from kvbench.runner.bench.stopwatch import Stopwatch, Timing
 from kvbench.runner.bench.vllm_process import vllm_seconds
 
 BLOCK = 256  # tokens of a block of transformers' continuous batching
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """One timed generation of `tokens` tokens in each of `sequences` sequences.
-
-    Attributes:
-        seconds: by `clock`, prompts included; wall: the same in wall time.
-        first, first_wall: seconds until every sequence had its first token, by `clock` and in wall time; None where the
-            system does not tell.
-        usages: of each sequence, from the engine; empty for a baseline.
-        peak_bytes: most bytes allocated on the GPU; None on a CPU.
-        costs: seconds per generated token in each whole stretch of the answers, by `clock`; see `Setting.stretch`.
-    """
-
-    sequences: int
-    tokens: int
-    seconds: float
-    wall: float
-    first: float | None = None
-    first_wall: float | None = None
-    usages: tuple[Usage, ...] = ()
-    peak_bytes: int | None = None
-    costs: tuple[float, ...] = ()
-
-    @property
-    def rate(self) -> float:
-        """Generated tokens per second, prompts included."""
-        return self.sequences * self.tokens / self.seconds
-
-    @property
-    def decode_rate(self) -> float | None:
-        """Generated tokens per second after the first token of every sequence; None where that is not known."""
-        return None if self.first is None else self._after(self.seconds - self.first)
-
-    @property
-    def decode_wall_rate(self) -> float | None:
-        """`decode_rate` in wall time."""
-        return None if self.first_wall is None else self._after(self.wall - self.first_wall)
-
-    def _after(self, seconds: float) -> float:
-        return self.sequences * (self.tokens - 1) / max(seconds, 1e-9)
-
-
-class Stopwatch:
-    """Times one generation and its parts: the time until the first token, and stretches of `stretch` tokens.
-
-    A system reports its steps (`lap`). With k tokens per sequence at the first report, the first token came at
-    `lap - (k - 1) * step`, with the mean step of the rest.
-    """
-
-    def __init__(self, device: torch.device, stretch: int | None = None) -> None:
-        self.device, self.stretch = device, stretch
-        self.began = self._now()
-        self._lap: tuple[tuple[float, float], int] | None = None
-        self._marks: list[tuple[float, int]] = []  # time and tokens per sequence where a stretch begins or ends
-        self._next: float = 0 if stretch else math.inf
-
-    def _now(self) -> tuple[float, float]:
-        return clock(self.device), time.perf_counter()
-
-    def lap(self, tokens: int) -> None:
-        """Note that every sequence has `tokens` tokens. Reads the clock at the first call and where stretches end."""
-        if self._lap is None:
-            self._lap = self._now(), tokens
-        if self.stretch and tokens >= self._next:
-            self._marks.append((clock(self.device), tokens))
-            self._next = (tokens // self.stretch + 1) * self.stretch
-
-    def stop(self, sequences: int, tokens: int, usages: tuple[Usage, ...] = ()) -> Timing:
-        """Return the measurement of a generation that has ended."""
-        spent = [now - began for now, began in zip(self._now(), self.began)]
-        firsts: list[float | None] = [None, None]
-        if self._lap is not None and self._lap[1] < tokens:
-            at, done = [now - began for now, began in zip(self._lap[0], self.began)], self._lap[1]
-            firsts = [max(0.0, a - (done - 1) * (s - a) / (tokens - done)) for a, s in zip(at, spent)]
-        on_gpu = self.device.type == "cuda"
-        return Timing(
-            sequences=sequences,
-            tokens=tokens,
-            seconds=spent[0],
-            wall=spent[1],
-            first=firsts[0],
-            first_wall=firsts[1],
-            usages=usages,
-            peak_bytes=torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
-            costs=tuple((b - a) / (n - m) / sequences for (a, m), (b, n) in itertools.pairwise(self._marks)),
-        )
-
-
-def clock(device: torch.device) -> float:
-    """Return seconds of process CPU time on a CPU, of synchronised wall time on a GPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-    return time.process_time()
 
 
 class System(ABC):
@@ -145,6 +47,13 @@ class System(ABC):
         """Generate a few tokens before the clock starts."""
         self.run(ids, tokens)
 
+    def attention(self, ids: torch.Tensor, tokens: int, bandwidth: float) -> tuple[AttentionTime, ...]:
+        """Time the backends of a decode step's attention; nothing where the system has no choice of backends.
+
+        bandwidth: bytes per second of a copy.
+        """
+        return ()
+
 
 class EngineSystem(System):
     """The engine with a method at a budget, with one slot for each sequence."""
@@ -156,28 +65,50 @@ class EngineSystem(System):
         self.method, self.loaded = supply(method, loaded, Path(self._folder.name))
 
     def run(self, ids: torch.Tensor, tokens: int) -> Timing:
+        engine = self._engine(ids, tokens, lambda made: watch.lap(made))
+        watch = Stopwatch(self.loaded.device, self.setting.stretch)
+        done = list(engine.generate(self._requests(ids, tokens)))
+        generated = sum(len(d.token_ids) for d in done)
+        if generated != len(ids) * tokens:
+            raise BudgetViolation(f"bench made {generated} tokens instead of {len(ids) * tokens}.")
+        return watch.stop(len(ids), tokens, tuple(d.usage for d in done if d.usage))
+
+    def attention(self, ids: torch.Tensor, tokens: int, bandwidth: float) -> tuple[AttentionTime, ...]:
+        """Time the backends on a GPU in the middle of a generation, halfway between two ticks."""
+        if self.loaded.device.type != "cuda":
+            return ()
+        interval = self.setting.interval
+        middle = min(tokens - 1, tokens // 2 // interval * interval + interval // 2)
+        times: list[AttentionTime] = []
+
+        def note(made: int) -> None:
+            if made >= middle and not times:
+                times.extend(attention_times(engine, bandwidth))
+
+        engine = self._engine(ids, tokens, note)
+        for _ in engine.generate(self._requests(ids, min(tokens, max(2, middle)))):
+            pass
+        return tuple(times)
+
+    def _engine(self, ids: torch.Tensor, tokens: int, on_tokens: Callable[[int], None]) -> Engine:
+        """Return an engine with one slot per prompt. on_tokens: called with the tokens that every sequence has."""
         sequences = made = len(ids)  # the prompts give the first tokens
 
-        def step(tokens: int, *_: int) -> None:
+        def on_step(tokens: int, *_: int) -> None:
             nonlocal made
             made += tokens
-            watch.lap(made // sequences)
+            on_tokens(made // sequences)
 
-        engine = Engine(
+        return Engine(
             self.loaded,
             self.method,
             budget=self.budget,
             interval=self.setting.interval,
             slots=sequences,
             max_tokens=ids.shape[1] + tokens,
-            on_step=step,
+            on_step=on_step,
+            backend=self.setting.decode_attn,
         )
-        watch = Stopwatch(self.loaded.device, self.setting.stretch)
-        done = list(engine.generate(self._requests(ids, tokens)))
-        generated = sum(len(d.token_ids) for d in done)
-        if generated != sequences * tokens:
-            raise BudgetViolation(f"bench made {generated} tokens instead of {sequences * tokens}.")
-        return watch.stop(sequences, tokens, tuple(d.usage for d in done if d.usage))
 
     def _requests(self, ids: torch.Tensor, tokens: int) -> list[Request]:
         each = self.setting.samples
