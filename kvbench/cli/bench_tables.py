@@ -18,11 +18,13 @@ FOOT = (
     "fresh: the first long generation of a process; warm: the second. docs/speed.md says why they differ.",
     "decode: after the first token of every sequence. ratio: warm, over the first baseline.",
 )
-STRETCHES = "rise: of a straight line from the second stretch to the last, as a share of the mean."
+STRETCHES = (
+    "rise: of a straight line from the second stretch to the last, through the cheapest rounds; share of their mean."
+)
 
 ATTENTION = (
-    "attention: of all layers in the middle of an answer; share of the bandwidth of a copy. "
-    "kvbench run --decode-attn NAME takes the fastest; its default stays triton."
+    "attention: of all layers in the middle of an answer; as a share of the bandwidth of a copy.",
+    "fastest: to be named with --decode-attn. A run never chooses by itself: its answers would depend on a race.",
 )
 
 
@@ -37,7 +39,7 @@ def print_tables(results: Sequence[Measured], baselines: tuple[str, ...]) -> Non
         _table("the cache", CACHE + gpu, [(r, _cache(r)) for r in rows if r.entries is not None])
         _attention([r for r in rows if r.attention])
     stretched, attended = (any(values) for values in zip(*((r.warm.costs, r.attention) for r in results)))
-    for line in (*FOOT, *[STRETCHES] * stretched, *[ATTENTION] * attended):
+    for line in (*FOOT, *([STRETCHES] if stretched else ()), *(ATTENTION if attended else ())):
         print(line)
 
 

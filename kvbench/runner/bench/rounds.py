@@ -228,12 +228,12 @@ class Contest:
 def rise(costs: Sequence[Cost]) -> float | None:
     """Return by how much of its mean the cost per token rises from the second stretch to the last.
 
-    The rise is that of a straight line through all stretches but the first, in which caches still fill up to their
-    budgets. None for fewer than three stretches.
+    The rise is that of a straight line through the cheapest rounds, because other processes only ever add to a cost.
+    The first stretch is left out: caches still fill up to their budgets. None for fewer than three stretches.
     """
     if len(costs) < 3:
         return None
-    tokens, us = [cost.tokens for cost in costs[1:]], [cost.us for cost in costs[1:]]
+    tokens, us = [cost.tokens for cost in costs[1:]], [cost.low for cost in costs[1:]]
     slope = statistics.linear_regression(tokens, us).slope
     return slope * (tokens[-1] - tokens[0]) / statistics.fmean(us)
 
