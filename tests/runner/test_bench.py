@@ -197,6 +197,8 @@ def test_what_a_measuring_process_raises_reaches_the_user(loaded):
 
     with pytest.raises(UserError, match="cannot be served"):
         contest.apart(refuse)
+    with pytest.raises(SetupError, match=r"out of memory \(CUDA out of memory\.\)\. Use fewer --sequences"):
+        contest.apart(lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory.")))
     with pytest.raises(KVBenchError, match="exit code -9"):
         contest.apart(lambda: os.kill(os.getpid(), signal.SIGKILL))
 

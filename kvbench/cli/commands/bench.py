@@ -31,7 +31,7 @@ EPILOG = """Examples:
   kvbench bench
   kvbench bench --method full,gkv --budget 128,256 --sequences 1,8 --new-tokens 512 --json
   kvbench bench --method snapkv-decode --method-opt window=8 --shape B --dtype bfloat16 --baseline none
-  kvbench bench --sequences 1,4 --new-tokens 256 --plot figures
+  kvbench bench --sequences 2 --new-tokens 256 --stretch 64 --plot figures
   kvbench bench --shape qwen3-4b --method full,tova --budget 1024 --prompt 8192 --sequences 96
 """
 AXES = {"method": ["tova"], "budget": ["128"]}

@@ -239,7 +239,10 @@ def rise(costs: Sequence[Cost]) -> float | None:
 
 
 def _forked(work: Callable[[], Result]) -> Result:
-    """Return the result of a function that runs in a fork of this process, or raise its KVBenchError."""
+    """Return the result of a function that runs in a fork of this process, or raise its KVBenchError.
+
+    Raises SetupError where memory runs out.
+    """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
@@ -248,6 +251,11 @@ def _forked(work: Callable[[], Result]) -> Result:
             sender.send((work(), None))
         except KVBenchError as error:
             sender.send((None, error))
+        except Exception as error:
+            if not faults.out_of_memory(error):
+                raise
+            cure = "Use fewer --sequences, or a smaller --shape."
+            sender.send((None, SetupError(f"out of memory ({faults.first_line(error)}). {cure}")))
 
     process = context.Process(target=child)
     process.start()
