@@ -96,13 +96,12 @@ def _speed(r: Measured, base: float | None) -> list[str]:
 
 def _cache(r: Measured) -> list[str]:
     gpu = [] if r.peak_bytes is None else [f"{r.peak_bytes / 2**30:,.1f} GiB"]
-    mib = f"{r.kv_bytes / 2**20:,.2f} MiB"
     return [
-        r.decoding,
+        r.decoding or "-",
         f"{r.evict_share:.1%}",
         f"{r.evict_us:.3g} µs",
         f"{r.entries:,.0f}",
-        mib,
+        _shown("{:,.2f} MiB", None if r.kv_bytes is None else r.kv_bytes / 2**20),
         _shown("{:.0%}", r.roofline_share),
         *gpu,
     ]
