@@ -27,13 +27,14 @@ from kvbench.engine.kernels.compiled import CompiledLayers
 from kvbench.engine.memory import OutOfMemory
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.packing import packed_linears
-from kvbench.engine.prefill import Prefill, PromptReader, PromptState, now
+from kvbench.engine.prefill import Prefill, PromptReader, PromptState
 from kvbench.engine.rules import KeptLog
 from kvbench.engine.sampler import next_tokens
 from kvbench.engine.sequence import Sequence, Slots, Token
 from kvbench.engine.setup import set_up
 from kvbench.engine.state import Drawing, State
 from kvbench.engine.step_writers import step_writer
+from kvbench.engine.timer import Timer
 from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request
 
@@ -163,10 +164,11 @@ class Engine:
             self._done.extend(Generation.failed(request, s.sample, status, note) for s in sequences)
             return None
         self._under_way = sequences
-        began = self._now()
+        timer = Timer(self.loaded.device)
         rules = self.setup.rules_for_prompt(len(request.prompt_ids))
-        prompt = self.reader.read(request.prompt_ids, rules, request.noise_key(-1), request.compress_at)
-        prompt.seconds = self._now() - began - prompt.evict_seconds
+        with timer.running():
+            prompt = self.reader.read(request.prompt_ids, rules, request.noise_key(-1), request.compress_at)
+        prompt.seconds = timer.seconds() - prompt.evict_seconds
         return prompt, deque(sequences)
 
     def _admit(self, prompt: PromptState, waiting: deque[Sequence]) -> Admission | None:
@@ -339,6 +341,3 @@ class Engine:
         """Free a slot. Every step still runs an idle slot, with one entry at position 0, and ignores its output."""
         self.slots.clear(slot)
         self.cache.clear(slot)
-
-    def _now(self) -> float:
-        return now(self.loaded.device)
