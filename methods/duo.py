@@ -34,6 +34,7 @@ class Duo(Method):
     paper = "Xiao et al., arXiv 2410.10819"
     kind = "weights"
     joint = True  # streaming heads are chosen over all layers that evict
+    stacked = True
     trained = True
 
     sinks: int = option(64, "first tokens that a streaming head keeps", low=0)

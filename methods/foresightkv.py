@@ -82,7 +82,7 @@ class ForesightKV(Method):
         """
         group = view.queries.shape[1] // view.keys.shape[1]
         old = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}
-        new = dict(zip(("sum", "max", "min"), attention_statistics(view)))
+        new = attention_statistics(view, self.features)
         chunk = view.eviction_index.float() + 1
         evicted = (view.states["chunk"] != chunk)[:, None, None, None]  # since the block before
         goes_on = ~evicted & (view.seen <= view.prompt_len)[:, None, None, None]  # a prompt is read in blocks
@@ -107,7 +107,9 @@ class ForesightKV(Method):
         competing = self.competing(view)
         key = order_key(torch.where(competing, -phi, 0.0), view.positions)
         key = key.masked_fill(~competing, torch.iinfo(torch.int64).max)
-        rank = key.argsort(dim=-1).argsort(dim=-1)  # rank 0 is dropped first
+        order = key.argsort(dim=-1)
+        ranks = torch.arange(key.shape[-1], device=key.device).expand(key.shape)
+        rank = torch.empty_like(order).scatter_(-1, order, ranks)  # rank 0 is dropped first
         candidate = competing & (rank < (self.pool * (view.held() - view.budget)).long()[..., None])
         # The n largest of phi + Gumbel noise are n draws without replacement from softmax(phi).
         noise = view.noise().clamp(1e-20, 1 - 2**-24)

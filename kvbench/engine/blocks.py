@@ -18,8 +18,8 @@ def block_length(sequences: Many[Sequence], trigger: Trigger, look: int) -> int:
     """
     if any(s.request.stop_strings and s.request.conversation for s in sequences):
         return 1
-    most = min(look, max(s.ahead for s in sequences))
-    return next((n for n in range(1, most) if _ticks(sequences, trigger, n)), most)
+    most, clocks = min(look, max(s.ahead for s in sequences)), _clocks(sequences)
+    return next((n for n in range(1, most) if _ticks(clocks, trigger, n)), most)
 
 
 def stores_queries(sequences: Many[Sequence], trigger: Trigger, width: int, steps: int) -> bool:
@@ -29,8 +29,14 @@ def stores_queries(sequences: Many[Sequence], trigger: Trigger, width: int, step
     """
     if width == 0 or trigger.growth is None or width >= trigger.growth:
         return width > 0
-    return any(_ticks(sequences, trigger, ahead) for ahead in range(1, width + steps))
+    clocks = _clocks(sequences)
+    return any(_ticks(clocks, trigger, ahead) for ahead in range(1, width + steps))
 
 
-def _ticks(sequences: Many[Sequence], trigger: Trigger, steps: int) -> bool:
-    return any(trigger.due(sequence.clock + steps) for sequence in sequences)
+def _clocks(sequences: Many[Sequence]) -> set[int]:
+    """Return the distinct clocks: sequences that began together share one, and the host asks at every step."""
+    return {sequence.clock for sequence in sequences}
+
+
+def _ticks(clocks: set[int], trigger: Trigger, steps: int) -> bool:
+    return any(trigger.due(clock + steps) for clock in clocks)

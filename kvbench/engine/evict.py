@@ -1,7 +1,8 @@
 """Evictions while decoding: at a slot's tick the method decides which entries stay, and the cache drops the others.
 
-A method that is `stacked` decides in one view about all layers and slots that hold equally many entries; others decide
-layer by layer. No decision depends on the grouping. `cache.prompt.PromptCache` evicts while a prompt is read.
+A method that is `stacked` decides in one view about all layers and slots that hold equally many entries, or about all
+layers together, padded to one length; others see layer by layer. No decision depends on the grouping.
+`cache.prompt.PromptCache` evicts while a prompt is read.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Evictor:
         self.method = self.rules.method
         self.trigger = self.method.trigger(rules.interval)
         self.needs = self.method.needs()
-        self.stacked = self.method.stacked and self.method.layerwise
+        self.stacked = self.method.stacked
         self._since_last = min(self.trigger.growth or 0, cache.shape.queries)  # queries since the previous tick
         slots = cache.slots
         self.budget: list[int | None] = [None] * slots
@@ -116,20 +117,42 @@ class Evictor:
         yield from ([part] for part in self._batches(sizes, self.needs.width))
 
     def _jointly(self, sizes: Mapping[int, int]) -> Iterator[list[Part]]:
-        """Yield all layers in order, once per group of slots with equal lengths in every layer and equal `sizes`."""
-        groups: dict[tuple[int, ...], list[int]] = {}
+        """Yield all layers of groups of slots with equal `sizes`, in one view if they fit, otherwise layer by layer."""
+        one_view: dict[tuple[int, ...], list[int]] = {}
+        by_layer: dict[tuple[int, ...], list[int]] = {}
         for s, size in sizes.items():
-            shown = [np.concatenate(stack.shown(stack.rows_of([s]))) for stack in self.cache.stacks]
-            groups.setdefault((size, *np.concatenate(shown).tolist()), []).append(s)
-        for key in sorted(groups):
+            if self._fitting(s):
+                one_view.setdefault((size, *self._shown(s, together=True)), []).append(s)
+            else:
+                by_layer.setdefault((size, *self._shown(s, together=False)), []).append(s)
+        stack = self.cache.stacks[0]
+        for (size, *_), slots in sorted(one_view.items()):
+            most = self._fitting(slots[0])
+            for first in range(0, len(slots), most):
+                rows = stack.rows_of(slots[first : first + most])
+                yield [(stack, self._batch(stack, rows, size, tuple(m.index for m in stack.members)))]
+        for (size, *_), slots in sorted(by_layer.items()):
             parts = [
-                (stack, self._batch(stack, rows, key[0]))
+                (stack, self._batch(stack, rows, size, (member.index,)))
                 for stack in self.cache.stacks
-                for rows in stack.rows_of(groups[key]).reshape(len(stack.members), -1)
+                for member, rows in zip(stack.members, stack.rows_of(slots).reshape(len(stack.members), -1))
             ]
-            yield sorted(parts, key=lambda part: part[0].layer_indices(part[1].rows[:1])[0])
+            yield sorted(parts, key=lambda part: part[1].together)
 
-    def _batch(self, stack: Stack, rows: np.ndarray, allowed: int) -> RowBatch:
+    def _shown(self, slot: int, together: bool) -> list[int]:
+        """Return what `Stack.shown` tells about the slot, of all layers together or of each."""
+        of = (stack.rows_of([slot]) for stack in self.cache.stacks)
+        shown = (stack.shown(rows[None] if together else rows) for stack, rows in zip(self.cache.stacks, of))
+        return np.concatenate([numbers for pair in shown for numbers in pair]).tolist()
+
+    def _fitting(self, slot: int) -> int:
+        """Return how many slots as long as this one fit into a view of all layers; 0 if the method needs one each."""
+        if not self.stacked or len(self.cache.stacks) > 1:  # the order of layers decides ties, and stacks mix it up
+            return 0
+        stack = self.cache.stacks[0]
+        return stack.at_once(self._shown(slot, together=True)[0], self.needs.width) // len(stack.members)
+
+    def _batch(self, stack: Stack, rows: np.ndarray, allowed: int, together: tuple[int, ...] = ()) -> RowBatch:
         slots = rows % stack.slots
         facts = [self.cache.seen, self.prompt_len, self.evictions, self.noise_key]
         table = np.stack([rows, stack.layer_indices(rows), *(np.array(fact)[slots] for fact in facts)])
@@ -146,6 +169,7 @@ class Evictor:
             evictions=evictions,
             noise_key=noise_key,
             allowed=allowed,
+            together=together,
         )
 
     def _reduce(self, parts: Sequence[Part]) -> None:

@@ -7,6 +7,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from kvbench.console import faults
+
+
+class CaptureError(RuntimeError):
+    """A step that runs, but cannot be captured."""
+
 
 class StepGraph:
     """A captured step.
@@ -16,19 +22,27 @@ class StepGraph:
             once, so that libraries prepare themselves outside the capture, and once to see that it does not wait.
         restore: puts the step's tensors back between these two; after them, and after a failure, the caller does.
 
-    Raises what the step raises, a RuntimeError when it waits for the device; the current stream is then as before.
+    Raises CaptureError when the step waits for the device or does anything else that a capture forbids; the current
+    stream is then as before. All other failures of the step are raised as they are.
     """
 
     def __init__(self, step: Callable[[], None], device: torch.device, restore: Callable[[], None]) -> None:
         stream, beside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         _run_beside(stream, beside, step)
         restore()
-        with _waits_refused():
+        with _failures_of_capture(), _waits_refused():
             _run_beside(stream, beside, step)
         self._graph = torch.cuda.CUDAGraph()
+        try:
+            with _failures_of_capture():
+                self._capture(step, beside)
+        finally:
+            torch.cuda.set_stream(stream)  # torch does not when the end of a capture fails
+
+    def _capture(self, step: Callable[[], None], stream: torch.cuda.Stream) -> None:
         failure: Exception | None = None
         try:
-            with torch.cuda.graph(self._graph, stream=beside):
+            with torch.cuda.graph(self._graph, stream=stream):
                 try:
                     step()
                 except Exception as error:  # the end of a capture that the step broke fails too, with another message
@@ -36,8 +50,6 @@ class StepGraph:
         except RuntimeError:
             if failure is None:
                 raise
-        finally:
-            torch.cuda.set_stream(stream)  # torch does not when the end of a capture fails
         if failure is not None:
             raise failure
 
@@ -53,6 +65,20 @@ def _run_beside(stream: torch.cuda.Stream, beside: torch.cuda.Stream, step: Call
             step()
     finally:
         stream.wait_stream(beside)
+
+
+@contextlib.contextmanager
+def _failures_of_capture() -> Iterator[None]:
+    """Raise CaptureError for a RuntimeError of the block, which has run before without one.
+
+    The messages of CUDA about captures say so; any other failure of the device or of memory has nothing to do with it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if faults.of_machine(error) and "captur" not in str(error).lower():
+            raise
+        raise CaptureError(faults.first_line(error)) from error
 
 
 @contextlib.contextmanager

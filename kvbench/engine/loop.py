@@ -21,19 +21,20 @@ from kvbench.console import faults
 from kvbench.engine.blocks import LOOK, block_length, stores_queries
 from kvbench.engine.cache.layout import Layout, Lengths, check_prefill
 from kvbench.engine.evict import Evictor, one_thread
-from kvbench.engine.graph import StepGraph
+from kvbench.engine.graph import CaptureError, StepGraph
 from kvbench.engine.kernels.backends import Backend, decode_with, draw_with
 from kvbench.engine.kernels.compiled import CompiledLayers
 from kvbench.engine.memory import OutOfMemory
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.packing import packed_linears
-from kvbench.engine.prefill import Prefill, PromptReader, PromptState, now
+from kvbench.engine.prefill import Prefill, PromptReader, PromptState
 from kvbench.engine.rules import KeptLog
 from kvbench.engine.sampler import next_tokens
 from kvbench.engine.sequence import Sequence, Slots, Token
 from kvbench.engine.setup import set_up
 from kvbench.engine.state import Drawing, State
 from kvbench.engine.step_writers import step_writer
+from kvbench.engine.timer import Timer
 from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request
 
@@ -163,10 +164,11 @@ class Engine:
             self._done.extend(Generation.failed(request, s.sample, status, note) for s in sequences)
             return None
         self._under_way = sequences
-        began = self._now()
+        timer = Timer(self.loaded.device)
         rules = self.setup.rules_for_prompt(len(request.prompt_ids))
-        prompt = self.reader.read(request.prompt_ids, rules, request.noise_key(-1), request.compress_at)
-        prompt.seconds = self._now() - began - prompt.evict_seconds
+        with timer.running():
+            prompt = self.reader.read(request.prompt_ids, rules, request.noise_key(-1), request.compress_at)
+        prompt.seconds = timer.seconds() - prompt.evict_seconds
         return prompt, deque(sequences)
 
     def _admit(self, prompt: PromptState, waiting: deque[Sequence]) -> Admission | None:
@@ -252,11 +254,9 @@ class Engine:
     def _capture(self, steps: int) -> None:
         try:
             self._graph = StepGraph(self._step, self.loaded.device, lambda: self._load(steps))
-        except RuntimeError as error:  # the model's code waits for the device
-            if faults.out_of_memory(error):
-                raise
+        except CaptureError as error:  # the model's code waits for the device
             self._captures = False
-            self._notice(f"decode steps run without a CUDA graph: {faults.first_line(error)}")
+            self._notice(f"decode steps run without a CUDA graph: {error}")
 
     def _step(self) -> None:
         """Give every slot its next token. Reads only tensors that stay where they are, so that it can be captured."""
@@ -343,6 +343,3 @@ class Engine:
         """Free a slot. Every step still runs an idle slot, with one entry at position 0, and ignores its output."""
         self.slots.clear(slot)
         self.cache.clear(slot)
-
-    def _now(self) -> float:
-        return now(self.loaded.device)

@@ -13,7 +13,6 @@ With query-agnostic compression only the context is evicted; the question is rea
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +30,7 @@ from kvbench.engine.model.load import load_draft
 from kvbench.engine.probes import Drafts, ReadPrompt, reading, run_probes
 from kvbench.engine.rules import KeptLog, Rules, check_held
 from kvbench.engine.setup import Setup
+from kvbench.engine.timer import Timer
 from kvbench.engine.writers import BlockWriter, Heard
 from kvbench.eviction.api import Probe
 
@@ -99,7 +99,7 @@ class PromptReader:
             entries_peak=max(evictions.peak, cache.held()),
             bytes_peak=cache.peak_bytes,
             recurrent=cache.recurrent,
-            evict_seconds=evictions.seconds,
+            evict_seconds=evictions.timer.seconds(),
         )
 
     def open(
@@ -225,7 +225,7 @@ class _PromptEvictions:
         self.dropped = 0
         self.first: int | None = None
         self.after: float | None = None
-        self.peak = self.seconds = 0.0
+        self.peak, self.timer = 0.0, Timer(cache.device)
         self._allowed = 0
         self._decided = False
 
@@ -256,12 +256,9 @@ class _PromptEvictions:
             self._note(held)
 
     def timed(self, work: Callable[..., None], *args: Any) -> None:
-        """Call `work` on one CPU thread, and add its time to `seconds`."""
-        device = self.cache.device
-        began = now(device)
-        with one_thread(device):
+        """Call `work` on one CPU thread, and count its time."""
+        with self.timer.running(), one_thread(self.cache.device):
             work(*args)
-        self.seconds += now(device) - began
 
     def _note(self, before: float) -> None:
         """Count the eviction if it dropped entries. before: mean entries per head before the eviction."""
@@ -270,10 +267,3 @@ class _PromptEvictions:
             self.dropped += 1
             self.after = max(self.after or 0.0, cache.held())
             self.first = self.first or cache.seen
-
-
-def now(device: torch.device) -> float:
-    """Wait until the device has finished its work, and return a clock's time in seconds."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -39,7 +39,8 @@ class Batch:
     """Sequences that a method decides about together, with the facts that the method may read. Tensors are [b].
 
     longest: the largest of `seen`; allowed: entries per head that each sequence may keep; layers: the layer of each
-    element of axis 0, None if all are of one layer.
+    element of axis 0, None if all are of one layer; together: the layers if axis 0 runs over all of them with the same
+    sequences, and the method decides about them together.
     """
 
     seen: torch.Tensor
@@ -49,6 +50,7 @@ class Batch:
     noise_key: torch.Tensor
     allowed: int
     layers: torch.Tensor | None = None
+    together: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +132,8 @@ class Rules:
             **probe,
         )
         if batch.layers is not None:
-            return StackView(layers=batch.layers, **shown)
+            together = tuple((layer, ordinals[layer]) for layer in batch.together)
+            return StackView(layers=batch.layers, together=together, **shown)
         return LayerView(layer=geometry.index, ordinal=ordinals[geometry.index], **shown)
 
 

@@ -52,7 +52,7 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
     [R] int64 token ids. A row with NaN logits yields the id of a NaN logit; the caller must check for it.
     """
     if sampling.temperature == 0:
-        return logits.argmax(dim=-1)
+        return logits.max(dim=-1).indices  # the first of equal logits as `argmax`, and faster on a CPU in bfloat16
     vocabulary = logits.shape[-1]
     scaled = logits.float() / sampling.temperature
     filters = sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0

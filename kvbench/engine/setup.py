@@ -56,9 +56,8 @@ class Setup:
         return replace(self.rules, budget=budget)
 
     def empty_states(self) -> RecurrentStates | None:
-        """Return empty states of the layers beside attention, which a prompt fills; None if the model has no such layer."""
-        states = self.loaded.states
-        return RecurrentStates.like(states) if states else None
+        """Return empty states of layers beside attention, which a prompt fills; None if the model has no such layer."""
+        return RecurrentStates.like(self.loaded.states)
 
     def cache(self, slots: int, layout: Layout = "auto") -> SlotCache:
         """Return an empty cache. Raises UserError when the layout does not serve the method."""

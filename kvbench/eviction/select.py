@@ -16,7 +16,7 @@ from kvbench.console.faults import words
 from kvbench.errors import BudgetViolation, KVBenchError, MethodError, quote
 from kvbench.eviction.api import Allocation, Method, Protect, ScoreOut, TopK
 from kvbench.eviction.checks import refuse
-from kvbench.eviction.view import LayerView, StackView
+from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
 
@@ -32,7 +32,8 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
     """Choose the entries that stay in several layers of the same sequences.
 
     views: all layers that evict; for a `layerwise` method any of them, and for a `stacked` method also `StackView`s.
-    The views may hold different numbers of entries, but have the same budget.
+    The views may hold different numbers of entries, but have the same budget. L below: layers of a view that are
+    decided about together.
     """
     outs = [_score(method, view) for view in views]
     musts = [protected(kept_always(method, v), v.positions, v.seen, v.prompt_len, v.mask) for v in views]
@@ -41,13 +42,20 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
         keeps = _jointly(method, views, outs, musts)
     else:
         keeps = []
-        for i, (view, out, must) in enumerate(zip(views, outs, musts)):
-            count = view.budget if shares is None else shares[:, i]
+        first = 0
+        for view, out, must in zip(views, outs, musts):
+            layers = slice(first, first := first + max(1, len(view.decided)))
+            count = view.budget if shares is None else view.per_row(shares[:, layers])
             score, positions, selector = out.score.float(), view.positions, method.selector()
             keeps.append(keep_mask(score, positions, view.mask, must, count, method.scope, selector))
-    budget = views[0].budget
+    budget, total = views[0].budget, views[0].budget * views[0].layer_count
     each = budget if shares is None and method.scope != "model" else None
-    check(keeps, musts, each, budget * views[0].layer_count)
+    check(
+        [view.per_sequence(keep) for view, keep in zip(views, keeps)],
+        [None if must is None else view.per_sequence(must) for view, must in zip(views, musts)],
+        each,
+        total,
+    )
     return [Decision(keep, out.columns) for keep, out in zip(keeps, outs)]
 
 
@@ -76,16 +84,20 @@ def _score(method: Method, view: LayerView) -> ScoreOut:
 def allocation_of(views: Sequence[LayerView], outs: Sequence[ScoreOut]) -> Allocation:
     """Return the input of `Method.quotas` for these layers and their scores."""
     first = views[0]
+
+    def join(values: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([v.per_sequence(x) for v, x in zip(views, values)], dim=1)
+
     return Allocation(
         budget=first.budget,
-        layers=tuple(v.layer for v in views if not isinstance(v, StackView)),
-        ordinals=tuple(v.ordinal for v in views if not isinstance(v, StackView)),
+        layers=tuple(layer for v in views for layer, _ in v.decided),
+        ordinals=tuple(ordinal for v in views for _, ordinal in v.decided),
         layer_count=first.layer_count,
         query_heads=first.queries.shape[1],
-        held=torch.stack([v.held() for v in views], dim=1),
-        seen=first.seen,
-        prompt_len=first.prompt_len,
-        stats={name: torch.stack([out.stats[name] for out in outs], dim=1) for name in outs[0].stats},
+        held=join([v.held() for v in views]),
+        seen=first.per_sequence(first.seen)[:, 0],
+        prompt_len=first.per_sequence(first.prompt_len)[:, 0],
+        stats={name: join([out.stats[name] for out in outs]) for name in outs[0].stats},
         weights=first.weights,
     )
 
@@ -97,8 +109,8 @@ def _jointly(
     longest = max(v.positions.shape[-1] for v in views)
 
     def join(parts: Sequence[torch.Tensor], fill: float | bool) -> torch.Tensor:
-        pad = torch.nn.functional.pad
-        return torch.cat([pad(p, (0, longest - p.shape[-1]), value=fill) for p in parts], dim=1)
+        padded = (torch.nn.functional.pad(p, (0, longest - p.shape[-1]), value=fill) for p in parts)
+        return torch.cat([v.per_sequence(p).flatten(1, 2) for v, p in zip(views, padded)], dim=1)
 
     must = [m if m is not None else torch.zeros_like(v.valid) for m, v in zip(musts, views)]
     keep = keep_mask(
@@ -110,8 +122,12 @@ def _jointly(
         "model",
         method.selector(),
     )
-    parts = keep.split([v.positions.shape[1] for v in views], dim=1)
-    return [part[..., : v.positions.shape[-1]] for part, v in zip(parts, views)]
+    heads = [v.positions.shape[1] for v in views]
+    parts = keep.split([len(v.decided) * count for v, count in zip(views, heads)], dim=1)
+    return [
+        v.per_row(part.unflatten(1, (-1, count)))[..., : v.positions.shape[-1]]
+        for v, part, count in zip(views, parts, heads)
+    ]
 
 
 def kept_always(method: Method, view: LayerView) -> Protect:
@@ -204,7 +220,7 @@ def check(
     """Refuse (BudgetViolation) a decision that drops protected entries, exceeds the budget or empties a head.
 
     Args:
-        keeps, musts: [b, Hk, N] of each layer.
+        keeps, musts: [b, L, Hk, N], of one or several layers each.
         each: mean entries per head that a layer may keep; None if layers share the budget.
         total: entries that all layers together may keep: the mean per head, summed over the layers of the model.
     """
@@ -212,7 +228,7 @@ def check(
     if lost:
         message = "a protected entry (sink, recent token or prompt) was evicted."
         refuse(torch.stack(lost).any(), lambda _: BudgetViolation(message))
-    sizes = torch.stack([keep.sum(dim=-1) for keep in keeps], dim=1)  # [b, L, Hk]
+    sizes = torch.cat([keep.sum(dim=-1) for keep in keeps], dim=1)  # [b, L, Hk]
     of_layers = sizes.sum(dim=-1)
     if each is not None:
         _refuse_more(of_layers, each * sizes.shape[-1], "kept in a layer")

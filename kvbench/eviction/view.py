@@ -56,6 +56,19 @@ class LayerView:
         """The layer's index in weights that are stacked over the model's layers; in a `StackView` a tensor [b]."""
         return self.layer
 
+    def per_sequence(self, x: torch.Tensor) -> torch.Tensor:
+        """Return values of axis 0, [b, ...], with the layers that are decided about together in axis 1: [b, L, ...]."""
+        return x[:, None]
+
+    def per_row(self, x: torch.Tensor) -> torch.Tensor:
+        """Undo `per_sequence`."""
+        return x[:, 0]
+
+    @property
+    def decided(self) -> tuple[tuple[int, int], ...]:
+        """Index and ordinal of each layer in axis 1 of `per_sequence`."""
+        return ((self.layer, self.ordinal),)
+
     @property
     def mask(self) -> torch.Tensor | None:
         """`valid`, or None if all entries are valid."""
@@ -170,12 +183,25 @@ class StackView(LayerView):
     """
 
     layers: torch.Tensor  # [b] int64, the layer of each element of axis 0
+    # Index and ordinal of the layers if axis 0 runs over all of them, each with the same sequences; () if the layers of
+    # a sequence are decided about one by one.
+    together: tuple[tuple[int, int], ...] = ()
     layer: int = field(init=False)
     ordinal: int = field(init=False)
 
     @property
     def layer_index(self) -> torch.Tensor:
         return self.layers
+
+    @property
+    def decided(self) -> tuple[tuple[int, int], ...]:
+        return self.together
+
+    def per_sequence(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(0, (max(1, len(self.together)), -1)).transpose(0, 1)
+
+    def per_row(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(0, 1).flatten(0, 1)
 
 
 def make_view(

@@ -10,6 +10,7 @@ from support.runs import configuration, model_folder
 
 from kvbench.config.run_config import Grid, MethodChoice
 from kvbench.engine import loop
+from kvbench.engine.graph import CaptureError
 from kvbench.runner.cell_run import CellRun
 from kvbench.runner.execute import execute
 from kvbench.store import read_run
@@ -35,7 +36,7 @@ def test_the_plan_holds_the_measured_peak(model, tmp_path, method, monkeypatch):
     """Without a graph: the pretended one keeps every tensor of a step, where CUDA's reuses their memory."""
 
     def refuse(*_):
-        raise RuntimeError("no graph")
+        raise CaptureError("no graph")
 
     monkeypatch.setattr(loop, "StepGraph", refuse)
     with pretended_cuda():

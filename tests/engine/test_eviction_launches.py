@@ -20,7 +20,8 @@ from kvbench.records import Sampling
 
 DENSE = ["knorm", "keydiff", "random", "streaming-llm", "tova", "snapkv-decode", "morphkv", "rpc", "h2o", "trimkv"]
 DENSE += ["expected-attention", "foresightkv", "gkv", "rkv"]
-CASES = [*((name, "dense") for name in DENSE), ("gkv", "paged")]
+JOINT = ["retention", "duo"]  # decide about all layers together, so heads hold unequal numbers
+CASES = [*((name, "dense") for name in DENSE), ("gkv", "paged"), *((name, "paged") for name in JOINT)]
 TODO = dict(lengths=(40, 40, 40), new_tokens=(18, 18, 18), samples=1, sampling=Sampling())
 
 
@@ -72,8 +73,3 @@ def test_heads_that_hold_unequal_numbers_take_one_view_per_number(name):
     (few, some), (many, more) = ticks(3, name), ticks(6, name)
     assert more <= 2 * 6  # at most 6 padded sizes of up to 24 + 8 entries in 2 evictions
     assert sum(c.launches for c in many) / more < 1.3 * sum(c.launches for c in few) / some
-
-
-@pytest.mark.parametrize("name", ["retention", "duo"])
-def test_the_host_waits_once_however_many_layers_decide_together(name):
-    ticks(4, name)

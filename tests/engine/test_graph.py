@@ -16,8 +16,9 @@ from support.methods import EVICTING, VARIANTS, small, with_tables
 from support.models import build, requests
 from support.pretend_cuda import pretended_cuda
 
-from kvbench.engine.graph import StepGraph
+from kvbench.engine.graph import CaptureError, StepGraph
 from kvbench.engine.loop import Engine
+from kvbench.engine.memory import OutOfMemory
 from kvbench.engine.model.load import prepare
 from kvbench.errors import UserError
 from kvbench.records import FollowUp, Sampling
@@ -202,11 +203,62 @@ def test_a_capture_that_fails_says_why_and_leaves_the_stream(device):
         if torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
 
-    with pytest.raises(RuntimeError, match=r"not permitted when stream is capturing \(synchronize\)"):
+    with pytest.raises(CaptureError, match=r"not permitted when stream is capturing \(synchronize\)"):
         StepGraph(step, torch.device("cuda"), lambda: restored.append(len(steps)))
     assert (steps, restored) == ([False, False, False], [1])
     assert torch.cuda.current_stream() is stream
     assert torch.cuda.get_sync_debug_mode() == 0
+
+
+ILLEGAL = RuntimeError("CUDA error: an illegal memory access was encountered")
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+OWN = ValueError("a step's own failure")
+
+
+@pytest.mark.parametrize("run", [1, 2, 3], ids=["plain", "without waits", "captured"])
+@pytest.mark.parametrize("failure", [ILLEGAL, FULL, OWN], ids=["device", "memory", "code"])
+def test_a_failure_that_is_not_of_the_capture_is_raised(device, monkeypatch, failure, run):
+    """In each of the three runs of a step that making a graph takes."""
+    step, calls, said = Engine._step, [], []
+
+    def failing(self):
+        calls.append(1)
+        if len(calls) == run:
+            raise failure
+        step(self)
+
+    monkeypatch.setattr(Engine, "_step", failing)
+    stream, made = torch.cuda.current_stream(), engine(on_gpu(), "gkv", notice=said.append)
+    with pytest.raises(OutOfMemory if failure is FULL else type(failure)) as raised:
+        results(made, TODO)
+    assert failure in (raised.value, raised.value.__cause__)
+    assert (len(calls), said) == (run, [])
+    assert torch.cuda.current_stream() is stream
+    assert torch.cuda.get_sync_debug_mode() == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: operation not permitted when stream is capturing",
+        "CUDA error: dependency created on uncaptured work in another stream",
+        "Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture.",
+        "a library that does not know graphs",
+    ],
+)
+def test_a_failure_of_the_capture_alone_decodes_without_a_graph(loaded, device, monkeypatch, message):
+    step, said = Engine._step, []
+
+    def failing(self):
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(message)
+        step(self)
+
+    monkeypatch.setattr(Engine, "_step", failing)
+    made = engine(on_gpu(), "gkv", notice=said.append)
+    tokens = {key: d.token_ids for key, d in results(made, TODO).items()}
+    assert (made.decoding, said) == ("torch", [f"decode steps run without a CUDA graph: {message}"])
+    assert tokens == {key: d.token_ids for key, d in results(engine(loaded, "gkv"), TODO).items()}
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,17 @@ def test_frequencies_match_transformers(sampling, candidates, monkeypatch):
     assert float((got - want).abs().max()) < 4 * (0.25 / 20_000) ** 0.5 + 1e-3
 
 
-def test_greedy_is_argmax():
-    logits = torch.randn(5, 40)
-    assert draw(logits, torch.arange(5), torch.zeros(5, dtype=torch.long), Sampling()).equal(logits.argmax(-1))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_greedy_is_the_first_of_the_largest_or_the_first_nan(dtype):
+    logits = torch.randn(6, 500, generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits[0] = logits[0].clamp(max=1)  # many equal ones
+    logits[1], logits[2, 33::7], logits[3, 20::3] = 0, float("inf"), float("nan")
+    logits[4] = float("-inf")
+    drawn = draw(logits, torch.arange(6), torch.zeros(6, dtype=torch.long), Sampling())
+    assert drawn.equal(logits.argmax(-1))
+    first = [next(i for i, x in enumerate(row) if x == max(row)) for row in logits[[0, 1, 2, 4, 5]].tolist()]
+    assert drawn[[0, 1, 2, 4, 5]].tolist() == first
+    assert drawn[3] == 20
 
 
 def test_a_draw_does_not_depend_on_the_batch():

@@ -17,7 +17,7 @@ from kvbench.eviction.api import Method, TopK
 from kvbench.eviction.view import LayerView, StackView
 
 TODO = dict(lengths=(9, 60, 33, 5, 100, 48), new_tokens=(40, 50, 30, 40, 30, 30), samples=2)
-STACKED = [n for n in (*EVICTING, *VARIANTS) if (m := small(n).during("decode")).stacked and m.layerwise]
+STACKED = [n for n in (*EVICTING, *VARIANTS) if small(n).during("decode").stacked]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,8 @@ def answers(loaded, method, stacked=True):
 
 
 def test_most_methods_are_stacked():
-    assert {"gkv", "rkv", "snapkv-decode", "tova", "knorm", "h2o", "trimkv", "ada-kv while decoding"} <= set(STACKED)
+    layerwise = {"gkv", "rkv", "snapkv-decode", "tova", "knorm", "h2o", "trimkv", "ada-kv while decoding"}
+    assert layerwise | {"retention", "duo"} <= set(STACKED)
 
 
 @pytest.mark.parametrize("name", STACKED)
@@ -47,11 +48,12 @@ def test_a_stack_of_layers_keeps_what_single_layers_keep(loaded, name):
     assert answers(loaded, small(name)) == answers(loaded, small(name), stacked=False)
 
 
-def test_views_of_any_size_keep_the_same(loaded, monkeypatch):
-    whole = answers(loaded, small("gkv"))
+@pytest.mark.parametrize("name", ["gkv", "retention", "duo"])
+def test_views_of_any_size_keep_the_same(loaded, monkeypatch, name):
+    whole = answers(loaded, small(name))
     for size in (1, 60_000):  # one row per view, and a few
         monkeypatch.setitem(stack.SCRATCH_BYTES, "cpu", size)
-        assert answers(loaded, small("gkv")) == whole
+        assert answers(loaded, small(name)) == whole
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def naive(queries, keys, qpos, kpos, valid, scaling, softcap, domain, order, red
     b, hq, w, _ = queries.shape
     hk, n = keys.shape[1:3]
     g = hq // hk
-    reduce = {"mean": lambda x: sum(x) / len(x), "sum": sum, "max": max}
+    reduce = {"mean": lambda x: sum(x) / len(x), "sum": sum, "max": max, "min": min}
     out = torch.zeros(b, hk, n, dtype=torch.float64)
     for i, h in itertools.product(range(b), range(hk)):
 
@@ -67,7 +67,7 @@ CHOICES = [
     for domain in ("all", "outside_window")
     for order in ("softmax_then_group", "group_then_softmax")
     for reduce_g in ("mean", "sum", "max")
-    for reduce_q in ("mean", "sum", "max")
+    for reduce_q in ("mean", "sum", "max", "min")
 ]
 
 
@@ -91,7 +91,7 @@ def test_matches_triple_loop_in_every_shape(b, hk, g, w, n, softcap, choice, see
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("choice", CHOICES[:9], ids=lambda c: "-".join(c.values()))
+@pytest.mark.parametrize("choice", CHOICES[:12], ids=lambda c: "-".join(c.values()))
 def test_blocks_do_not_change_the_result(choice, monkeypatch):
     whole = window_attention(*inputs(w=5), scaling=0.5, **choice)
     monkeypatch.setattr(attend, "SCRATCH_FLOATS", 60)  # two query rows of one sequence at a time

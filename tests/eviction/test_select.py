@@ -133,8 +133,8 @@ def test_protected():
 
 
 def test_check_names_the_broken_promise():
-    keep = torch.tensor([[[True, False], [True, True]]])
-    must = torch.tensor([[[False, True], [False, False]]])
+    keep = torch.tensor([[[[True, False], [True, True]]]])
+    must = torch.tensor([[[[False, True], [False, False]]]])
     check([keep], [None], 2, 2)
     with pytest.raises(BudgetViolation, match="protected"):
         check([keep], [must], 2, 2)

@@ -15,6 +15,7 @@ import transformers
 from support.folders import TESTS
 from support.runs import configuration, model_folder
 
+from kvbench.cli.app import main
 from kvbench.config.run_config import Grid, MethodChoice
 from kvbench.console import faults
 from kvbench.engine import loop, sampler, setup
@@ -317,3 +318,25 @@ def test_an_engine_that_cannot_be_made_with_its_slots_is_made_with_fewer(model, 
 def test_a_machine_that_fails_is_not_taken_for_a_model_that_is_not_supported(error):
     with pytest.raises(type(error)), own_failures(object()):
         raise error
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "bench --sequences 1 --prompt 8 --new-tokens 4 --repeats 1 --baseline none",
+        f"replay --model tiny --method knorm --budget 32 --task {TASK} --limit 1 --max-new-tokens 8 -q",
+        "train lookaheadkv --model tiny --steps 1 --samples 2 --batch 1 --out out -q",
+        "lm-eval --tasks kvbench_chain --limit 1 --model_args model=tiny,method=tova,budget=32",
+    ],
+    ids=lambda line: line.split()[0],
+)
+def test_a_command_that_runs_out_of_memory_ends_with_one_line(line, tmp_path, monkeypatch, capsys):
+    def short(*args, **kwargs):
+        raise type(CUDA)(*CUDA.args)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(PromptReader, "read", short)
+    assert main(line.split()) == 3
+    errors = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error: ")]
+    assert len(errors) == 1
+    assert "memory (CUDA out of memory. Tried to allocate 20.00 MiB.)" in errors[0]

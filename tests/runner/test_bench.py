@@ -20,10 +20,11 @@ from kvbench.engine.model.random_weights import supply
 from kvbench.engine.plan import Machine
 from kvbench.errors import KVBenchError, SetupError, UserError
 from kvbench.eviction import choose
-from kvbench.runner.bench.rounds import Contest, as_json, bench
+from kvbench.runner.bench.rounds import Contest, Cost, as_json, bench, rise
 from kvbench.runner.bench.setting import Setting, build
 from kvbench.runner.bench.shapes import SHAPES
-from kvbench.runner.bench.systems import EngineSystem, Generate, Stopwatch, System
+from kvbench.runner.bench.stopwatch import Stopwatch
+from kvbench.runner.bench.systems import EngineSystem, Generate, System
 from kvbench.runner.bench.vllm_process import vllm_seconds
 
 SMALL = Setting(new_tokens=24, budgets=(48,), interval=8, sequences=(2,), repeats=1, prompt=16)
@@ -110,7 +111,7 @@ def test_fewer_sequences_where_memory_ends(loaded):
 
 def test_the_first_token_is_reckoned_back_from_the_first_step(monkeypatch):
     times = iter([10.0, 17.0, 29.0])  # began, first step (3 tokens each), stop
-    monkeypatch.setattr("kvbench.runner.bench.systems.clock", lambda device: next(times))
+    monkeypatch.setattr("kvbench.runner.bench.stopwatch.clock", lambda device: next(times))
     watch = Stopwatch(torch.device("cpu"))
     watch.lap(3)
     watch.lap(4)  # only the first counts
@@ -118,6 +119,33 @@ def test_the_first_token_is_reckoned_back_from_the_first_step(monkeypatch):
     assert sample.first == pytest.approx(7 - 2 * 12 / 6)
     assert sample.rate == pytest.approx(2 * 9 / 19)
     assert sample.decode_rate == pytest.approx(2 * 8 / 16)
+
+
+def test_stretches_end_at_the_first_lap_past_them(monkeypatch):
+    times = iter([10.0, 11.0, 11.0, 15.0, 21.0, 30.0])  # began, first lap and its mark, two marks, stop
+    monkeypatch.setattr("kvbench.runner.bench.stopwatch.clock", lambda device: next(times))
+    watch = Stopwatch(torch.device("cpu"), stretch=4)
+    for tokens in (2, 3, 6, 7, 9, 10):  # a GPU reports several steps at once
+        watch.lap(tokens)
+    assert watch.stop(sequences=2, tokens=11).costs == pytest.approx((4 / 4 / 2, 6 / 3 / 2))
+
+
+def test_every_system_is_measured_in_stretches(loaded):
+    setting = replace(SMALL, stretch=8)
+    for row in Contest(setting, loaded, print).rows(MACHINE, 2):
+        for speed in (row.fresh, row.warm):
+            assert [cost.tokens for cost in speed.costs] == [8, 16, 24]
+            assert all(0 < cost.low <= cost.us <= cost.high for cost in speed.costs)
+            assert speed.rise == rise(speed.costs)
+
+
+def test_a_rise_is_that_of_the_cheapest_rounds_without_the_first_stretch():
+    def costs(*lows):
+        return [Cost(tokens=100 * i, us=low + i % 2, low=low, high=90) for i, low in enumerate(lows, 1)]
+
+    assert rise(costs(1, 20, 20, 20)) == pytest.approx(0)
+    assert rise(costs(70, 19, 20, 21)) == pytest.approx(0.1)
+    assert rise(costs(5, 6)) is None
 
 
 def test_generate_has_its_first_lap_after_one_token(loaded):
@@ -169,6 +197,8 @@ def test_what_a_measuring_process_raises_reaches_the_user(loaded):
 
     with pytest.raises(UserError, match="cannot be served"):
         contest.apart(refuse)
+    with pytest.raises(SetupError, match=r"out of memory \(CUDA out of memory\.\)\. Use fewer --sequences"):
+        contest.apart(lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory.")))
     with pytest.raises(KVBenchError, match="exit code -9"):
         contest.apart(lambda: os.kill(os.getpid(), signal.SIGKILL))
 

@@ -20,7 +20,7 @@ from kvbench.engine.loop import Engine
 from kvbench.engine.prefill import PromptReader
 from kvbench.eviction.choose import from_label
 from kvbench.records import Request
-from kvbench.runner import bench
+from kvbench.runner.bench.setting import Setting, build
 
 
 class Watch:
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    loaded = bench._build(bench.Setting(shape=args.shape))
+    loaded = build(Setting(shape=args.shape))
     from support.methods import with_tables
 
     loaded = with_tables(loaded)

@@ -156,6 +156,20 @@ def test_copies_to_the_gpu(device):
         assert (count.h2d, count.d2h, count.syncs) == (2, 0, 2 * syncs)
 
 
+def test_events_give_the_time_between_them_after_a_wait(device):
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    end.record()
+    with pytest.raises(RuntimeError, match="not ready"):
+        begin.elapsed_time(end)
+    end.synchronize()
+    assert begin.elapsed_time(end) > 0
+    plain = torch.cuda.Event()
+    plain.record()
+    with pytest.raises(ValueError, match="enable_timing"):
+        begin.elapsed_time(plain)
+
+
 def test_a_copy_to_the_host_arrives_after_a_wait(device):
     x, target, event = cuda(1, 2), torch.zeros(2).pin_memory(), torch.cuda.Event()
     with device.count() as count:

@@ -27,7 +27,7 @@ SHAPES = ("qwen3-4b", "r1-distill-qwen-7b")
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRITON_INTERPRET": "0", "KVBENCH_NO_PROGRESS": "1"}
 
 COLUMNS = ("shape", "prompt", "system", "sequences", "tok/s", "decode tok/s", "first token", "evicting", "per token")
-COLUMNS += ("mean entries", "of the limit", "GPU peak")
+COLUMNS += ("mean entries", "of the limit", "GPU peak", "attention, of a copy")
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         shown("{:,.0f}", row["entries"]),
         shown("{:.0%}", row["roofline_share"]),
         shown("{:,.1f} GiB", row["peak_bytes"], 2**-30),
+        ", ".join(f"{time['backend']} {time['share']:.0%}" for time in row["attention"] if time["share"] is not None),
     ]
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from kvbench.cli import options
-from kvbench.cli.bench_figure import bench_figure
+from kvbench.cli.bench_figures import bench_figures
+from kvbench.cli.bench_tables import print_tables
 from kvbench.cli.checks import refuse_oracle
 from kvbench.cli.draw import draw
 from kvbench.cli.request import chosen
 from kvbench.config.parsers import Parser, choice, parse, split, whole
 from kvbench.config.plugins import load_plugins
 from kvbench.config.run_config import MethodChoice
-from kvbench.config.settings import DTYPES
+from kvbench.config.settings import DEFAULTS, DTYPES, PARSERS
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
 from kvbench.console.progress import step
@@ -30,17 +31,10 @@ EPILOG = """Examples:
   kvbench bench
   kvbench bench --method full,gkv --budget 128,256 --sequences 1,8 --new-tokens 512 --json
   kvbench bench --method snapkv-decode --method-opt window=8 --shape B --dtype bfloat16 --baseline none
-  kvbench bench --sequences 1,4 --new-tokens 256 --plot figures
+  kvbench bench --sequences 2 --new-tokens 256 --stretch 64 --plot figures
   kvbench bench --shape qwen3-4b --method full,tova --budget 1024 --prompt 8192 --sequences 96
 """
-DEFAULTS = {"method": ["tova"], "budget": ["128"]}
-SPEED = ("fresh tok/s", "warm tok/s", "slowest to fastest", "ratio", "decode tok/s", "first token")
-CACHE = ("decoded by", "evicting", "per token", "mean entries", "KV per sequence", "of the limit")
-FOOT = (
-    "Tokens per second of CPU time (on CUDA: of wall time), medians of rounds in which the systems take turns.",
-    "fresh: the first long generation of a process; warm: the second. docs/speed.md says why they differ.",
-    "decode: after the first token of every sequence. ratio: warm, over the first baseline.",
-)
+AXES = {"method": ["tova"], "budget": ["128"]}
 
 
 @options.takes("method", "budget", "method_opt")
@@ -60,6 +54,9 @@ def bench(
     ] = "1",
     prompt: Annotated[str, typer.Option("--prompt", metavar="N", help="Tokens of each prompt.")] = "64",
     new_tokens: Annotated[str, typer.Option("--new-tokens", metavar="N", help="Tokens of each answer.")] = "1024",
+    stretch: Annotated[
+        str | None, options.plain("--stretch", "Also show the cost per token in stretches of N tokens.", "N")
+    ] = None,
     interval: Annotated[
         str, typer.Option("--interval", metavar="N", help="Generated tokens between evictions.")
     ] = "32",
@@ -68,6 +65,7 @@ def bench(
     ] = "A",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)}.")] = "auto",
+    decode_attn: Annotated[str | None, options.same_as_run("decode_attn")] = None,
     threads: Annotated[str, typer.Option("--threads", metavar="N", help="Processor threads.")] = "1",
     plugin: options.Plugins = None,
     repeats: Annotated[
@@ -84,16 +82,18 @@ def bench(
     """
     load_plugins(plugin or [])
     values = _parsed(
-        {name: typed[name] or default for name, default in DEFAULTS.items()} | {"method_opt": typed["method_opt"]},
+        {name: typed[name] or default for name, default in AXES.items()} | {"method_opt": typed["method_opt"]},
         {"sequences": sequences, "baselines": baseline},
         {
             "samples": (whole(1), samples),
+            **({} if stretch is None else {"stretch": (whole(1), stretch)}),
             "prompt": (whole(1), prompt),
             "new-tokens": (whole(1), new_tokens),
             "interval": (whole(1), interval),
             "threads": (whole(1), threads),
             "repeats": (whole(1), repeats),
             "dtype": (choice(*DTYPES), dtype),
+            "decode-attn": (PARSERS["decode_attn"], decode_attn or DEFAULTS["decode_attn"]),
             "shape": (choice(*SHAPES), shape),
         },
     )
@@ -106,9 +106,9 @@ def bench(
 
     setting = Setting(device=device, **values)
     results = measure(setting, step)
-    _print(results, setting.baselines)
+    print_tables(results, setting.baselines)
     if plot is not None:
-        draw([bench_figure(setting, results)], plot)
+        draw(bench_figures(setting, results), plot)
     if json:
         terminal.data(as_json(setting, results))
 
@@ -135,6 +135,10 @@ def _parsed(axes: Mapping[str, Any], lists: Mapping[str, str], raw: Mapping[str,
             with problems.collect():
                 _check(method, budget)
     problems.stop()
+    if values.get("stretch", 0) > values["new_tokens"]:
+        raise UserError(
+            f"--stretch {values['stretch']} is longer than the answers: --new-tokens {values['new_tokens']}."
+        )
     if (longest := values["prompt"] + values["new_tokens"]) > LONGEST:
         raise UserError(f"--prompt and --new-tokens make {longest} tokens; the models of bench take {LONGEST}.")
     return values
@@ -153,52 +157,3 @@ def _check(method: MethodChoice, budget: Budget) -> None:
     refuse_oracle(method.name, instance)
     if instance.takes_budget:
         check_budget(method.name, instance, budget)
-
-
-def _print(results: Sequence[Any], baselines: tuple[str, ...]) -> None:
-    """Print two tables per number of sequences: the speed of all systems, and the size of the engine's caches."""
-    for n in dict.fromkeys(r.sequences for r in results):
-        rows = [r for r in results if r.sequences == n]
-        base = next((r.warm.rate for r in rows if r.system in baselines[:1]), None)
-        _table(f"{n} sequences", SPEED, [(r, _speed(r, base)) for r in rows])
-        gpu = ("GPU peak",) if any(r.peak_bytes is not None for r in rows) else ()
-        _table("the cache", CACHE + gpu, [(r, _cache(r)) for r in rows if r.entries is not None])
-    for line in FOOT:
-        print(line)
-
-
-def _table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, list[str]]]) -> None:
-    table = terminal.grid(title, *columns, right=columns)
-    for r, cells in rows:
-        table.add_row(r.system if r.decoded == r.sequences else f"{r.system} ({r.decoded} fit)", *cells)
-    if rows:
-        terminal.console().print(table)
-
-
-def _speed(r: Any, base: float | None) -> list[str]:
-    return [
-        f"{r.fresh.rate:,.0f}",
-        f"{r.warm.rate:,.0f}",
-        f"{r.warm.low:,.0f} to {r.warm.high:,.0f}",
-        _shown("{:.2f}x", None if base is None else r.warm.rate / base),
-        _shown("{:,.0f}", r.warm.decode),
-        _shown("{:.3g} s", r.first_seconds),
-    ]
-
-
-def _cache(r: Any) -> list[str]:
-    gpu = [] if r.peak_bytes is None else [f"{r.peak_bytes / 2**30:,.1f} GiB"]
-    mib = f"{r.kv_bytes / 2**20:,.2f} MiB"
-    return [
-        r.decoding,
-        f"{r.evict_share:.1%}",
-        f"{r.evict_us:.3g} µs",
-        f"{r.entries:,.0f}",
-        mib,
-        _shown("{:.0%}", r.roofline_share),
-        *gpu,
-    ]
-
-
-def _shown(form: str, value: float | None) -> str:
-    return "-" if value is None else form.format(value)

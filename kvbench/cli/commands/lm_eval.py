@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from kvbench.cli.options import plain
-from kvbench.console import signals
+from kvbench.console import faults, signals
 from kvbench.console.faults import words
 from kvbench.console.progress import step
 from kvbench.errors import KVBenchError, SetupError, UserError, quote
@@ -53,7 +53,7 @@ def lm_eval(
     except (KVBenchError, ImportError):
         raise
     except Exception as error:
-        if _innermost(error).startswith("kvbench"):
+        if faults.of_machine(error) or _innermost(error).startswith("kvbench"):
             raise
         raise _foreign(error) from error
     finally:

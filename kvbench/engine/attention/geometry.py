@@ -20,7 +20,6 @@ from kvbench.engine.cache.recurrent import RecurrentStates, StateShape
 from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.eviction.api import State
 
-
 # Kinds of layers in a transformers configuration.
 STATEFUL = frozenset(
     {"linear_attention", "conv", "hybrid", "hybrid_sliding"}

@@ -155,7 +155,7 @@ def text_model(model: Any) -> Any:
 
 def set_implementation(model: Any, name: str) -> None:
     """Select a registered attention function. Raises UserError when the architecture has no attention interface."""
-    if not getattr(model, "_supports_attention_backend", False):
+    if not model._can_set_attn_implementation():
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: "
             "it does not use transformers' attention interface."

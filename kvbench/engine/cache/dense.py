@@ -65,7 +65,8 @@ class DenseStack(Stack):
         self.layers = [DenseStore(self, place) for place in range(len(members))]
 
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self.filled(rows), np.zeros_like(rows)
+        lengths = self.filled(rows if rows.ndim == 1 else rows[:, 0])
+        return lengths, np.zeros_like(lengths)
 
     def filled(self, rows: np.ndarray) -> np.ndarray:
         return np.array(self.lengths)[rows % self.slots]

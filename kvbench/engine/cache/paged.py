@@ -85,12 +85,13 @@ class PagedStack(Stack):
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return how many places per head a view of each row shows, and whether shorter heads are padded to it.
 
-        A row with uneven heads is padded to whole pages: rows of equal padded length can form one batch, and no row's
-        padding depends on another row.
+        Uneven heads are padded to whole pages: rows of equal padded length can form one batch, and the padding of a row
+        does not depend on rows of other slots.
         """
-        lengths = self.blocks.lengths[rows]
-        longest = lengths.max(axis=1).astype(np.int64)
-        uneven = lengths.min(axis=1) < longest
+        lengths = self.blocks.lengths[rows]  # [b, (L,) Hk]
+        of_view = tuple(range(1, lengths.ndim))
+        longest = lengths.max(axis=of_view).astype(np.int64)
+        uneven = lengths.min(axis=of_view) < longest
         return np.where(uneven, -(-longest // PAGE) * PAGE, longest), uneven
 
     def filled(self, rows: np.ndarray) -> np.ndarray:
@@ -106,7 +107,7 @@ class PagedStack(Stack):
             self.pool.columns[spec.name].index_fill_(0, at, spec.init)
 
     def entries(self, batch: RowBatch) -> Rows:
-        shown, uneven = self.shown(batch.rows[:1])
+        shown, uneven = self.shown(batch.rows[None])
         at = self.blocks.first(batch.at, int(shown[0]))  # [b, Hk, n]
         valid = self._exists(batch, int(shown[0])) if uneven[0] else None
 

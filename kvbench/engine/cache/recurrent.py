@@ -35,13 +35,6 @@ class StateShape:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-class _StateLayer(LinearAttentionLayer):
-    """The states of one layer; keys and values of the layer pass through unchanged."""
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return key_states, value_states
-
-
 class RecurrentStates(Cache):
     """The states of all layers of a model, as its forward pass reads and replaces them.
 
@@ -52,18 +45,18 @@ class RecurrentStates(Cache):
     is_compileable = False
 
     def __init__(self, layers: int, per_layer: int = 1) -> None:
-        super().__init__(layers=[_StateLayer(number_of_states=per_layer) for _ in range(layers)])
+        super().__init__(layers=[LinearAttentionLayer(number_of_states=per_layer) for _ in range(layers)])
 
     @classmethod
-    def like(cls, shapes: Sequence[StateShape]) -> RecurrentStates:
-        """Return empty states of a model whose states have these shapes."""
-        return cls(1 + max(s.layer for s in shapes), 1 + max(s.place for s in shapes))
+    def like(cls, shapes: Sequence[StateShape]) -> RecurrentStates | None:
+        """Return empty states of a model whose states have these shapes; None if it has none."""
+        return cls(1 + max(s.layer for s in shapes), 1 + max(s.place for s in shapes)) if shapes else None
 
     @classmethod
-    def allocate(cls, shapes: Sequence[StateShape], rows: int, device: torch.device) -> RecurrentStates:
-        """Return zero states for `rows` sequences, which a forward pass of one token continues."""
+    def allocate(cls, shapes: Sequence[StateShape], rows: int, device: torch.device) -> RecurrentStates | None:
+        """Return zero states for `rows` sequences, which a forward pass continues; None if the model has no states."""
         states = cls.like(shapes)
-        for s in shapes:
+        for s in shapes if states is not None else ():
             layer = states.layers[s.layer]
             empty = torch.zeros(rows, *s.shape, dtype=s.dtype, device=device)
             layer.lazy_initialization(**{f"{s.kind}_states": empty}, state_idx=s.place)
@@ -97,10 +90,14 @@ class RecurrentStates(Cache):
         return sum(state.nbytes for *_, state in self._each())
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return whether a forward pass has written the layer's states, or this one of them; any layer's if none is named."""
+        """Return whether a forward pass has written the states of a layer, or of any layer, or one of its states."""
         layers = self.layers if layer_idx is None else self.layers[layer_idx : layer_idx + 1]
         written = [layer.has_previous_state for layer in layers]
         return any(all(places.values()) if state_idx is None else places[state_idx] for places in written)
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Return the new keys and values unchanged: the engine stores them."""
+        return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # the engine passes positions

@@ -115,9 +115,7 @@ class SlotCache(ABC):
         self.geometry, self.shape, self.device, self.dtype = geometry, shape, device, dtype
         self.slots = shape.slots
         self.seen, self.fresh = [0] * shape.slots, [0] * shape.slots
-        self.recurrent: RecurrentStates | None = None
-        if shape.recurrent:
-            self.recurrent = RecurrentStates.allocate(shape.recurrent, shape.slots, device)
+        self.recurrent = RecurrentStates.allocate(shape.recurrent, shape.slots, device)
 
     @property
     def evicting(self) -> list[EvictingStore]:
@@ -178,8 +176,13 @@ class SlotCache(ABC):
 
     def fixed_bytes(self, seen: int) -> int:
         """Return the bytes of a slot that no eviction frees: stored queries, states, rings filled by `seen` tokens."""
+        return self.stored_bytes + sum(min(seen, rows) * size for rows, size in self._rings)
+
+    @cached_property
+    def _rings(self) -> list[tuple[int, int]]:
+        """Places of a slot in each ring, and the bytes of one: the same at every step of every sequence."""
         rings, element = (layer for layer in self.layers if isinstance(layer, RingStore)), self.dtype.itemsize
-        return self.stored_bytes + sum(min(seen, r.capacity) * r.geometry.entry_bytes(element) for r in rings)
+        return [(ring.capacity, ring.geometry.entry_bytes(element)) for ring in rings]
 
     @cached_property
     def stored_bytes(self) -> int:

@@ -91,7 +91,10 @@ class Stack(ABC):
 
     @abstractmethod
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many places per head a view of each row shows, and whether some heads hold fewer entries."""
+        """Return how many places per head a view of each row shows, and whether some heads hold fewer entries.
+
+        rows: [b]; or [b, L] for views that show L rows with equally many places.
+        """
 
     @abstractmethod
     def filled(self, rows: np.ndarray) -> np.ndarray:

@@ -21,11 +21,10 @@ Tensors: w1 [L, Hk, D, h], b1 [L, Hk, h], w2 [L, Hk, h], b2 [L, Hk], D = d + dv 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal
 
 from kvbench.eviction.learned import Shapes, Sizes
-from kvbench.eviction.terms.window_attention import SCRATCH_FLOATS
+from kvbench.eviction.terms.window_attention import Reduce
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
@@ -48,27 +47,13 @@ def scorer_shapes(features: Features, model: Sizes, hidden: int = HIDDEN) -> Sha
     }
 
 
-def attention_statistics(view: LayerView) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return statistics of the attention that queries pay to each entry: sum, maximum and minimum over the queries,
-    each [b, Hk, g, N].
+def attention_statistics(view: LayerView, features: Features) -> dict[str, torch.Tensor]:
+    """Return statistics over the queries of the attention that they pay to each entry, each [b, Hk, g, N].
 
-    A query pays 0 to entries newer than itself.
+    "sum", and for "released8" also "max" and "min". A query pays 0 to entries newer than itself.
     """
-    count = view.queries.shape[2]
-    # The same blocks of queries as in `window_attention`, independent of the number of sequences.
-    rows = max(1, min(count, SCRATCH_FLOATS // max(1, view.queries.shape[1] * view.keys.shape[2])))
-    statistics: list[torch.Tensor] = []
-    for start in range(0, count, rows):
-        part = slice(start, start + rows)
-        some = replace(view, queries=view.queries[:, :, part], query_positions=view.query_positions[:, part])
-        paid = some.attend(reduce_g=None, reduce_q=None)  # [b, Hk, g, rows, N]
-        new = [paid.sum(dim=-2), paid.amax(dim=-2), paid.amin(dim=-2)]
-        if statistics:
-            total, most, least = statistics
-            new = [total + new[0], torch.maximum(most, new[1]), torch.minimum(least, new[2])]
-        statistics = new
-    total, most, least = statistics
-    return total, most, least
+    kinds: tuple[Reduce, ...] = ("sum",) if features == "paper6" else ("sum", "max", "min")
+    return {kind: view.attend(reduce_g=None, reduce_q=kind) for kind in kinds}
 
 
 def scorer_input(
@@ -89,12 +74,12 @@ def scorer_input(
     if features == "released8":
         attention = [chunk["max"], chunk["min"], total, total, total, total]
     else:
-        paid = view.attend(reduce_g=None, reduce_q=None)  # [b, Hk, g, 32, N]
-        attention = [*(paid[..., -window:, :].sum(dim=-2) for window in WINDOWS), total]
+        newest = (view.last_queries(window) for window in WINDOWS)
+        attention = [*(some.attend(reduce_g=None, reduce_q="sum") for some in newest), total]
     assert view.values is not None
     blocks = torch.cat([*attention, cumulative, decayed], dim=2).transpose(-1, -2)
     x = torch.cat([view.keys.float(), view.values.float(), blocks], dim=-1)
-    return torch.where(view.valid[..., None], x, 0.0)
+    return x if view.mask is None else torch.where(view.mask[..., None], x, 0.0)
 
 
 def drop_scores(weights: Mapping[str, torch.Tensor], layer: int | torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from kvbench.lazy import torch
 
 # Similarities in memory at a time: 256 MiB; on a CPU, as many as its cache holds.
 SCRATCH_FLOATS = 1 << 26
-CPU_SCRATCH_FLOATS = 1 << 17
+CPU_SCRATCH_FLOATS = 1 << 19
 
 
 def redundancy(
@@ -38,8 +38,9 @@ def redundancy(
     heads = b * hk
     keys = view.keys.detach().float()
     unit = keys / (keys.norm(dim=-1, keepdim=True) + 1e-8)
-    # Invalid entries become zero vectors: similar to no key, and without effect on sums.
-    unit = unit.masked_fill_(~view.valid[..., None], 0.0).view(heads, n, d)
+    if view.mask is not None:  # invalid entries become zero vectors: similar to no key, and without effect on sums
+        unit = unit.masked_fill_(~view.mask[..., None], 0.0)
+    unit = unit.view(heads, n, d)
     order = order.reshape(heads, n)
     own = torch.arange(n, device=order.device).expand(heads, n)
     # Places 1..n: the highest place among a row's similar keys marks the spared one; 0: no key is similar.

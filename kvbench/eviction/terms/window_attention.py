@@ -12,12 +12,13 @@ from kvbench.lazy import torch
 
 Domain = Literal["all", "outside_window"]
 Order = Literal["softmax_then_group", "group_then_softmax"]
-Reduce = Literal["mean", "sum", "max"]
+Reduce = Literal["mean", "sum", "max", "min"]
 
 # Logits in memory at a time: at most 128 MiB. On a CPU, blocks hold fewer sequences: small buffers are reused, while
 # the fresh pages of large buffers would cost more than the arithmetic.
 SCRATCH_FLOATS = 1 << 25
 CPU_BLOCK_FLOATS = 1 << 17
+HIDDEN = 1e30  # times -1 or less: a logit that the softmax turns into 0
 
 
 def window_attention(
@@ -65,7 +66,13 @@ def window_attention(
     if domain == "outside_window":
         older = key_positions < query_positions.amin(dim=1)[:, None, None]
         visible = older if valid is None else valid & older
-    blind = _blind(visible, key_positions, query_positions)
+    # A key that no query may see is infinitely far in the future. float32 holds positions below 2^24 exactly.
+    times = key_positions.float()
+    times = times if visible is None else times.masked_fill(~visible, float("inf"))
+    blind = _blind(times, query_positions)
+    # Sums over both axes may be taken in any order, and over the queries first they are cheaper.
+    queries_first = order == "softmax_then_group" and {reduce_g, reduce_q} <= {"mean", "sum"}
+    at_once = None if queries_first else reduce_g
     # Rows per block must not depend on b, or sums would depend on the batch.
     rows = max(1, min(w, SCRATCH_FLOATS // max(1, hq * n)))
     block = CPU_BLOCK_FLOATS if keys.device.type == "cpu" else SCRATCH_FLOATS
@@ -73,37 +80,38 @@ def window_attention(
     parts = []
     for first in range(0, b, sequences):
         s = slice(first, first + sequences)
+        some = keys[s] if valid is None else keys[s].masked_fill(~valid[s, ..., None], 0.0)  # they may hold NaN
         sums: list[torch.Tensor] = []
         for start in range(0, max(w, 1), rows):  # without queries the sums are zeros
             r = slice(start, start + rows)
-            hidden = None if visible is None else ~visible[s, :, None]  # [b, Hk, 1, N]
-            if domain == "all":  # keys older than the window are never in a query's future
-                future = key_positions[s, :, None] > query_positions[s, None, r, None]
-                hidden = future if hidden is None else future.logical_or_(hidden)
-            assert hidden is not None
-            logits = _logits(queries[s, :, r], keys[s], scaling, softcap)
-            reduced = _reduce_group(logits, hidden, order, reduce_g)[..., :entries]
+            logits = _logits(queries[s, :, r], some, scaling, softcap)
+            paid = _probabilities(logits, _bias(times[s], query_positions[s, r]), order, at_once)[..., :entries]
             if blind is not None:
-                gap = blind[s, :, r, None] if reduce_g else blind[s, :, None, r, None]
-                reduced = reduced.masked_fill(gap, 0.0)
-            sums.append(reduced)
+                gap = blind[s, :, r, None]
+                paid = paid.masked_fill(gap if paid.dim() == 4 else gap[:, :, None], 0.0)
+            sums.append(paid)
         parts.append(_join(sums, reduce_q))
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    out = _reduce(out, reduce_g, dim=2) if queries_first and reduce_g else out
     return out / w if reduce_q == "mean" else out
 
 
-def _blind(
-    visible: torch.Tensor | None, key_positions: torch.Tensor, query_positions: torch.Tensor
-) -> torch.Tensor | None:
+def _blind(times: torch.Tensor, query_positions: torch.Tensor) -> torch.Tensor | None:
     """Return the mask of queries that see no key, [b, Hk, w] bool; on a CPU None if every query sees one.
 
-    The caller replaces the NaN softmax of such queries by 0. Only a CPU is asked whether there are any, because other
-    devices would have to be waited for.
+    times: [b, Hk, N], as for `_bias`. The caller replaces the softmax of such queries by 0. Only a CPU is asked whether
+    there are any, because other devices would have to be waited for.
     """
-    if visible is not None:
-        key_positions = key_positions.masked_fill(~visible, torch.iinfo(key_positions.dtype).max)
-    blind = key_positions.amin(dim=-1)[:, :, None] > query_positions[:, None]
+    blind = times.amin(dim=-1)[:, :, None] > query_positions[:, None]
     return blind if blind.device.type != "cpu" or bool(blind.any()) else None
+
+
+def _bias(times: torch.Tensor, query_positions: torch.Tensor) -> torch.Tensor:
+    """Return [b, Hk, r, N], 0 where a query at position [b, r] sees a key of time [b, Hk, N], otherwise below -1e30.
+
+    Added to logits it hides keys; that costs a fifth of a choice by mask.
+    """
+    return (query_positions[:, None, :, None] - times[:, :, None]).clamp_(max=0.0).mul_(HIDDEN)
 
 
 def _logits(queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:
@@ -122,28 +130,24 @@ def _join(blocks: list[torch.Tensor], how: Reduce | None) -> torch.Tensor:
     """Join results of blocks of r queries, [..., r, N], as `how` says; a mean is a sum that the caller divides."""
     if how is None:
         return torch.cat(blocks, dim=-2)
-    reduced = [_reduce(block, "max" if how == "max" else "sum", dim=-2) for block in blocks]
-    total = reduced[0]
-    for part in reduced[1:]:
-        total = torch.maximum(total, part) if how == "max" else total + part
-    return total
+    reduced = [_reduce(block, "sum" if how == "mean" else how, dim=-2) for block in blocks]
+    return reduced[0] if len(reduced) == 1 else _reduce(torch.stack(reduced), "sum" if how == "mean" else how, dim=0)
 
 
-def _reduce_group(logits: torch.Tensor, hidden: torch.Tensor, order: Order, how: Reduce | None) -> torch.Tensor:
+def _probabilities(logits: torch.Tensor, bias: torch.Tensor, order: Order, how: Reduce | None) -> torch.Tensor:
     """Turn logits [b, Hk, g, r, N] into probabilities, reduced over the group to [b, Hk, r, N] unless `how` is None.
 
-    hidden: bool [b, Hk, r or 1, N], keys that a query does not see. The probabilities of a query that sees no key are
-    NaN.
+    bias: [b, Hk, r, N], as from `_bias`. The probabilities of a query that sees no key mean nothing.
     """
     if order == "group_then_softmax":
         if how is None:
             raise ValueError("order 'group_then_softmax' reduces logits over the group and needs reduce_g")
-        return torch.where(hidden, float("-inf"), _reduce(logits, how, dim=2)).softmax(dim=-1)
-    probabilities = torch.where(hidden[:, :, None], float("-inf"), logits).softmax(dim=-1)
+        return _reduce(logits, how, dim=2).add_(bias).softmax(dim=-1)
+    probabilities = logits.add_(bias[:, :, None]).softmax(dim=-1)
     return probabilities if how is None else _reduce(probabilities, how, dim=2)
 
 
 def _reduce(x: torch.Tensor, how: Reduce, dim: int) -> torch.Tensor:
-    if how == "max":
-        return x.amax(dim=dim)
+    if how in ("max", "min"):
+        return x.amax(dim=dim) if how == "max" else x.amin(dim=dim)
     return x.mean(dim=dim) if how == "mean" else x.sum(dim=dim)

@@ -13,16 +13,33 @@ import torch
 import transformers
 
 from kvbench.console import faults, signals
-from kvbench.engine.memory import release
+from kvbench.engine.kernels.backends import Backend
+from kvbench.engine.memory import release, reset_peak
 from kvbench.engine.model.load import LoadedModel, pick_device
 from kvbench.engine.model.shape import shape_of_model
 from kvbench.engine.plan import Machine, measure, roofline
 from kvbench.errors import KVBenchError, SetupError
+from kvbench.runner.bench.attention import AttentionTime, fastest
 from kvbench.runner.bench.setting import Setting, build
-from kvbench.runner.bench.systems import System, Timing, held, systems
+from kvbench.runner.bench.stopwatch import Timing
+from kvbench.runner.bench.systems import System, held, systems
 
 Result = TypeVar("Result")
 WARM_UP = 40  # tokens before the clock starts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Microseconds per generated token in the stretch of an answer that ends after `tokens` tokens.
+
+    Attributes:
+        us: median over the rounds; low, high: in the cheapest and in the dearest round.
+    """
+
+    tokens: int
+    us: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +50,15 @@ class Speed:
         rate: median over the rounds of generated tokens per second, the time to read the prompts included.
         low, high: this speed in the slowest and the fastest round.
         decode: median speed after the first token of every sequence; None where that moment is not known.
+        costs: per stretch of the answer, see `Setting.stretch`; rise: see the function `rise`.
     """
 
     rate: float
     low: float
     high: float
     decode: float | None
+    costs: tuple[Cost, ...] = ()
+    rise: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +75,8 @@ class Measured:
         roofline_share: decoded tokens per second of wall time, divided by the most that this machine's memory and
             processor allow with the cache as it was at each step.
         decoding: what computed the engine's decode steps, see `Engine.decoding`.
+        attention: each backend's time for the attention of a decode step; empty on a CPU. fastest: the one to name
+            with --decode-attn. A run never chooses by time: its answers would depend on a race.
     """
 
     system: str
@@ -70,6 +92,8 @@ class Measured:
     kv_bytes: int | None = None
     roofline_share: float | None = None
     decoding: str | None = None
+    attention: tuple[AttentionTime, ...] = ()
+    fastest: Backend | None = None
 
 
 def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> list[Measured]:
@@ -110,7 +134,7 @@ class Contest:
                 if pair[0].sequences < rows:
                     done.clear()  # medians are over rounds with equally many sequences
                 done.append(pair)
-        return [self._measured(machine, name, sequences, done) for name, done in pairs.items()]
+        return [self._measured(machine, system, ids, pairs[system.name]) for system in self.systems]
 
     def _fitting(self, system: System, ids: torch.Tensor) -> tuple[Timing, Timing]:
         """Warm a system up and time it twice. The number of sequences is halved until they fit into memory."""
@@ -131,8 +155,7 @@ class Contest:
 
     def _timed(self, system: System, ids: torch.Tensor, tokens: int) -> Timing:
         release(self.loaded.device)
-        if self.loaded.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.loaded.device)
+        reset_peak(self.loaded.device)
         return system.run(ids, tokens)
 
     def apart(self, work: Callable[[], Result]) -> Result:
@@ -145,22 +168,45 @@ class Contest:
         return threaded() if self.loaded.device.type == "cuda" else _forked(threaded)
 
     def _measured(
-        self, machine: Machine, name: str, sequences: int, pairs: Sequence[tuple[Timing, Timing]]
+        self, machine: Machine, system: System, ids: torch.Tensor, pairs: Sequence[tuple[Timing, Timing]]
     ) -> Measured:
         timings = [timing for pair in pairs for timing in pair]
         firsts = [timing.first for timing in timings if timing.first is not None]
         peaks = [timing.peak_bytes for timing in timings if timing.peak_bytes is not None]
         decoded = timings[-1].sequences
+        release(self.loaded.device)
+        attention = system.attention(ids[:decoded], self.setting.new_tokens, machine.bandwidth)
         return Measured(
-            system=name,
-            sequences=sequences,
+            system=system.name,
+            sequences=len(ids),
             decoded=decoded,
-            fresh=_speed([first for first, _ in pairs]),
-            warm=_speed([second for _, second in pairs]),
+            fresh=self._speed([first for first, _ in pairs]),
+            warm=self._speed([second for _, second in pairs]),
             first_seconds=statistics.median(firsts) if firsts else None,
             peak_bytes=max(peaks, default=None),
+            attention=attention,
+            fastest=fastest(attention),
             **(self._cache(machine, decoded, timings) if timings[-1].usages else {}),
         )
+
+    def _speed(self, timings: Sequence[Timing]) -> Speed:
+        rates = [timing.rate for timing in timings]
+        decoded = [timing.decode_rate for timing in timings if timing.decode_rate is not None]
+        per_stretch = zip(*(timing.costs for timing in timings), strict=True)
+        costs = [self._cost(index, seconds) for index, seconds in enumerate(per_stretch)]
+        return Speed(
+            rate=statistics.median(rates),
+            low=min(rates),
+            high=max(rates),
+            decode=statistics.median(decoded) if decoded else None,
+            costs=tuple(costs),
+            rise=rise(costs),
+        )
+
+    def _cost(self, index: int, seconds: Sequence[float]) -> Cost:
+        us = [1e6 * s for s in seconds]
+        end = (index + 1) * (self.setting.stretch or 0)
+        return Cost(tokens=end, us=statistics.median(us), low=min(us), high=max(us))
 
     def _cache(self, machine: Machine, decoded: int, timings: Sequence[Timing]) -> dict[str, Any]:
         """Return the fields of `Measured` about evictions and the cache, which only the engine reports."""
@@ -179,19 +225,24 @@ class Contest:
         }
 
 
-def _speed(timings: Sequence[Timing]) -> Speed:
-    rates = [timing.rate for timing in timings]
-    decoded = [timing.decode_rate for timing in timings if timing.decode_rate is not None]
-    return Speed(
-        rate=statistics.median(rates),
-        low=min(rates),
-        high=max(rates),
-        decode=statistics.median(decoded) if decoded else None,
-    )
+def rise(costs: Sequence[Cost]) -> float | None:
+    """Return by how much of its mean the cost per token rises from the second stretch to the last.
+
+    The rise is that of a straight line through the cheapest rounds, because other processes only ever add to a cost.
+    The first stretch is left out: caches still fill up to their budgets. None for fewer than three stretches.
+    """
+    if len(costs) < 3:
+        return None
+    tokens, us = [cost.tokens for cost in costs[1:]], [cost.low for cost in costs[1:]]
+    slope = statistics.linear_regression(tokens, us).slope
+    return slope * (tokens[-1] - tokens[0]) / statistics.fmean(us)
 
 
 def _forked(work: Callable[[], Result]) -> Result:
-    """Return the result of a function that runs in a fork of this process, or raise its KVBenchError."""
+    """Return the result of a function that runs in a fork of this process, or raise its KVBenchError.
+
+    Raises SetupError where memory runs out.
+    """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
@@ -200,6 +251,11 @@ def _forked(work: Callable[[], Result]) -> Result:
             sender.send((work(), None))
         except KVBenchError as error:
             sender.send((None, error))
+        except Exception as error:
+            if not faults.out_of_memory(error):
+                raise
+            cure = "Use fewer --sequences, or a smaller --shape."
+            sender.send((None, SetupError(f"out of memory ({faults.first_line(error)}). {cure}")))
 
     process = context.Process(target=child)
     process.start()

@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from kvbench.config.run_config import MethodChoice
+from kvbench.engine.kernels.backends import Backend
 from kvbench.engine.model.load import LoadedModel, pick_device, pick_dtype, prepare
 from kvbench.eviction.budget import Budget, label
 from kvbench.runner.bench.shapes import LONGEST, SHAPES
@@ -19,10 +20,12 @@ class Setting:
     """The options of a benchmark.
 
     Attributes:
-            budgets: every method that takes a budget is measured at each of these. Budget and interval as in a run.
+        budgets: every method that takes a budget is measured at each of these. Budget and interval as in a run.
         prompt, new_tokens: length of every prompt and of every answer, in tokens.
         sequences: sequences decoded side by side, one slot each; one measurement per number.
         samples: sequences that share one prompt, as the samples of a question do.
+        stretch: also take the cost per token in stretches of this many tokens of every answer; None: of the whole only.
+        decode_attn: what attends while a GPU decodes, as in a run.
         baselines: systems beside the methods, all with the full cache, by their names in `shapes.BASELINES`.
     """
 
@@ -34,9 +37,11 @@ class Setting:
     new_tokens: int = 1024
     sequences: tuple[int, ...] = (1, 8, 32)
     samples: int = 1
+    stretch: int | None = None
     repeats: int = 5
     threads: int = 1
     baselines: tuple[str, ...] = ("transformers",)
+    decode_attn: Backend = "triton"
     device: str = "auto"
     dtype: str = "auto"
 

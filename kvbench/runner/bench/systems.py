@@ -10,10 +10,8 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import tempfile
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,98 +26,12 @@ from kvbench.errors import BudgetViolation, UserError
 from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget
 from kvbench.records import Request, Usage
+from kvbench.runner.bench.attention import AttentionTime, attention_times
 from kvbench.runner.bench.setting import Setting, named
+from kvbench.runner.bench.stopwatch import Stopwatch, Timing
 from kvbench.runner.bench.vllm_process import vllm_seconds
 
 BLOCK = 256  # tokens of a block of transformers' continuous batching
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """One timed generation of `tokens` tokens in each of `sequences` sequences.
-
-    Attributes:
-        seconds: by `clock`, prompts included; wall: the same in wall time.
-        first, first_wall: seconds until every sequence had its first token, by `clock` and in wall time; None where the
-            system does not tell.
-        usages: of each sequence, from the engine; empty for a baseline.
-        peak_bytes: most bytes allocated on the GPU; None on a CPU.
-    """
-
-    sequences: int
-    tokens: int
-    seconds: float
-    wall: float
-    first: float | None = None
-    first_wall: float | None = None
-    usages: tuple[Usage, ...] = ()
-    peak_bytes: int | None = None
-
-    @property
-    def rate(self) -> float:
-        """Generated tokens per second, prompts included."""
-        return self.sequences * self.tokens / self.seconds
-
-    @property
-    def decode_rate(self) -> float | None:
-        """Generated tokens per second after the first token of every sequence; None where that is not known."""
-        return None if self.first is None else self._after(self.seconds - self.first)
-
-    @property
-    def decode_wall_rate(self) -> float | None:
-        """`decode_rate` in wall time."""
-        return None if self.first_wall is None else self._after(self.wall - self.first_wall)
-
-    def _after(self, seconds: float) -> float:
-        return self.sequences * (self.tokens - 1) / max(seconds, 1e-9)
-
-
-class Stopwatch:
-    """Times one generation, and the first steps within it, from which the time until the first token follows.
-
-    A system reports its first steps (`lap`). With k tokens per sequence at that moment, the first token came at
-    `lap - (k - 1) * step`, with the mean step of the rest.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.began = self._now()
-        self._lap: tuple[tuple[float, float], int] | None = None
-
-    def _now(self) -> tuple[float, float]:
-        return clock(self.device), time.perf_counter()
-
-    def lap(self, tokens: int) -> None:
-        """Note, at the first call, that every sequence has `tokens` tokens."""
-        if self._lap is None:
-            self._lap = self._now(), tokens
-
-    def stop(self, sequences: int, tokens: int, usages: tuple[Usage, ...] = ()) -> Timing:
-        """Return the measurement of a generation that has ended."""
-        spent = [now - began for now, began in zip(self._now(), self.began)]
-        firsts: list[float | None] = [None, None]
-        if self._lap is not None and self._lap[1] < tokens:
-            at, done = [now - began for now, began in zip(self._lap[0], self.began)], self._lap[1]
-            firsts = [max(0.0, a - (done - 1) * (s - a) / (tokens - done)) for a, s in zip(at, spent)]
-        on_gpu = self.device.type == "cuda"
-        return Timing(
-            sequences=sequences,
-            tokens=tokens,
-            seconds=spent[0],
-            wall=spent[1],
-            first=firsts[0],
-            first_wall=firsts[1],
-            usages=usages,
-            peak_bytes=torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
-        )
-
-
-def clock(device: torch.device) -> float:
-    """Return seconds of process CPU time on a CPU, of synchronised wall time on a GPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-    return time.process_time()
 
 
 class System(ABC):
@@ -135,6 +47,13 @@ class System(ABC):
         """Generate a few tokens before the clock starts."""
         self.run(ids, tokens)
 
+    def attention(self, ids: torch.Tensor, tokens: int, bandwidth: float) -> tuple[AttentionTime, ...]:
+        """Time the backends of a decode step's attention; nothing where the system has no choice of backends.
+
+        bandwidth: bytes per second of a copy.
+        """
+        return ()
+
 
 class EngineSystem(System):
     """The engine with a method at a budget, with one slot for each sequence."""
@@ -146,22 +65,50 @@ class EngineSystem(System):
         self.method, self.loaded = supply(method, loaded, Path(self._folder.name))
 
     def run(self, ids: torch.Tensor, tokens: int) -> Timing:
-        sequences = len(ids)
-        engine = Engine(
+        engine = self._engine(ids, tokens, lambda made: watch.lap(made))
+        watch = Stopwatch(self.loaded.device, self.setting.stretch)
+        done = list(engine.generate(self._requests(ids, tokens)))
+        generated = sum(len(d.token_ids) for d in done)
+        if generated != len(ids) * tokens:
+            raise BudgetViolation(f"bench made {generated} tokens instead of {len(ids) * tokens}.")
+        return watch.stop(len(ids), tokens, tuple(d.usage for d in done if d.usage))
+
+    def attention(self, ids: torch.Tensor, tokens: int, bandwidth: float) -> tuple[AttentionTime, ...]:
+        """Time the backends on a GPU in the middle of a generation, halfway between two ticks."""
+        if self.loaded.device.type != "cuda":
+            return ()
+        interval = self.setting.interval
+        middle = min(tokens - 1, tokens // 2 // interval * interval + interval // 2)
+        times: list[AttentionTime] = []
+
+        def note(made: int) -> None:
+            if made >= middle and not times:
+                times.extend(attention_times(engine, bandwidth))
+
+        engine = self._engine(ids, tokens, note)
+        for _ in engine.generate(self._requests(ids, min(tokens, max(2, middle)))):
+            pass
+        return tuple(times)
+
+    def _engine(self, ids: torch.Tensor, tokens: int, on_tokens: Callable[[int], None]) -> Engine:
+        """Return an engine with one slot per prompt. on_tokens: called with the tokens that every sequence has."""
+        sequences = made = len(ids)  # the prompts give the first tokens
+
+        def on_step(tokens: int, *_: int) -> None:
+            nonlocal made
+            made += tokens
+            on_tokens(made // sequences)
+
+        return Engine(
             self.loaded,
             self.method,
             budget=self.budget,
             interval=self.setting.interval,
             slots=sequences,
             max_tokens=ids.shape[1] + tokens,
-            on_step=lambda made, *_: watch.lap(1 + made // sequences),  # the prompt gives the first token
+            on_step=on_step,
+            backend=self.setting.decode_attn,
         )
-        watch = Stopwatch(self.loaded.device)
-        done = list(engine.generate(self._requests(ids, tokens)))
-        generated = sum(len(d.token_ids) for d in done)
-        if generated != sequences * tokens:
-            raise BudgetViolation(f"bench made {generated} tokens instead of {sequences * tokens}.")
-        return watch.stop(sequences, tokens, tuple(d.usage for d in done if d.usage))
 
     def _requests(self, ids: torch.Tensor, tokens: int) -> list[Request]:
         each = self.setting.samples
@@ -183,11 +130,11 @@ class Generate(System):
     name = "transformers"
 
     def __init__(self, setting: Setting, loaded: LoadedModel) -> None:
-        self.loaded = loaded
+        self.loaded, self.stretch = loaded, setting.stretch
 
     @torch.inference_mode()
     def run(self, ids: torch.Tensor, tokens: int) -> Timing:
-        watch, prompt = Stopwatch(self.loaded.device), ids.shape[1]
+        watch, prompt = Stopwatch(self.loaded.device, self.stretch), ids.shape[1]
 
         def step(rows: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
             watch.lap(rows.shape[1] - prompt)

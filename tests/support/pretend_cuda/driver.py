@@ -83,10 +83,13 @@ def _streams(device: Device, patch: pytest.MonkeyPatch) -> None:
             device.sync("stream synchronize")
 
     class Event:
-        """A mark in the queue. `synchronize` and `query` let the copies that were started before it arrive."""
+        """A mark in the queue. `synchronize` and `query` let the copies that were started before it arrive.
 
-        def __init__(self, *_: Any, **__: Any) -> None:
-            self._copies, self._time = 0, 0.0
+        Two marks give the time between them only after the host has waited for the later one, as on a GPU.
+        """
+
+        def __init__(self, enable_timing: bool = False, **_: Any) -> None:
+            self._copies, self._time, self._timing = 0, 0.0, enable_timing
 
         def record(self, stream: Any = None) -> None:
             self._copies, self._time = device.transfers.started, time.perf_counter()
@@ -95,15 +98,23 @@ def _streams(device: Device, patch: pytest.MonkeyPatch) -> None:
 
         def query(self) -> bool:
             device.refuse_in_capture("event query")
-            device.transfers.complete(self._copies)
+            self._reach()
             return True
 
         def synchronize(self) -> None:
             device.refuse_in_capture("event synchronize")
             device.note("waits", "event synchronize")
+            self._reach()
+
+        def _reach(self) -> None:
             device.transfers.complete(self._copies)
+            device.reached = max(device.reached, self._time)
 
         def elapsed_time(self, end: Any) -> float:
+            if not (self._timing and end._timing):
+                raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+            if device.reached < end._time:
+                raise RuntimeError("CUDA error: device not ready")
             return float(1000 * (end._time - self._time))
 
     patch.setattr(torch.cuda, "Stream", Stream)

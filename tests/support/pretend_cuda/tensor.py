@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -78,6 +79,7 @@ class Device(Ledger):
         self.capturing: Graph | None = None
         self.stream: Any = None
         self.refuses_waits = False
+        self.reached = 0.0  # time of the newest work that the host has waited for
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -95,6 +97,7 @@ class Device(Ledger):
             raise RuntimeError("called a synchronizing CUDA operation")
         self.note("syncs", op)
         self.transfers.complete()
+        self.reached = time.perf_counter()
 
     def set_sync_debug_mode(self, mode: int | str) -> None:
         self.refuses_waits = mode in (2, "error")

@@ -1,0 +1,85 @@
+"""The figures of `kvbench bench --plot`: each system's speed by sequences, and its cost per token along the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvbench.report.plots import Figure, style
+from kvbench.report.plots.curves import axis, curves
+from kvbench.report.plots.figure import Point, Spec
+
+if TYPE_CHECKING:
+    from kvbench.runner.bench.rounds import Measured
+    from kvbench.runner.bench.setting import Setting
+
+SPEED = (
+    "Generated tokens per second of CPU time (on CUDA: of wall time), medians of {repeats} rounds. Bars and bands: the "
+    "slowest and the fastest round. "
+)
+COST = (
+    "CPU time (on CUDA: wall time) per generated token in each stretch of {stretch} tokens of the answers, medians of "
+    "{repeats} rounds. Bars and bands: the cheapest and the dearest round. "
+)
+ABOUT = (
+    "Shape {shape}, interval {interval}, prompts of {prompt} tokens, {new_tokens} new tokens. fresh: the first long "
+    "generation of a process; warm: the second."
+)
+FIELDS = ("repeats", "shape", "interval", "prompt", "new_tokens", "stretch")
+
+
+def bench_figures(setting: Setting, results: Sequence[Measured]) -> list[Figure]:
+    """Return the figure of speeds and, if answers were measured in stretches, that of costs per token."""
+    figures = [_speeds(setting, results)]
+    return [*figures, _costs(setting, results)] if any(r.warm.costs for r in results) else figures
+
+
+def _speeds(setting: Setting, results: Sequence[Measured]) -> Figure:
+    ticks = sorted({r.decoded for r in results})
+    x = axis(
+        "x",
+        "sequences decoded side by side",
+        scale={"type": "log", "base": 2, "nice": False, "padding": 12},
+        axis={"values": ticks, "format": "d", "grid": False},
+    )
+    values = [point for r in results for point in _rates(r)]
+    return _figure(setting, "bench", "Decoding speed", SPEED, values, x, "tokens per second")
+
+
+def _costs(setting: Setting, results: Sequence[Measured]) -> Figure:
+    x = axis("x", "generated tokens per sequence", scale={"zero": True, "nice": False}, axis={"grid": False})
+    values = [point for r in results for point in _stretches(r)]
+    return _figure(setting, "cost", "Cost per generated token", COST, values, x, "microseconds per token")
+
+
+def _figure(
+    setting: Setting, name: str, title: str, about: str, values: Sequence[Point], x: Spec, measured: str
+) -> Figure:
+    names = setting.names()
+    spec = curves(
+        title,
+        sorted(
+            (p | {"kind": "cell", "dash": style.dash(p["method"], names)} for p in values), key=lambda p: p["panel"]
+        ),
+        x=x,
+        y=axis("median", measured, scale={"zero": True, "nice": 5}, axis={"tickCount": 5}),
+        looks=style.methods(names, names),
+        low="low",
+        high="high",
+        hints=("method", "x"),
+    )
+    return Figure(name, title, (about + ABOUT).format(**{f: getattr(setting, f) for f in FIELDS}), spec)
+
+
+def _rates(result: Measured) -> Iterator[dict[str, Any]]:
+    for panel, speed in (("fresh", result.fresh), ("warm", result.warm)):
+        rate = {"median": speed.rate, "low": speed.low, "high": speed.high}
+        yield {"panel": panel, "method": result.system, "x": result.decoded, **rate}
+
+
+def _stretches(result: Measured) -> Iterator[dict[str, Any]]:
+    """Yield a point at the end of each stretch, in a panel for each number of sequences, fresh and warm."""
+    for state, speed in (("fresh", result.fresh), ("warm", result.warm)):
+        for cost in speed.costs:
+            where = {"panel": f"{result.sequences} sequences, {state}", "method": result.system, "x": cost.tokens}
+            yield where | {"median": cost.us, "low": cost.low, "high": cost.high}
