@@ -51,6 +51,7 @@ class StepWriter(ABC):
     def __init__(self, cache: SlotCache, rules: Rules, decode: Decode | None = None) -> None:
         self.cache, self.rules, self.decode = cache, rules.decoding(), decode
         self.version = 0
+        self._layers = {layer.geometry.index: layer for layer in cache.layers}
         self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
         self.positions = self.live = torch.zeros(cache.slots, dtype=torch.int64, device=cache.device)
         self._keep_queries = False
@@ -75,7 +76,7 @@ class StepWriter(ABC):
         self.add(self.live)
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
-        layer = self.cache.layers[call.layer]
+        layer = self._layers[call.layer]
         call = call.for_heads(layer.geometry.kv_heads)
         if self._keep_queries and layer.queries.shape[2]:
             layer.keep_queries(call.query, self.positions)

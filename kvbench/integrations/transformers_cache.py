@@ -25,6 +25,7 @@ from kvbench.engine.attention.geometry import largest_group
 from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.cache.layout import Lengths
 from kvbench.engine.cache.prompt import PromptCache
+from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.model.load import prepare
@@ -98,6 +99,7 @@ class EvictionCache(Cache):
         self._reader = PromptReader(self._setup, chunk=BLOCK)
         self.slots: SlotCache | None = None
         self._pads: list[int] = []  # before each row's prompt
+        self._states: RecurrentStates | None = None  # of layers beside attention
         self._prompts: list[PromptGroup] = []  # empty before the prompt and after its eviction
         self._evictor: Evictor | None = None
         self._writer: StepWriter | None = None
@@ -203,6 +205,7 @@ class EvictionCache(Cache):
             ids = self._turn(ids, mask)
         else:
             self._ids, self._pads = ids, pads_before(mask, *ids.shape)
+            self._continue(self._setup.empty_states())
             check_positions(inputs.get("position_ids"), self._positions(ids), mask)
         self._routing.enter_context(self._reader.model.routed())
         self._routing.enter_context(self._reader.model.attend(self._attend))
@@ -216,6 +219,18 @@ class EvictionCache(Cache):
         self._routed = True
         own = {"input_ids": ids, "position_ids": self._positions(ids), "attention_mask": None}
         return (), {**inputs, **own}
+
+    def _continue(self, states: RecurrentStates | None) -> None:
+        """Let the next passes read and replace these states. Raises UserError if pads would be read into them."""
+        if states is not None and any(self._pads):
+            raise UserError(
+                "layers of this model keep a state, which pads before a prompt would change; give prompts of one length."
+            )
+        self._states, self.layers = states, [] if states is None else states.layers
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Return whether the states of a layer beside attention were written, as `RecurrentStates` does."""
+        return self._states is not None and self._states.has_previous_state(layer_idx, state_idx)
 
     def _turn(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Read the tokens [b, t] of a later pass one by one, as the engine does, except the last of each sequence.
@@ -290,6 +305,7 @@ class EvictionCache(Cache):
     def _open(self, rows: list[int], pads: int, length: int) -> PromptGroup:
         keys = [self._noise_key(row, -1) for row in rows]
         cache = self._reader.cache(self._setup.rules_for_prompt(length), keys, length, length)
+        cache.recurrent = self._states
         writer = self._reader.writer(cache)
         writer.begin(0, length)
         return PromptGroup(rows, pads, cache, writer)
@@ -327,12 +343,14 @@ class EvictionCache(Cache):
             for place, row in enumerate(prompt.rows):
                 self._seat(prompt.cache, place, row)
         self._writer, self._prompts = step_writer(self.slots, setup.rules), []
+        self._continue(self.slots.recurrent)
 
     def _seat(self, prompt: PromptCache, place: int, row: int) -> None:
         """Copy the entries of one prompt to its slot. place: its index in its group; row: its index in the batch."""
         assert self.slots is not None
         packed = {index: layer.pack(place) for index, layer in prompt.layers.items()}
         self.slots.install(packed, [row], prompt.prompt_len)
+        self.slots.install_states(prompt.recurrent, place, [row])
         if self._evictor is not None:
             self._evictor.start(row, prompt.rules.budget, prompt.prompt_len, self._noise_key(row, 0), prompt.evictions)
 

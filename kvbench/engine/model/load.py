@@ -133,7 +133,7 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     if parameter.device.type == "cuda":
         torch.cuda.set_device(parameter.device)  # Triton launches on the current device
     geometry, states = read_layers(model)
-    check_positions(model)
+    check_positions(model, states)
     config = model.config.get_text_config()
     embeddings = model.get_input_embeddings().weight.shape[0]
     if tokenizer is not None:
