@@ -20,7 +20,10 @@ Pairs = list[tuple[str, Any]]  # options: name, value
 
 
 def canonical(name: str) -> str:
-    """Return the registered spelling of a method's name, or of two joined by ``+``. Raises UserError for others."""
+    """Return the registered spelling of a method's name, or of two names joined by ``+``.
+
+    Raises UserError for an unknown or malformed name.
+    """
     parts = name.split("+")
     if "(" in name:
         bare, option = name.partition("(")[0].strip(), name.partition("(")[2].partition("=")[0].strip() or "NAME"
@@ -36,7 +39,7 @@ def canonical(name: str) -> str:
 
 
 def make(name: str, options: Mapping[str, Any]) -> Method:
-    """Return the method with typed options; for two methods each option names its method: ``gkv.alpha``."""
+    """Return the method with options given as values. For two methods each option names its method: ``gkv.alpha``."""
     return _made(name, list(options.items()), lambda part, own: methods.get(part)(**dict(own)))
 
 

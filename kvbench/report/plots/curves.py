@@ -19,7 +19,7 @@ HEIGHT, LOW = 190, 150  # of a panel in one column, in two
 AXIS = 44  # left of a panel
 GAP = 18
 SYMBOL = {"type": "point", "filled": True, "size": 45, "opacity": 1}
-CLOSE = 40  # lines with this many points or more have no symbols
+CLOSE = 40  # from this mean number of points per line on, lines have no symbols
 
 
 def axis(field: str, title: str | None, **more: Any) -> Spec:
