@@ -49,7 +49,7 @@ def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
 
 
 def _made(name: str, options: Pairs, build: Callable[[str, Pairs], Method]) -> Method:
-    """Return one method with all options, or two combined methods, each with the options that its name prefixes."""
+    """Return one method with all options, or two combined methods, each with the options under its prefix."""
     parts = canonical(name).split("+")
     if len(parts) == 1:
         return build(parts[0], options)
@@ -69,7 +69,9 @@ def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
     if dot:
         method = methods.canonical(method)
         if method not in parts:
-            raise UserError(f"option {quote(option)} is for method {quote(method)}, which is not in {quote(name)}.")
+            raise UserError(
+                f"option {quote(option)} is for method {quote(method)}, which is not in {quote(name)}; leave it out."
+            )
         return [(f"{method}.{bare}" if len(parts) > 1 else bare, value)]
     if len(parts) == 1:
         return [(option, value)]

@@ -122,7 +122,7 @@ class Contest:
         self.systems = systems(setting, loaded)
 
     def rows(self, machine: Machine, sequences: int) -> list[Measured]:
-        """Return the figures of each system; the systems are measured alternately, round by round."""
+        """Return the figures of each system at one number of sequences. Each round measures every system once."""
         setting = self.setting
         ids = setting.prompts(sequences)
         pairs: dict[str, list[tuple[Timing, Timing]]] = {system.name: [] for system in self.systems}
@@ -138,7 +138,7 @@ class Contest:
         return [self._measured(machine, system, ids, pairs[system.name]) for system in self.systems]
 
     def _fitting(self, system: System, ids: torch.Tensor) -> tuple[Timing, Timing]:
-        """Warm a system up and time it twice. The number of sequences is halved until they fit into memory."""
+        """Warm a system up and time two generations. The number of sequences is halved until they fit into memory."""
         tokens = self.setting.new_tokens
         while True:
             try:

@@ -25,7 +25,7 @@ class Setting:
         sequences: sequences decoded side by side, one slot each; one measurement per number.
         samples: sequences that share one prompt, as the samples of a question do.
         stretch: also measure the cost per token in each stretch of this many tokens of the answers; None: measure none.
-        repeats: timed rounds.
+        repeats: timed rounds. threads: processor threads.
         decode_attn: the attention backend while a GPU decodes, as in a run.
         baselines: systems beside the methods, all with the full cache, by their names in `shapes.BASELINES`.
     """

@@ -70,7 +70,7 @@ class EngineSystem(System):
         done = list(engine.generate(self._requests(ids, tokens)))
         generated = sum(len(d.token_ids) for d in done)
         if generated != len(ids) * tokens:
-            raise BudgetViolation(f"bench made {generated} tokens instead of {len(ids) * tokens}.")
+            raise BudgetViolation(f"{self.name} generated {generated} tokens instead of {len(ids) * tokens}.")
         return watch.stop(len(ids), tokens, tuple(d.usage for d in done if d.usage))
 
     def attention(self, ids: torch.Tensor, tokens: int, bandwidth: float) -> tuple[AttentionTime, ...]:
@@ -158,7 +158,7 @@ class Generate(System):
 class Continuous(System):
     """Transformers' continuous batching with its paged full cache, greedy.
 
-    It does not report when the prompts were read.
+    It does not report when the prompts were read, so its speed after the first token is unknown.
     """
 
     name = "continuous"
@@ -191,7 +191,7 @@ class Continuous(System):
             raise RuntimeError(errors[0])  # it logs what its thread raised, and gives back answers without tokens
         generated = sum(len(answer.generated_tokens) for answer in answers.values())
         if generated != len(ids) * tokens:
-            raise BudgetViolation(f"continuous batching made {generated} tokens instead of {len(ids) * tokens}.")
+            raise BudgetViolation(f"continuous batching generated {generated} tokens instead of {len(ids) * tokens}.")
         return watch.stop(len(ids), tokens)
 
     @staticmethod

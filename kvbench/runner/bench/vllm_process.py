@@ -72,7 +72,7 @@ def _seconds(job: dict[str, Any]) -> float:
     generated = generate(job["tokens"])
     seconds = time.perf_counter() - began
     if generated != len(prompts) * job["tokens"]:
-        raise ValueError(f"{generated} tokens instead of {len(prompts) * job['tokens']}")
+        raise ValueError(f"generated {generated} tokens instead of {len(prompts) * job['tokens']}")
     return seconds
 
 
