@@ -20,7 +20,10 @@ Pairs = list[tuple[str, Any]]  # options: name, value
 
 
 def canonical(name: str) -> str:
-    """Return the registered spelling of a method's name, or of two joined by ``+``. Raises UserError for others."""
+    """Return the registered spelling of a method's name, or of two names joined by ``+``.
+
+    Raises UserError for an unknown or malformed name.
+    """
     parts = name.split("+")
     if "(" in name:
         bare, option = name.partition("(")[0].strip(), name.partition("(")[2].partition("=")[0].strip() or "NAME"
@@ -36,7 +39,7 @@ def canonical(name: str) -> str:
 
 
 def make(name: str, options: Mapping[str, Any]) -> Method:
-    """Return the method with typed options; for two methods each option names its method: ``gkv.alpha``."""
+    """Return the method with options given as values. For two methods each option names its method: ``gkv.alpha``."""
     return _made(name, list(options.items()), lambda part, own: methods.get(part)(**dict(own)))
 
 
@@ -46,7 +49,7 @@ def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
 
 
 def _made(name: str, options: Pairs, build: Callable[[str, Pairs], Method]) -> Method:
-    """Return one method with all options, or two combined methods, each with the options that its name prefixes."""
+    """Return one method with all options, or two combined methods, each with the options under its prefix."""
     parts = canonical(name).split("+")
     if len(parts) == 1:
         return build(parts[0], options)
@@ -66,7 +69,9 @@ def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
     if dot:
         method = methods.canonical(method)
         if method not in parts:
-            raise UserError(f"option {quote(option)} is for method {quote(method)}, which is not in {quote(name)}.")
+            raise UserError(
+                f"option {quote(option)} is for method {quote(method)}, which is not in {quote(name)}; leave it out."
+            )
         return [(f"{method}.{bare}" if len(parts) > 1 else bare, value)]
     if len(parts) == 1:
         return [(option, value)]

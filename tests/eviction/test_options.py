@@ -68,7 +68,7 @@ def test_values_of_every_type():
         (("lam", "1e999"), "option 'lam' of method 'snapkv' must be from 0 to 1; got inf."),
         (("lam", "2"), "option 'lam' of method 'snapkv' must be from 0 to 1; got 2.0."),
         (("alpha", "0"), "option 'alpha' of method 'snapkv' must be above 0 and at most 1; got 0.0."),
-        (("kernel", "4"), "option 'kernel' of method 'snapkv' must be an odd number 1 or more; got 4."),
+        (("kernel", "4"), "option 'kernel' of method 'snapkv' must be an odd number, 1 or more; got 4."),
         (("pool", "maybe"), "option 'pool' of method 'snapkv' takes true or false; got 'maybe'."),
         (("form", "min"), "option 'form' of method 'snapkv' takes 'max' or 'mean'; got 'min'."),
         (("limit", ""), "option 'limit' of method 'snapkv' takes a whole number or 'none'; got ''."),
