@@ -49,10 +49,17 @@ def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
 
 
 def _made(name: str, options: Pairs, build: Callable[[str, Pairs], Method]) -> Method:
-    """Return one method with all options, or two combined methods, each with the options under its prefix."""
+    """Return one method with all options, or two combined methods, each with the options under its prefix.
+
+    Raises UserError for two methods if an option has the prefix of neither.
+    """
     parts = canonical(name).split("+")
     if len(parts) == 1:
         return build(parts[0], options)
+    for option, _ in options:
+        if option.partition(".")[0] not in parts:
+            wanted = " or ".join(quote(f"{part}.{option}") for part in parts)
+            raise UserError(f"option {quote(option)} of {quote(name)} names neither method; give {wanted}.")
     own = ([(n.removeprefix(f"{part}."), v) for n, v in options if n.startswith(f"{part}.")] for part in parts)
     return Combined((parts[0], parts[1]), *map(build, parts, own))
 
@@ -84,7 +91,10 @@ def takers(name: str, option: str) -> list[str]:
 
 
 def from_label(label: str) -> Method:
-    """Return the method that a table's label names: ``snapkv(kernel=5, window=16)`` or ``snapkv``. Raises UserError."""
+    """Return the method that a table's label names: ``snapkv(kernel=5, window=16)``, ``snapkv+gkv(gkv.alpha=0.5)``.
+
+    An option without a prefix is for each of two methods that has it. Raises UserError.
+    """
     name, bracket, rest = label.strip().partition("(")
     if bracket and not rest.endswith(")"):
         raise UserError(f"method {quote(label)}: a bracket is not closed.")
@@ -94,7 +104,8 @@ def from_label(label: str) -> Method:
         if not equals:
             raise UserError(f"method {quote(label)}: options are NAME=VALUE; got {quote(item)}.")
         pairs.append((option.strip(), value.strip()))
-    return parse(name.strip(), pairs)
+    name = canonical(name.strip())
+    return parse(name, [own for option, value in pairs for own in addressed(name, option, value)])
 
 
 def _split(text: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from kvbench.errors import UserError
 from kvbench.eviction.api import Method, Needs, Protect, option
-from kvbench.eviction.choose import from_label
+from kvbench.eviction.choose import from_label, make
 from kvbench.eviction.options import check_budget, describe, parse_options, split_option
 
 
@@ -113,6 +113,17 @@ def test_budgets():
         "method 'snapkv' keeps 4 sink + 32 window tokens at all times, so --budget must be at least 37; got 16."
     )
     assert message(check_budget, "gkv", method, None) == "method 'gkv' needs --budget. Example: --budget 512."
+
+
+def test_a_label_of_two_methods_gives_each_its_options():
+    both = from_label("snapkv+gkv(alpha=0.5, window=8)").options()
+    assert (both["gkv.alpha"], both["gkv.window"], both["snapkv.window"]) == (0.5, 8, 8)
+    one = from_label("snapkv+gkv(gkv.window=8)").options()
+    assert (one["gkv.window"], one["snapkv.window"]) == (8, 32)
+    with pytest.raises(UserError, match="no option 'nosuch'"):
+        from_label("snapkv+gkv(nosuch=0.5)")
+    with pytest.raises(UserError, match="names neither method; give 'snapkv.alpha' or 'gkv.alpha'"):
+        make("snapkv+gkv", {"alpha": 0.5})
 
 
 def test_query_heads_share_the_budget_of_their_kv_head():
