@@ -122,7 +122,7 @@ def test_a_label_of_two_methods_gives_each_its_options():
     assert (one["gkv.window"], one["snapkv.window"]) == (8, 32)
     with pytest.raises(UserError, match="no option 'nosuch'"):
         from_label("snapkv+gkv(nosuch=0.5)")
-    with pytest.raises(UserError, match="names neither method; give 'snapkv.alpha' or 'gkv.alpha'"):
+    with pytest.raises(UserError, match=r"names neither method; give 'snapkv\.alpha' or 'gkv\.alpha'"):
         make("snapkv+gkv", {"alpha": 0.5})
 
 
