@@ -19,7 +19,7 @@ from kvbench.engine.cache.slot_cache import EvictingStore, Shape
 from kvbench.engine.rules import Batch, Rows
 
 SCRATCH_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
-SCRATCH_SHARE = 32  # and at most this part of the memory
+SCRATCH_SHARE = 32  # scratch is also at most the memory divided by this
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class RowBatch(Batch):
 
     rows: np.ndarray  # [b] on the host, ascending
     index: torch.Tensor  # [b] the same
-    at: slice | torch.Tensor  # `index`, or a slice if the rows are consecutive, so that tensors serve without a copy
+    at: slice | torch.Tensor  # `index`, or a slice if the rows are consecutive: indexing by a slice copies nothing
 
 
 class Stack(ABC):
@@ -118,9 +118,9 @@ class Stack(ABC):
 
 
 def scratch_bytes(device: torch.device, total: int) -> int:
-    """Return the bytes of scratch for one view of an eviction, on a device with `total` bytes.
+    """Return the bytes of scratch that one view of an eviction may take, on a device with `total` bytes.
 
-    A larger view is split, which no decision depends on.
+    The rows of a larger view are split among several views; no decision depends on that.
     """
     return min(SCRATCH_BYTES[device.type], total // SCRATCH_SHARE)
 

@@ -19,7 +19,7 @@ Backend = Literal["triton", "torch", "varlen"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 PROGRAMS = 264  # two for each of 132 multiprocessors: fixed, so that results do not depend on the device's size
-LONGEST_SHARE, SHORTEST_SHARE = 4096, 256  # cache rows per split when a head is full
+LONGEST_SHARE, SHORTEST_SHARE = 4096, 256  # most and fewest cache rows per split when a head is full
 
 
 class Decode(Protocol):
@@ -68,7 +68,7 @@ class Draw(Protocol):
 
 
 def splits(rows: int, heads: int) -> int:
-    """Return how many GPU programs share a head of up to `rows` entries when `heads` = S * Hk heads decode at once."""
+    """Return how many GPU programs share a head of up to `rows` entries while S * Hk = `heads` heads decode at once."""
     wanted = max(-(-PROGRAMS // heads), -(-rows // LONGEST_SHARE))
     return max(1, min(wanted, -(-rows // SHORTEST_SHARE)))
 
