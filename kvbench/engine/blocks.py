@@ -1,4 +1,4 @@
-"""How many steps the device runs before the host looks at their tokens, and whether these steps store queries."""
+"""How many steps the device runs before the host looks at their tokens, and whether they must store queries."""
 
 from __future__ import annotations
 

@@ -118,7 +118,10 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
 
 @contextlib.contextmanager
 def own_failures(model: Any) -> Iterator[None]:
-    """Raise ProbeFailed for an error of the model's code in the block, but leave errors of memory and devices."""
+    """Raise ProbeFailed for an error of the model's code in the block.
+
+    Errors of kvbench itself, of memory and of devices are raised as they are.
+    """
     try:
         yield
     except Exception as error:

@@ -52,11 +52,11 @@ def entry_budget(method: Method, budget: float | None, prompt_len: int, group: i
 
 
 def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths, group: int = 1) -> int:
-    """Return how many entries each head of a slot must have room for; never more than the longest sequence has tokens.
+    """Return how many entries per head, a mean over heads, a slot must have room for.
 
     For a method with a budget this is the sum of the budget, the prompt's tail (`Lengths`) and the tokens generated
-    between two evictions, or all generated tokens if the budget does not bound them. For other methods it is the length
-    of the longest sequence.
+    between two evictions, or all generated tokens if the budget does not bound them; but never more than the longest
+    sequence has tokens. For other methods it is the length of the longest sequence.
     """
     if not method.takes_budget or budget is None:
         return lengths.total
@@ -99,7 +99,7 @@ def check_prefill(method: Method, prefill: str, name: str = "") -> None:
     if prefill == "chunked" and method.during("prefill").needs().probes:
         label = quote(name or type(method).__name__)
         raise UserError(
-            f"method {label} runs probes over the whole prompt, which --prefill chunked does not hold. "
+            f"method {label} runs probes over the whole prompt, but --prefill chunked evicts parts of it before. "
             "Use --prefill full."
         )
 

@@ -172,7 +172,7 @@ class SlotCache(ABC):
 
     @cached_property
     def _rings(self) -> list[tuple[int, int]]:
-        """Places of a slot in each ring, and the bytes of one: the same at every step of every sequence."""
+        """For each ring, its places in one slot and the bytes of one place. Cached: they never change."""
         rings, element = (layer for layer in self.layers if isinstance(layer, RingStore)), self.dtype.itemsize
         return [(ring.capacity, ring.geometry.entry_bytes(element)) for ring in rings]
 

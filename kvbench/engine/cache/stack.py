@@ -32,7 +32,7 @@ class RowBatch(Batch):
 
 
 class Stack(ABC):
-    """Evicting layers that differ in their index only. Holds the newest queries and the method's states."""
+    """Evicted layers that differ in their index only. Holds their entries, newest queries and the method's states."""
 
     layers: Sequence[EvictingStore]
 
@@ -98,7 +98,7 @@ class Stack(ABC):
 
     @abstractmethod
     def filled(self, rows: np.ndarray) -> np.ndarray:
-        """Return a number for each row. `complete` takes several rows in one call only if their numbers are equal."""
+        """Return a number for each row, by which callers group rows: `complete` takes only rows with equal numbers."""
 
     @abstractmethod
     def complete(self, batch: RowBatch, new: int) -> None:
@@ -126,7 +126,7 @@ def scratch_bytes(device: torch.device, total: int) -> int:
 
 
 def alike(geometry: Sequence[LayerGeometry]) -> Iterator[list[LayerGeometry]]:
-    """Yield groups of evicting layers that differ in their index only."""
+    """Yield groups of evicted layers that differ in their index only."""
     kinds: dict[LayerGeometry, list[LayerGeometry]] = {}
     for g in geometry:
         if g.evicts:

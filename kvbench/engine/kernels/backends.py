@@ -34,7 +34,7 @@ class Decode(Protocol):
         keys: [S, Hk, P, D], contiguous; or with a table the pool [pages * 16, D]. values: the same with Dv.
         lengths: integers [S, Hk], or [S, 1] for all heads: entries before this step.
         live: integers [S]. A slot with 0 leaves the cache as it was, and its result is zero.
-        splits: programs per head, from the function `splits`; an engine passes the same number in every call.
+        splits: programs per head, from the function `splits`; a layer gets the same number in every step of an engine.
         table: [S, Hk, W] int32 or int64, contiguous: the pages of every head in order.
         sinks: [Hq] logits of a virtual key without value.
 
