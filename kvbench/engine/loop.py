@@ -130,8 +130,9 @@ class Engine:
     def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
         """Yield the result of every sample of every request as it finishes.
 
-        Raises ValueError when the requests do not share one `Sampling` or one is longer than `max_tokens`. Raises
-        OutOfMemory when memory runs out; the engine cannot be used after that.
+        Samples of a request that is longer than the model's context fail. Raises ValueError when a shorter request
+        exceeds `max_tokens`, or when the requests do not share one `Sampling`. Raises OutOfMemory when memory runs out;
+        the engine cannot be used after that.
         """
         try:
             yield from self._generate(requests)

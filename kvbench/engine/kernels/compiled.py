@@ -22,7 +22,7 @@ VARIANTS = 64  # most compilations of a layer's code, for models, kinds of layer
 
 
 class CompiledLayers:
-    """A model's decoder layers, compiled. Inside `with layers.active():` it runs these, elsewhere its plain layers.
+    """A model's decoder layers, compiled. The model runs these inside `with layers.active():`, else its plain ones.
 
     The first forward pass of a shape compiles, which takes seconds to a minute: run it before a graph is captured. When
     compiling fails, this pass and all later ones run the plain layers.
