@@ -39,7 +39,10 @@ class LayerGeometry:
     sinks: bool = False
 
     def entry_bytes(self, element: int) -> int:
-        """Bytes of one token in all KV heads: K, V and a 4-byte position each. element: bytes per number of K, V."""
+        """Return the bytes of one token in all KV heads. element: bytes per number of K and V.
+
+        Each head stores K, V and, in a layer without a sliding window, a position of 4 bytes.
+        """
         return self.kv_heads * ((self.head_dim + self.value_dim) * element + (4 if self.window is None else 0))
 
     def state_shape(self, state: State) -> tuple[int, ...]:
@@ -61,8 +64,7 @@ class LayerGeometry:
 def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
     """Return the geometry of every attention layer of a causal language model.
 
-    Raises UserError when the model's attention cannot be routed (no attention interface) or the model keeps state
-    outside attention, ProbeFailed when the forward pass failed.
+    Raises UserError when the engine cannot serve the model, ProbeFailed (a UserError too) when the forward pass failed.
     """
     refuse_unsupported(model.config)
     refuse_state(model)
@@ -116,7 +118,10 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
 
 @contextlib.contextmanager
 def own_failures(model: Any) -> Iterator[None]:
-    """Raise ProbeFailed for an error of the model's code in the block, but leave errors of memory and devices."""
+    """Raise ProbeFailed for an error of the model's code in the block.
+
+    Errors of kvbench itself, of memory and of devices are raised as they are.
+    """
     try:
         yield
     except Exception as error:
@@ -148,7 +153,8 @@ def check_evicts(geometry: Sequence[LayerGeometry], longest: int) -> None:
         window = max(g.window or 0 for g in geometry)
         raise UserError(
             f"every layer of the model has a sliding window (at most {window} tokens, sequences up to {longest}), so "
-            "there is nothing to evict. Use --method full, or fewer --max-new-tokens."
+            "there is nothing to evict. Use --method full, or lower --max-new-tokens until a window holds a whole "
+            "sequence."
         )
 
 
@@ -160,7 +166,10 @@ def per_query_head(geometry: Sequence[LayerGeometry]) -> tuple[LayerGeometry, ..
 def check_equal_heads(geometry: Sequence[LayerGeometry]) -> None:
     """Raise UserError when the evicted layers differ in heads or dimensions: an uneven budget needs equal layers."""
     if len({(g.kv_heads, g.head_dim, g.value_dim) for g in geometry if g.evicts}) > 1:
-        raise UserError("layers of this model differ in their heads; methods with uneven budgets do not serve it.")
+        raise UserError(
+            "layers of this model differ in heads or dimensions, which a method that spreads its budget unevenly does "
+            "not support. Use a method that keeps equally many entries in all heads."
+        )
 
 
 def refuse_state(model: Any) -> None:
