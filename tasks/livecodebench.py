@@ -94,7 +94,7 @@ class LiveCodeBench(Task):
         return PATIENCE
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Run the answer's program on the tests of its problem, for each verdict until one fails."""
+        """Run the answer's program on the tests of its problem; each verdict stops at the first test that fails."""
         program, whole = extract_code(after_thinking(output.text, output.thinking)), extract_code(output.text)
         try:
             sandbox = choose(self.services.unsafe_code)

@@ -1,4 +1,4 @@
-"""The figures of `kvbench bench --plot`: each system's speed by sequences, and its cost per token along the answers."""
+"""The figures of `kvbench bench --plot`: each system's speed by number of sequences, and its cost per token."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ COST = (
     "{repeats} rounds. Bars and bands: the cheapest and the dearest round. "
 )
 ABOUT = (
-    "Shape {shape}, interval {interval}, prompts of {prompt} tokens, {new_tokens} new tokens. fresh: the first long "
-    "generation of a process; warm: the second."
+    "Shape {shape}, interval {interval}, prompts of {prompt} tokens, {new_tokens} new tokens. fresh: the first of "
+    "two generations, on a CPU in a fresh process; warm: the second."
 )
 FIELDS = ("repeats", "shape", "interval", "prompt", "new_tokens", "stretch")
 

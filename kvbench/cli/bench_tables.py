@@ -15,16 +15,17 @@ SPEED = ("fresh tok/s", "warm tok/s", "slowest to fastest", "ratio", "decode tok
 CACHE = ("decoded by", "evicting", "per token", "mean entries", "KV per sequence", "of the limit")
 FOOT = (
     "Tokens per second of CPU time (on CUDA: of wall time), medians of rounds in which the systems take turns.",
-    "fresh: the first long generation of a process; warm: the second. docs/speed.md says why they differ.",
-    "decode: after the first token of every sequence. ratio: warm, over the first baseline.",
+    "fresh: the first of two generations, on a CPU in a fresh process; warm: the second. See docs/speed.md.",
+    "decode: speed after the first token of every sequence. ratio: warm speed divided by that of the first baseline.",
 )
 STRETCHES = (
-    "rise: of a straight line from the second stretch to the last, through the cheapest rounds; share of their mean."
+    "rise: by how much the cost rises from the second stretch to the last, as a share of its mean, on a straight line "
+    "through the cheapest rounds."
 )
 
 ATTENTION = (
-    "attention: of all layers in the middle of an answer; as a share of the bandwidth of a copy.",
-    "fastest: to be named with --decode-attn. A run never chooses by itself: its answers would depend on a race.",
+    "attention: time of all layers in a step in the middle of an answer; its share of the bandwidth of a copy.",
+    "fastest: the backend to set with --decode-attn. A run never chooses by time: its answers would differ by chance.",
 )
 
 

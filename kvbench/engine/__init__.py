@@ -1,4 +1,4 @@
 """Generation with eviction: the only code that moves KV entries. Start reading at `loop.Engine`.
 
-Imports the methods' interface (`eviction`) and model folders (`sources`), but no task, scoring or results code.
+Imports the methods' interface (`eviction`) and model folders (`sources`), but no task or scoring code.
 """

@@ -1,8 +1,9 @@
-"""A low-rank adapter, active only while the model reads a probe: the linear layers that it names then compute W x +
-scaling B A x.
+"""A low-rank adapter (LoRA), which is active only while the model reads a probe.
 
     with adapted(model, weights):
         model(inputs_embeds=...)
+
+Inside the block, the linear layers that the adapter names compute W x + scaling B A x.
 
 Tensors are named ``A.<layer>.<projection>`` [r, in] and ``B.<layer>.<projection>`` [out, r], as in ``A.3.q_proj``,
 beside ``scaling`` [1]. Hu et al., LoRA, arXiv 2106.09685. Own code rather than peft, which modifies the model: the
@@ -42,11 +43,17 @@ def adapted(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
         for name in (key[2:] for key in weights if key.startswith("A.")):
             module = places.get(name)
             if module is None:
-                raise SetupError(f"the adapter is for {quote(name)}, which this model does not have.")
+                raise SetupError(
+                    f"the adapter changes the linear layer {quote(name)}, which this model does not have. "
+                    "Use weights that were trained for this model."
+                )
             a, b = weights[f"A.{name}"], weights[f"B.{name}"]
             if (a.shape[1], b.shape[0]) != (module.in_features, module.out_features):
                 ours, theirs = [module.in_features, module.out_features], [a.shape[1], b.shape[0]]
-                raise SetupError(f"the adapter of {quote(name)} maps {theirs[0]} to {theirs[1]}; the model's {ours}.")
+                raise SetupError(
+                    f"the adapter of {quote(name)} maps {theirs[0]} to {theirs[1]} features, the model's layer "
+                    f"{ours[0]} to {ours[1]}. Use weights that were trained for this model."
+                )
             hooks.append(module.register_forward_hook(_add(a, b, weights["scaling"])))
         yield
     finally:

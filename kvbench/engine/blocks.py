@@ -1,4 +1,4 @@
-"""How many steps the device runs before the host looks at their tokens, and whether these steps store queries."""
+"""How many steps the device runs before the host looks at their tokens, and whether they must store queries."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ LOOK = 8  # most steps that a GPU runs before the host looks
 
 
 def block_length(sequences: Many[Sequence], trigger: Trigger, look: int) -> int:
-    """Return the number of steps until the next tick or until all sequences have ended, at most `look`.
+    """Return the number of steps until any sequence has a tick or all have ended, at most `look`.
 
-    The number is 1 if a stop string may end a turn that another turn follows: entries that a block writes after the
-    stop string cannot be removed.
+    The number is 1 if a stop string may end a turn that another turn may follow: the entries that a longer block would
+    write after the stop string cannot be removed.
     """
     if any(s.request.stop_strings and s.request.conversation for s in sequences):
         return 1
@@ -23,9 +23,10 @@ def block_length(sequences: Many[Sequence], trigger: Trigger, look: int) -> int:
 
 
 def stores_queries(sequences: Many[Sequence], trigger: Trigger, width: int, steps: int) -> bool:
-    """Return whether any sequence has a tick before newer queries replace those of the next `steps` steps.
+    """Return whether the queries of the next `steps` steps must be stored.
 
-    width: newest queries that are stored.
+    They must if a sequence has a tick before newer queries replace all of them. width: how many of the newest queries
+    each slot stores.
     """
     if width == 0 or trigger.growth is None or width >= trigger.growth:
         return width > 0
@@ -34,7 +35,7 @@ def stores_queries(sequences: Many[Sequence], trigger: Trigger, width: int, step
 
 
 def _clocks(sequences: Many[Sequence]) -> set[int]:
-    """Return the distinct clocks: sequences that began together share one, and the host asks at every step."""
+    """Return the distinct clocks. Sequences that began together share one, so there are fewer to check."""
     return {sequence.clock for sequence in sequences}
 
 

@@ -1,7 +1,8 @@
 """Evictions while decoding: at a slot's tick the method decides which entries stay, and the cache drops the others.
 
-A method that is `stacked` decides in one view about all layers and slots that hold equally many entries, or about all
-layers together, padded to one length; others see layer by layer. No decision depends on the grouping.
+A view shows a method the entries that it decides about. A `stacked` method gets layers and slots with equally many
+entries in one view or, if it decides about all layers together, all layers of a slot, padded to one length. Other
+methods get a view per layer. No decision depends on which slots share a view.
 `cache.prompt.PromptCache` evicts while a prompt is read.
 """
 
@@ -26,7 +27,10 @@ Part = tuple[Stack, RowBatch]
 
 @contextlib.contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """Run the block on one CPU thread: with more threads, the scores' last bits depend on the sequences of a batch."""
+    """Run the block on one thread if the device is a CPU.
+
+    With more threads, the last bits of a sequence's scores depend on the other sequences of its batch.
+    """
     before = torch.get_num_threads()
     if device.type == "cpu" and before > 1:
         torch.set_num_threads(1)
@@ -101,7 +105,7 @@ class Evictor:
             self.cache.fresh[s] = 0
 
     def _batches(self, sizes: Mapping[int, int], queries: int) -> Iterator[Part]:
-        """Yield the layers of these slots in batches for one view each. sizes: entries allowed per head, by slot."""
+        """Yield batches of layers of these slots, each for one view. sizes: entries allowed per head, by slot."""
         for stack in self.cache.stacks:
             rows = stack.rows_of(list(sizes))
             size = np.array([sizes[s] for s in (rows % stack.slots).tolist()], dtype=np.int64)
@@ -117,7 +121,10 @@ class Evictor:
         yield from ([part] for part in self._batches(sizes, self.needs.width))
 
     def _jointly(self, sizes: Mapping[int, int]) -> Iterator[list[Part]]:
-        """Yield all layers of groups of slots with equal `sizes`, in one view if they fit, otherwise layer by layer."""
+        """Yield all layers of a group of slots at a time: as one part if one view can hold them, else as a part each.
+
+        The slots of a group have equal `sizes` and equally long views.
+        """
         one_view: dict[tuple[int, ...], list[int]] = {}
         by_layer: dict[tuple[int, ...], list[int]] = {}
         for s, size in sizes.items():
@@ -140,13 +147,16 @@ class Evictor:
             yield sorted(parts, key=lambda part: part[1].together)
 
     def _shown(self, slot: int, together: bool) -> list[int]:
-        """Return what `Stack.shown` tells about the slot, of all layers together or of each."""
+        """Return the numbers of `Stack.shown` for a slot: for all layers of a stack together, or for each layer."""
         of = (stack.rows_of([slot]) for stack in self.cache.stacks)
         shown = (stack.shown(rows[None] if together else rows) for stack, rows in zip(self.cache.stacks, of))
         return np.concatenate([numbers for pair in shown for numbers in pair]).tolist()
 
     def _fitting(self, slot: int) -> int:
-        """Return how many slots as long as this one fit into a view of all layers; 0 if the method needs one each."""
+        """Return how many slots with as many entries as this one fit into one view of all layers.
+
+        0 if not even one fits, or if each layer needs a view of its own.
+        """
         if not self.stacked or len(self.cache.stacks) > 1:  # the order of layers decides ties, and stacks mix it up
             return 0
         stack = self.cache.stacks[0]

@@ -15,7 +15,7 @@ from kvbench.engine.model.shape import ModelShape
 from kvbench.eviction.api import Method
 
 FLOAT = 4  # bytes; logits and scores are computed in float32
-SCORE_PIECE = 1 << 26  # most float32 at a time that the terms of scores compute between pairs of entries
+SCORE_PIECE = 1 << 26  # most pairs of entries that a score computes at a time, one float32 each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +66,9 @@ def footprint(
 ) -> Footprint:
     """Estimate a cell's bytes.
 
-    geometry, held: of one slot's cache. prompt_rows: most entries per head while a prompt is read; block, prefill: the
-    queries of an attention call, and the way to read (`prefill.PromptReader`). scratch: most bytes of a view of several
-    rows (`stack.scratch_bytes`).
+    geometry, held: of one slot's cache. prompt_rows: most entries per head while a prompt is read. block, prefill:
+    `chunk` and `prefill` of `prefill.PromptReader`. scratch: most bytes for a view of several layers or slots
+    (`stack.scratch_bytes`).
     """
     prompt = plan_slot_bytes(geometry, method, replace(held, rows=prompt_rows, queries=0), dtype)
     packed = plan_slot_bytes(geometry, method, replace(held, rows=min(held.rows, prompt_rows), queries=0), dtype)
@@ -101,7 +101,7 @@ def _step(shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype
 
 
 def _mask(geometry: Sequence[LayerGeometry], block: int, rows: int) -> int:
-    """Return how many numbers the mask of a block of queries holds, with the copies that a CPU needs for each group."""
+    """Return how many numbers the mask of a block of queries holds, with a copy per query head of a group on a CPU."""
     return min(block, rows) * rows * (1 + max(g.query_heads // g.kv_heads for g in geometry))
 
 

@@ -18,9 +18,10 @@ class StepGraph:
     """A captured step.
 
     Args:
-        step: a function of tensors that stay where they are; it may not wait for the device. Making the graph runs it
-            once, so that libraries prepare themselves outside the capture, and once to see that it does not wait.
-        restore: puts the step's tensors back between these two; after them, and after a failure, the caller does.
+        step: a function of tensors that are never reallocated; it may not wait for the device. Before the capture it
+            runs once, so that libraries prepare themselves, and a second time to see that it does not wait.
+        restore: puts the step's tensors back after the first of these runs. After the second one, and after a failure,
+            the caller must do this.
 
     Raises CaptureError when the step waits for the device or does anything else that a capture forbids; the current
     stream is then as before. All other failures of the step are raised as they are.
@@ -69,9 +70,9 @@ def _run_beside(stream: torch.cuda.Stream, beside: torch.cuda.Stream, step: Call
 
 @contextlib.contextmanager
 def _failures_of_capture() -> Iterator[None]:
-    """Raise CaptureError for a RuntimeError of the block, which has run before without one.
+    """Raise CaptureError for a RuntimeError in the block: the step has run without one before.
 
-    The messages of CUDA about captures say so; any other failure of the device or of memory has nothing to do with it.
+    A failure of the device or of memory is raised as it is, unless its message speaks of a capture.
     """
     try:
         yield

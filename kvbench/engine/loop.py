@@ -1,11 +1,11 @@
 """The generation loop: slots with continuous refill, decode steps, and evictions at each sequence's own intervals.
 
 The engine reads a prompt once and copies its evicted cache to the slots of its samples. It refills the slot of a
-finished sequence at once. Every step runs all slots, idle ones included, so shapes never change: with the slot count
-fixed, a sequence's tokens are bit-equal whatever the other slots hold.
+finished sequence before the next decode step. Every step runs all slots, idle ones included, so shapes never change:
+with the slot count fixed, a sequence's tokens are bit-equal whatever the other slots hold.
 
-The device runs a block of steps (`Engine._block`, `Engine._step`) before the host looks at its tokens (`Engine._look`).
-On a CPU a block is one step.
+The device runs a block of steps (`Engine._block`, `Engine._step`) before the host looks at their tokens
+(`Engine._look`). On a CPU a block is one step by default.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kvbench.engine.timer import Timer
 from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request
 
-Snapshot = Callable[[int, int, int], None]  # (tokens generated, live KV bytes, slots in use) after each block
+Snapshot = Callable[[int, int, int], None]  # after each block, see `on_step` in `Engine`
 Live = list[tuple[int, Sequence]]  # slots with their sequences
 Admission = tuple[PromptState, deque[Sequence]]  # a prompt that was read, and its samples that wait for a slot
 
@@ -51,23 +51,27 @@ class Engine:
         method: the eviction method.
         budget: entries per layer and KV head, or a float: the share of each prompt's entries. None exactly when the
             method takes no budget.
-        interval: generated tokens of a sequence after which it may be evicted again.
+        interval: generated tokens of a sequence between two of its ticks.
         slots: sequences decoded at once.
         max_tokens: longest prompt plus output; `max_output`: longest output; `tail`: longest part of a prompt that is
             read after its compression. These three decide how many entries a slot has room for.
-        prefill_chunk, prefill: see `prefill.PromptReader`; layout: see `layout.make_cache`.
-        log: called at every eviction with (noise key, tokens read, layer, positions of the kept entries per head). The
-            noise key names the sample (`Request.noise_key`); -1 stands for the prompt, which all samples share.
-        on_step: called after every step with its new tokens, the live bytes of all slots and the live sequences.
+        prefill_chunk: `chunk` of `prefill.PromptReader`; prefill: "full" or "chunked", see the module `prefill`.
+        layout: see `layout.make_cache`.
+        log: called at every eviction, once per layer, with (noise key, tokens read, layer, positions of the kept
+            entries per head). The noise key is `Request.noise_key` of the sample; while the prompt is read, which all
+            samples share, it is that of sample -1.
+        on_step: called after every block of steps with three numbers: the tokens that its steps read, one per step and
+            live sequence; the live bytes of the sequences in the last of these steps; and the number of these
+            sequences.
         look: most steps until the host looks at their tokens; None: LOOK on a GPU, one on a CPU.
-        backend, compiled, graph: of decode steps on a GPU: its attention (`kernels.backends`), whether torch compiles
-            the model's layers, and whether steps are replayed from a CUDA graph. A model that cannot be compiled or
-            captured decodes without, which `decoding` and one line to `notice` say.
+        backend: what computes the attention of decode steps on a GPU, see `kernels.backends`.
+        compiled: on a GPU, let torch compile the model's layers for decode steps; graph: replay decode steps from a
+            CUDA graph. If the model cannot be compiled or captured, the engine decodes without and tells `notice`.
+        notice: receives a line about what the engine must do without; see also `decoding`.
 
     Raises:
-        UserError: the method cannot serve this model.
-        SetupError: weights that the method needs are missing or belong to another model.
-        OutOfMemory: the slots do not fit into memory.
+        UserError: the method, the layout or the backend cannot serve this model.
+        SetupError: the method's weights are missing or belong to another model, or the backend is not installed.
     """
 
     def __init__(
@@ -118,16 +122,18 @@ class Engine:
 
     @property
     def decoding(self) -> str:
-        """What computes decode steps: the attention, then "graph" and "compiled" where these apply."""
+        """How decode steps run: on a GPU the backend's name, then "graph" and "compiled" if used; else "torch"."""
         if not self._on_gpu:
             return "torch"
         compiled = self._compiled is not None and not self._compiled.failed
         return " ".join([self._backend, *["graph"] * self._captures, *["compiled"] * compiled])
 
     def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
-        """Yield every sample of every request as it finishes. All requests must share one `Sampling`.
+        """Yield the result of every sample of every request as it finishes.
 
-        Raises OutOfMemory, after which the engine cannot be used again.
+        Samples of a request that is longer than the model's context fail. Raises ValueError when a shorter request
+        exceeds `max_tokens`, or when the requests do not share one `Sampling`. Raises OutOfMemory when memory runs out;
+        the engine cannot be used after that.
         """
         try:
             yield from self._generate(requests)
@@ -153,7 +159,7 @@ class Engine:
                     yield self._done.popleft()
 
     def _read(self, request: Request, sequences: list[Sequence]) -> Admission | None:
-        """Read a request's prompt. If it is empty or too long, fail its samples and return None."""
+        """Read a request's prompt. If it is empty or too long for the model, fail its samples and return None."""
         longest = request.max_tokens or len(request.prompt_ids) + request.max_new_tokens
         if self.max_tokens < longest <= self.loaded.context:
             raise ValueError(f"a request of {longest} tokens in an engine made for max_tokens={self.max_tokens}")
@@ -172,9 +178,10 @@ class Engine:
         return prompt, deque(sequences)
 
     def _admit(self, prompt: PromptState, waiting: deque[Sequence]) -> Admission | None:
-        """Draw the first token of a prompt's waiting samples, one sample per free slot, and give each its slot.
+        """Draw the first token of as many waiting samples as slots are free, and give each sample a slot.
 
-        Returns the samples that still wait, None when all have a slot.
+        A sample that ends with its first token gets none. Returns the prompt with the samples that still wait, or None
+        when no sample waits.
         """
         free = self.slots.free()[: len(waiting)]
         started = self._under_way = [waiting.popleft() for _ in free]
@@ -214,7 +221,7 @@ class Engine:
         return state.read(1)[0]
 
     def _block(self) -> None:
-        """Decode until the next tick, at most `look` steps; then look at the tokens, evict and go on."""
+        """Decode a block of steps (`block_length`); then look at its tokens, evict, and end or continue turns."""
         live = self.slots.live()
         self._under_way = [sequence for _, sequence in live]
         steps = block_length(self._under_way, self.trigger, self.look)
@@ -236,10 +243,10 @@ class Engine:
         self.writer.load(self._room(steps), wanted)
 
     def _ready(self, steps: int) -> Callable[[], None]:
-        """Return what runs a step. On a GPU, prepare it first if a tensor that it depends on was replaced.
+        """Return the function that runs a step. On a GPU, prepare it first if a tensor that it depends on was replaced.
 
-        Preparing runs a step, outside the time of decoding, so that libraries and compilers are ready; then it captures
-        the step.
+        Preparing captures the step in a graph or, without graphs, runs it once, so that libraries and compilers are
+        ready. This does not count as decoding time.
         """
         depends = self.state, self.writer.version
         if self._on_gpu and self._prepared != depends:
@@ -259,7 +266,7 @@ class Engine:
             self._notice(f"decode steps run without a CUDA graph: {error}")
 
     def _step(self) -> None:
-        """Give every slot its next token. Reads only tensors that stay where they are, so that it can be captured."""
+        """Give every slot its next token. Reads only tensors that are never reallocated, so that it can be captured."""
         state = self.state
         self.writer.begin(state.seen, state.live)
         with self._compiled.active() if self._compiled else contextlib.nullcontext():
@@ -273,9 +280,9 @@ class Engine:
         state.advance(next_tokens(logits, state, self._draws_on_gpu))
 
     def _look(self, live: Live, tokens: list[list[Token]], seconds: float) -> Live:
-        """Give these sequences the tokens of a block of steps, which took `seconds`; count the steps they were live in.
+        """Give these sequences the tokens of a block of steps, and count for each the steps in which it was live.
 
-        Returns the sequences that were live in the last step.
+        tokens: [step][slot]; seconds: the block's time. Returns the sequences that were live in the block's last step.
         """
         going, steps, held = live, list[Live](), 0
         for drawn in tokens:
@@ -295,7 +302,7 @@ class Engine:
         return going
 
     def _evict(self, live: Live) -> None:
-        """Evict the sequences in `live` that have a tick after this step."""
+        """Evict the sequences in `live` that have a tick after this block."""
         ticked = [slot for slot, sequence in live if self.trigger.due(sequence.clock)]
         if not ticked or self.evictor is None:
             return
@@ -309,7 +316,7 @@ class Engine:
             sequence.meter.evict_seconds += seconds / len(live)
 
     def _go_on(self, slot: int, sequence: Sequence) -> None:
-        """Free the slot of a sequence that has ended, or whose next turn waits in the queue as a new prompt."""
+        """Begin the next turn of a finished sequence. Without one, or if it waits as a new prompt, free the slot."""
         if sequence.finished and not self._follow(sequence, self.cache.seen[slot]):
             self._finish(sequence)
             self._release(slot)
@@ -340,6 +347,6 @@ class Engine:
         self._done.append(sequence.generation(self.loaded.decode, self.cache.slot_bytes(), self.decoding))
 
     def _release(self, slot: int) -> None:
-        """Free a slot. Every step still runs an idle slot, with one entry at position 0, and ignores its output."""
+        """Free a slot. Steps still run an idle slot, as a sequence of one token, and ignore its output."""
         self.slots.clear(slot)
         self.cache.clear(slot)

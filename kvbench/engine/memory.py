@@ -31,7 +31,7 @@ class OutOfMemory(SetupError):
 
 
 def total(device: torch.device) -> int:
-    """Return the bytes of a GPU's memory, or of this machine's."""
+    """Return the bytes of the device's memory: for a CPU, those of the machine."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -45,7 +45,7 @@ def release(device: torch.device) -> None:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start a new measurement of the peak that `peak` returns."""
+    """Start measuring anew what `peak` returns."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 

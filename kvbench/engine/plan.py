@@ -1,14 +1,14 @@
 """The plan that a run prints first and stores in every row: slots, entries, bytes, and the hardware limit.
 
-    t_step = max(W / BW, 2 N b / F) + max(b (n + 1) kv / BW, 4 b n Hq D layers / F);  tokens/s = b / t_step
+    t_step = max(W / BW, 2 N b / F) + sum over layers of max(b (n + 1) kv / BW, 4 b n Hq D / F);  tokens/s = b / t_step
 
-with b slots, n mean live entries, kv bytes per entry, W bytes of weights that a step reads, N their parameters.
-Matrix products and attention do not overlap within a step, so their times add. BW (bytes/s) and F (FLOP/s) are
-measured on this machine by a short probe, not looked up.
+with b slots, n mean live entries per head, kv bytes of one token in all heads of a layer, Hq query heads of dimension
+D, W bytes of weights that a step reads, N parameters that one token uses. Matrix products and attention do not overlap
+within a step, so their times add. BW (bytes/s) and F (FLOP/s) are measured on this machine, not looked up.
 
-In a mixture of experts, W and N count only the weights that b tokens reach: a token uses the share a of the routed
-experts, so a step reads 1 - (1 - a)^b of their weights. The number of slots follows from the machine's total memory,
-not from the free memory of the moment, so that a resumed run gets the same number.
+In a mixture of experts, a token uses the share a of the routed experts. So N counts the share a of their parameters,
+and W the share 1 - (1 - a)^b of their bytes. The number of slots follows from the device's total memory, not from the
+free memory of the moment, so that a resumed run gets the same number.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from kvbench.errors import SetupError
 from kvbench.eviction.api import Method
 
 MOST_SLOTS = {"cuda": 512, "cpu": 128}  # beyond these, matrix products are compute bound and latency only grows
-PROBES = {"cuda": (1 << 28, 4096), "cpu": (1 << 23, 384)}  # bytes of a copy, sides of a matrix product
-USABLE = {"cuda": 0.92, "cpu": 0.5}  # share of the machine's memory a run may plan with
+PROBES = {"cuda": (1 << 28, 4096), "cpu": (1 << 23, 384)}  # bytes of the copy, side of the square matrices
+USABLE = {"cuda": 0.92, "cpu": 0.5}  # share of the device's total memory that a run may plan with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """Measured limits of a device."""
 
-    bandwidth: float  # bytes/s, read + write of a copy
+    bandwidth: float  # bytes/s of a copy; a byte counts when it is read and when it is written
     flops: float  # FLOP/s attained in matrix products
     memory: int  # bytes in total
 
@@ -47,10 +47,10 @@ class SlotPlan:
     """The number of slots of one cell, the entries and bytes per slot, and the hardware limit."""
 
     slots: int
-    entries_after: int | None  # per layer and head right after an eviction; None: the method evicts nothing
-    entries_peak: int
+    entries_after: int | None  # per layer and head right after an eviction; None: the method takes no budget
+    entries_peak: int  # per layer and head that a slot has room for
     slot_bytes: int
-    peak_bytes: int  # planned: weights, slots, and the larger of a decode step's, a prompt's and an eviction's scratch
+    peak_bytes: int  # planned: weights, slots, a decode step's memory, and the larger of a prompt's and an eviction's
     limit: float  # tokens/s that the machine allows at this many slots
 
     def line(self) -> str:
@@ -81,11 +81,12 @@ def plan_cell(
     """Plan one cell of a run.
 
     Args:
-        sequences: samples of the whole cell, done or not; slots="auto" never chooses more slots than that.
+        sequences: samples of the whole cell, whether stored already or not.
+        slots: their number, or "auto": as many as fit into memory, but no more than `sequences` or `MOST_SLOTS`.
         max_tokens, max_output, tail, prefill_chunk, prefill: see `Engine`.
 
-    Raises SetupError when not even one slot, or not the requested number, fits into memory, and UserError when the
-    model has nothing to evict at this length.
+    Raises SetupError when one slot, or the requested number, does not fit into memory, and UserError when the method
+    cannot serve the model at this length (see `layout.fit`).
     """
     geometry = fit(shape.geometry, method, max_tokens)
     lengths = Lengths.of(max_tokens, max_output, tail)
@@ -104,11 +105,12 @@ def plan_cell(
     fitting = need.fitting(int(machine.memory * USABLE[device.type]))
     if fitting < 1:
         raise SetupError(
-            f"the model and one sequence of {max_tokens} tokens need more than this machine's memory "
-            f"({machine.memory / 2**30:.3g} GiB). Lower --max-new-tokens or --budget, or use a smaller dtype."
+            f"the model and one sequence of {max_tokens} tokens need more memory than a run may use "
+            f"({USABLE[device.type]:.0%} of {machine.memory / 2**30:.3g} GiB). Lower --max-new-tokens or --budget, "
+            "or use a smaller dtype."
         )
     if slots != "auto" and int(slots) > fitting:
-        raise SetupError(f"--slots {slots} do not fit into memory; at most {fitting} do.")
+        raise SetupError(f"--slots {slots} do not fit into memory. Use --slots auto, or at most {fitting}.")
     chosen = max(1, min(fitting, MOST_SLOTS[device.type], sequences)) if slots == "auto" else int(slots)
     rows = held.rows
     live = rows if entries is None else min(entries + interval / 2, rows)
@@ -138,7 +140,7 @@ def roofline(shape: ModelShape, machine: Machine, slots: int, entries: float, dt
 
 
 def measure(device: torch.device, dtype: torch.dtype) -> Machine:
-    """Probe copy bandwidth and matrix-product rate (about 0.1 s)."""
+    """Measure a device's copy bandwidth and matrix-product rate, which takes about 0.1 s; look up its memory."""
     elements, side = PROBES[device.type]
     source = torch.ones(elements, device=device, dtype=torch.uint8)
     target = torch.empty_like(source)

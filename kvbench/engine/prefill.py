@@ -47,14 +47,14 @@ class PromptState:
     budget: int | None  # entries
     held: float  # entries per layer and head that are left
     decisions: int  # how often the method decided
-    evictions: int  # decisions that dropped entries
-    first_eviction: int | None  # tokens read before the first of these
+    evictions: int  # how many of these decisions dropped entries
+    first_eviction: int | None  # tokens read before the first eviction
     after_evict: float | None  # most entries per layer and head right after an eviction
     entries_peak: float
     bytes_peak: int
     recurrent: RecurrentStates | None  # states of layers beside attention, in one row
     seconds: float = 0.0  # reading
-    evict_seconds: float = 0.0  # deciding, probes included
+    evict_seconds: float = 0.0  # evicting, and reading probes
 
     def bytes_left(self) -> int:
         """Return the bytes of all packed layers and states."""
@@ -70,10 +70,11 @@ class PromptState:
 
 
 class PromptReader:
-    """Reads one prompt after the other, inside `with reader.model.routed()`.
+    """Reads one prompt after the other. The caller keeps `with reader.model.routed()` open meanwhile.
 
     Args:
         chunk: tokens per forward pass; for a prompt read in one pass, queries per attention call.
+        prefill: "full" or "chunked": whether eviction waits for the end of the prompt, see the module.
         log: receives the kept positions of every eviction.
     """
 
@@ -84,7 +85,10 @@ class PromptReader:
         self._drafts = Drafts(load_draft(loaded), loaded)
 
     def read(self, ids: Sequence[int], rules: Rules, noise_key: int, compress_at: int | None = None) -> PromptState:
-        """Read a prompt of at least one token. compress_at: tokens to read before the eviction; default: all."""
+        """Read a prompt of at least one token, and evict it.
+
+        compress_at: tokens to read before the last eviction; None: all. The rest is read afterwards.
+        """
         cache, logits, evictions = self._read([ids], rules, [noise_key], compress_at)
         return PromptState(
             layers={index: layer.pack(0) for index, layer in cache.layers.items()},
@@ -107,7 +111,7 @@ class PromptReader:
     ) -> tuple[PromptCache, torch.Tensor]:
         """Read equally long prompts into a cache that `go_on` extends; also return the next token's logits [b, V].
 
-        Only one prompt if the method runs probes.
+        A method that runs probes takes one prompt at a time.
         """
         cache, logits, _ = self._read(prompts, rules, noise_keys, None)
         return cache, logits
@@ -184,7 +188,10 @@ class PromptReader:
         cache: PromptCache,
         evictions: _PromptEvictions | None,
     ) -> torch.Tensor:
-        """Read tokens `start` to `end`, evicting after each chunk if `evictions` is given; return logits [b, V]."""
+        """Read the tokens from `start` up to but not including `end`, in chunks; return the last logits [b, V].
+
+        evictions: evicts after every chunk; None: no eviction.
+        """
         writer = self.writer(cache)
         for first in range(start, end, self.chunk):
             last = min(first + self.chunk, end)
@@ -230,7 +237,7 @@ class _PromptEvictions:
         self._decided = False
 
     def evict_layer(self, layer: PromptLayer) -> None:
-        """Evict one layer right after its attention."""
+        """Evict one layer right after its attention, if it holds more entries than allowed."""
         cache = self.cache
         cache.seen = self.context
         self.peak = max(self.peak, layer.held())
@@ -242,7 +249,7 @@ class _PromptEvictions:
             self._decided = True
 
     def close(self) -> None:
-        """Count the `evict_layer` calls of all layers as one eviction, and check the budget over all layers."""
+        """Count what `evict_layer` did in all layers as one eviction, and check the budget over all layers."""
         if self._decided:
             self.cache.evictions += 1
             self._note(self.context)
@@ -256,7 +263,7 @@ class _PromptEvictions:
             self._note(held)
 
     def timed(self, work: Callable[..., None], *args: Any) -> None:
-        """Call `work` on one CPU thread, and count its time."""
+        """Call `work`, and count its time. On a CPU it runs on one thread, see `one_thread`."""
         with self.timer.running(), one_thread(self.cache.device):
             work(*args)
 

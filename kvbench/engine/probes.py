@@ -1,4 +1,7 @@
-"""Probes: tokens or embeddings that continue a prompt. A method sees their queries in every layer; no entry stays."""
+"""Probes: tokens or embeddings that continue a prompt. A method sees their queries in every evicted layer.
+
+Their entries are dropped before the model answers.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +27,24 @@ Forward = Callable[[BlockWriter, Probe, int], tuple[torch.Tensor, int]]
 
 @dataclass(slots=True)
 class Drafts:
-    """Draft models, each loaded once. load: loads the model of a name; target: the model whose answers they draft."""
+    """Draft models, each loaded once. load: returns the model of a name; target: the model that they draft for."""
 
     load: Callable[[str], Any]
     target: Any
     _loaded: dict[str, Any] = field(default_factory=dict)
 
     def continue_(self, name: str, ids: Sequence[int], count: int) -> tuple[int, ...]:
-        """Continue `ids` by up to `count` greedy tokens of a draft model; stop at a token id the target lacks.
+        """Continue `ids` by up to `count` greedy tokens of a draft model; stop before a token id that the target lacks.
 
         Raises SetupError when the tokenizers of the draft model and the target differ.
         """
         if name not in self._loaded:
             draft = self.load(name)
             if _vocabulary(draft) != _vocabulary(self.target):
-                raise SetupError(f"draft model {quote(name)} has another tokenizer than the model; they must share it.")
+                raise SetupError(
+                    f"draft model {quote(name)} has another tokenizer than the model. "
+                    "Choose a draft model with the same tokenizer."
+                )
             self._loaded[name] = draft
         model = self._loaded[name].model
         tokens = torch.tensor([list(ids)], device=model.device)

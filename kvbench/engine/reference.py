@@ -1,4 +1,4 @@
-"""The slow reference for the engine's logits: one dense forward pass under masks.
+"""The slow reference for the engine's logits: one dense forward pass in which masks hide the evicted entries.
 
 While the engine runs, `KeptHistory` logs the entries that every eviction kept. Afterwards one dense forward pass over
 the whole sequence, with a mask per layer and head built from the log, must give the engine's logits. The reference
@@ -33,7 +33,10 @@ class KeptHistory:
         return next((len(kept) for key in keys for _, at, kept in self.events[key] if at == layer), default)
 
     def visible(self, keys: Sequence[int], layer: int, heads: int, length: int) -> torch.Tensor:
-        """Return [Hk, T, T] bool: the entries that each query could see. keys: noise keys of prompt and sample."""
+        """Return the entries that each query could see: bool [heads, T, T] for T = `length` tokens.
+
+        keys: noise keys of the prompt and the sample.
+        """
         grid = torch.arange(length)
         mask = (grid[None] <= grid[:, None]).expand(heads, length, length).clone()
         for key in keys:

@@ -1,4 +1,4 @@
-"""`Rules`: a method with its budget, weights and RoPE. It builds the views of a layer that the method decides on."""
+"""`Rules`: a method with its budget, weights and RoPE. It builds the views of layers that the method reads."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Batch:
     """Sequences that a method decides about together, with the facts that the method may read. Tensors are [b].
 
     longest: the largest of `seen`; allowed: entries per head that each sequence may keep; layers: the layer of each
-    element of axis 0, None if all are of one layer; together: the layers if axis 0 runs over all of them with the same
-    sequences, and the method decides about them together.
+    element of axis 0, None if the method sees one layer at a time; together: for a method that decides about all layers
+    together, the layers that axis 0 runs over, each with the same sequences; else empty.
     """
 
     seen: torch.Tensor
@@ -82,7 +82,10 @@ class Rules:
             return {}
         if call.hidden is None:
             name = type(method).__name__
-            raise UserError(f"{name} reads hidden states, which layer {call.layer} does not hand over.")
+            raise UserError(
+                f"{name} reads hidden states, which layer {call.layer} of this model does not hand over. "
+                "Use another method."
+            )
         return method.on_tokens(
             NewTokens(layer=call.layer, hidden=call.hidden, keys=call.key, values=call.value, weights=self.weights)
         )

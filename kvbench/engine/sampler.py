@@ -2,9 +2,11 @@
 
 token = argmax(logit / temperature + Gumbel noise), which draws exactly from the softmax. The noise is a hash of (sample
 key, step, token id), so the draw does not depend on slot, neighbours, refill order, resume or device. Filters follow
-transformers' order: temperature, top-k, top-p, min-p; a filter keeps or drops equal logits together. Only candidates
-are hashed: the largest logits, `CANDIDATES` of them or a few more than the top k, where the filters drop the last
-candidate; otherwise the whole vocabulary.
+transformers' order: temperature, top-k, top-p, min-p; a filter keeps or drops equal logits together.
+
+On a CPU, noise for the whole vocabulary is slow. So with filters `draw` first takes the largest logits as candidates:
+`CANDIDATES` of them or, with top-k, `MORE` more than k. If the filters drop the last candidate, none beyond is allowed
+either. Otherwise the row is drawn again from the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from kvbench.eviction import noise
 from kvbench.records import Sampling
 
 CANDIDATES = 256
-MORE = 16  # candidates beyond the top k, which show that no further logit equals the k-th
+MORE = 16  # candidates beyond the top k; if the last one is less than the k-th, so are all further logits
 
 
 def next_tokens(logits: torch.Tensor, state: State, on_gpu: Draw | None = None) -> Choice:
@@ -57,7 +59,7 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
     scaled = logits.float() / sampling.temperature
     filters = sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0
     count = min(vocabulary, sampling.top_k + MORE if sampling.top_k else CANDIDATES)
-    if not filters or logits.is_cuda:  # on CUDA the host does not look at rows below
+    if not filters or logits.is_cuda:  # on CUDA the host would have to wait to learn which rows to draw again
         count = vocabulary
     tokens, covered = _draw(scaled, keys, steps, sampling, count)
     rest = (~covered).nonzero().squeeze(-1) if count < vocabulary else covered[:0]
@@ -69,7 +71,7 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
 def _draw(
     scaled: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw among the `count` largest logits. Also return per row whether the filters dropped the last of these."""
+    """Draw among the `count` largest logits. Return tokens, and per row whether the filters drop the last of these."""
     values, ids = scaled.topk(count, dim=-1)  # descending
     kept = torch.ones_like(values, dtype=torch.bool)
     if 0 < sampling.top_k < count:

@@ -13,10 +13,13 @@ from kvbench.records import FollowUp, Generation, Request, Usage
 
 
 class Token(NamedTuple):
-    """A token that a step drew. bad: its logit is NaN or infinite. The other fields are set for forced tokens only."""
+    """The token that a step chose for one sequence.
+
+    `log_prob` and `likeliest` are set only if a request of the same `Engine.generate` call has forced tokens.
+    """
 
     id: int
-    bad: int
+    bad: int  # 1: the logit of the drawn token is NaN or infinite
     log_prob: float = 0.0
     likeliest: float = 0.0  # 1: it is the greedy token
 
@@ -25,7 +28,8 @@ class Token(NamedTuple):
 class Meter:
     """Time, entries and bytes that one sequence used, filled by the engine step by step.
 
-    Seconds are shares: the step's time divided by the sequences decoded in it.
+    Seconds are shares: the time of a step or of an eviction is divided by the sequences that were being decoded, the
+    time of reading a prompt by the prompt's samples.
     """
 
     budget: int | None = None
@@ -61,7 +65,10 @@ class Meter:
             self.entries_after_evict = max(self.entries_after_evict or 0, prompt.after_evict * copies)
 
     def note_held(self, entries: float, live_bytes: int, extra_bytes: int) -> None:
-        """Note the entries and bytes of the slot after a decode step. extra_bytes: bytes beside keys and values."""
+        """Note the entries and bytes that the sequence holds once its prompt is read, and after every decode step.
+
+        extra_bytes: those of `live_bytes` that hold neither keys nor values.
+        """
         self.steps += 1
         self.entries_sum += entries
         self.bytes_sum += live_bytes
@@ -104,18 +111,18 @@ class Meter:
 class Sequence:
     """A sample while the engine decodes it."""
 
-    request: Request  # of the current turn; a turn that is a new prompt replaces its prompt
+    request: Request  # of the current turn; its `prompt_ids` change when a turn starts from a new prompt
     sample: int
     key: int  # noise key, as int64
     tokens: list[int] = field(default_factory=list)  # generated in this turn
-    pending: deque[int] = field(default_factory=deque)  # to read, one per step, before the next token is drawn
+    pending: deque[int] = field(default_factory=deque)  # tokens to read, one per step, before the next one is drawn
     clock: int = 0  # decode steps since the prompt, by which the trigger decides
     meter: Meter = field(default_factory=Meter)
     answers: tuple[str, ...] = ()  # texts of earlier turns
     drawn: int = 0  # tokens drawn in all turns
     room: int = 0  # most tokens that this turn may generate
     log_probs: list[float] = field(default_factory=list)  # of the tokens of `request.forced` read so far
-    likeliest: bool = True  # whether each of these was the greedy token
+    likeliest: bool = True  # whether all of these were the greedy tokens
     stop_reason: str = ""
     status: str = "ok"
     note: str = ""
@@ -133,7 +140,7 @@ class Sequence:
 
     @property
     def next_token(self) -> int:
-        """The token that the sequence reads next: of its next turn, else the token drawn last (0 before the first)."""
+        """The token that the sequence reads next: the first of `pending`, else the last of `tokens`, else 0."""
         return self.pending[0] if self.pending else self.tokens[-1] if self.tokens else 0
 
     @property
@@ -147,7 +154,10 @@ class Sequence:
         return max(0, len(self.pending) - 1) + self.left
 
     def count_step(self, token: Token, ends: frozenset[int], decode: Callable[[list[int]], str]) -> None:
-        """Count a decode step. While tokens of the next turn are unread, the drawn token is dropped."""
+        """Count a decode step, which has read one token and drawn another.
+
+        The drawn token is dropped while further tokens of `pending` must be read. ends: end tokens of the model.
+        """
         self.clock += 1
         if self.pending:
             self.pending.popleft()
@@ -155,7 +165,10 @@ class Sequence:
             self.accept(token, ends, decode)
 
     def accept(self, drawn: Token, ends: frozenset[int], decode: Callable[[list[int]], str]) -> None:
-        """Append a token and decide whether it ends the turn. ends: end tokens of the model."""
+        """Append a token and decide whether it ends the turn. A bad token only ends the turn, as an error.
+
+        ends: end tokens of the model.
+        """
         token, request = drawn.id, self.request
         if request.forced:
             self.log_probs.append(drawn.log_prob)
@@ -177,22 +190,26 @@ class Sequence:
 
     def _hits_stop_string(self, decode: Callable[[list[int]], str]) -> bool:
         longest = max(len(s) for s in self.request.stop_strings)
-        # A token may be one byte of a character: four tokens per character always cover the tail.
+        # A token may be one byte of a character: four tokens per character always cover the longest stop string.
         tail = decode(self.tokens[-4 * longest - 8 :])
         return any(s in tail for s in self.request.stop_strings)
 
     def text(self, decode: Callable[[list[int]], str]) -> str:
-        """Return this turn's answer, without the stop string that ended it."""
+        """Return this turn's answer; if a stop string ended it, the text before that string."""
         text = decode(self.tokens)
         for stop in self.request.stop_strings:
             text = text.split(stop, 1)[0] if self.stop_reason == "stop_string" else text
         return text
 
     def follow(self, decode: Callable[[list[int]], str], seen: int) -> FollowUp | None:
-        """Begin the next turn and return its tokens, or None without one. seen: tokens of the sequence read so far.
+        """Begin the next turn and return it. seen: tokens of the sequence read so far.
 
-        The follow-up's tokens are read after the answer. The answer's last token is not in the cache yet, so it is read
-        first; an end token is left out, because the follow-up begins with the template's end of turn.
+        Returns None if the conversation has no further turn, if the sequence failed, or if the turn would leave no room
+        for an answer, which fails the sequence.
+
+        A fresh follow-up is a whole new prompt. Any other is read after the answer. The answer's last token is not in
+        the cache yet, so it is read first; an end token is left out, because the follow-up begins with the template's
+        end of turn.
         """
         if self.request.conversation is None or self.status != "ok":
             return None
@@ -204,7 +221,10 @@ class Sequence:
         read = len(follow.ids) if follow.fresh else seen + len(unread) + len(follow.ids)
         limit = self.request.max_tokens or 0
         if read >= limit:
-            self.status, self.note = "prompt_too_long", f"turn {len(answers) + 1} reaches {read} of {limit} tokens"
+            self.status = "prompt_too_long"
+            self.note = (
+                f"turn {len(answers) + 1} needs {read} tokens before its answer; the limit with answer is {limit}"
+            )
             return None
         self.answers, self.tokens, self.stop_reason = answers, [], ""
         self.room = min(self.request.max_new_tokens, limit - read)
@@ -216,7 +236,7 @@ class Sequence:
         return follow
 
     def generation(self, decode: Callable[[list[int]], str], slot_bytes: int, decoding: str) -> Generation:
-        """Return the result of a finished sample."""
+        """Return the finished sample's result."""
         text = self.text(decode)
         forced = bool(self.request.forced)
         return Generation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvbench.engine.attention.geometry import LayerGeometry, largest_group
@@ -72,21 +73,23 @@ def set_up(loaded: LoadedModel, method: Method, *, budget: float | None, interva
     Raises UserError when the method cannot serve the model, SetupError when its weights are missing or belong to
     another model.
     """
+    geometry = fit(loaded.geometry, method, lengths.total)
     return Setup(
         loaded=loaded,
         method=method,
         budget=budget,
         interval=interval,
         lengths=lengths,
-        geometry=fit(loaded.geometry, method, lengths.total),
-        rules=rules_for(method, loaded, interval),
+        geometry=geometry,
+        rules=rules_for(method, loaded, interval, geometry),
     )
 
 
-def rules_for(method: Method, loaded: LoadedModel, interval: int) -> Rules:
+def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequence[LayerGeometry]) -> Rules:
     """Return the rules of a method without a budget: its weights, and the model's RoPE if the method needs it.
 
-    Raises SetupError when the weights are missing or belong to another model.
+    geometry: of the cache. Raises SetupError when the weights are missing or belong to another model, UserError when
+    the method cannot undo the model's RoPE.
     """
     weights = {}
     if (needed := method.weights()) is not None:
@@ -96,5 +99,5 @@ def rules_for(method: Method, loaded: LoadedModel, interval: int) -> Rules:
         budget=None,
         interval=interval,
         weights=weights,
-        rope=read_rope(loaded.model) if method.needs().rope else None,
+        rope=read_rope(loaded.model, geometry) if method.needs().rope else None,
     )

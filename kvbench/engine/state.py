@@ -1,4 +1,4 @@
-"""The numbers that a decode step reads and advances for every slot, in tensors that stay where they are.
+"""The numbers that a decode step reads and advances for every slot, in tensors that are never reallocated.
 
 The host writes them before a block of steps (`load`), every step advances them on the device (`advance`), and the host
 reads the tokens of the whole block at once (`read`). Between `load` and `read` a step needs nothing from the host, so a
@@ -27,13 +27,16 @@ class Drawing:
     """How tokens are drawn in one call of `Engine.generate`; a captured step is valid for one `Drawing`."""
 
     sampling: Sampling = field(default_factory=Sampling)
-    ends: int = 0  # most end tokens of a sequence
-    bans: bool = False  # a request bans its end tokens at first (`min_new_tokens`)
-    forced: bool = False  # a request has a given continuation, whose log-probabilities are wanted
+    ends: int = 0  # most end tokens that a request has
+    bans: bool = False  # whether any request bans its end tokens at first (`min_new_tokens`)
+    forced: bool = False  # whether any request has a given continuation, whose log-probabilities are wanted
 
     @classmethod
     def of(cls, requests: Sequence[Request], stop_ids: frozenset[int]) -> Drawing:
-        """Return how these requests draw. Raises ValueError when they do not share their sampling parameters."""
+        """Return how tokens are drawn for these requests. stop_ids: end tokens of the model.
+
+        Raises ValueError when the requests do not share their sampling parameters.
+        """
         samplings = {request.sampling for request in requests}
         if len(samplings) > 1:
             raise ValueError("the requests of one call must share their sampling parameters")
@@ -47,8 +50,9 @@ class Drawing:
 
 @dataclass(slots=True)
 class Choice:
-    """The next token of each of R sequences; all tensors are [R]. bad: the token's logit is NaN or infinite.
+    """The next token of each of R sequences; all tensors are [R].
 
+    bad: whether the logit of the drawn token is NaN or infinite, also where a fixed token replaces the drawn one.
     log_probs: of the token; likeliest: whether it is the greedy token. Both are None when no request is forced.
     """
 
@@ -65,7 +69,7 @@ class State:
         tokens: [R] the token that the slot reads next; seen: [R] its position.
         live: [R] 1 while the slot's sequence goes on. The numbers of an ended sequence stay as they are.
         keys, drawn: [R] noise key of the sample, and the number of tokens that it has drawn.
-        left: [R] tokens that the sequence may still draw; early: [R] of these, how many may not be end tokens.
+        left: [R] tokens that the sequence may still draw; early: [R] how many of the next ones may not be end tokens.
         unread: [R] steps until the next draw counts: until then the slot reads tokens of its next turn.
         ends: [R, drawing.ends] end tokens, -1: none.
         fixed: [R, steps] tokens that replace the drawn ones of the next steps, -1: none.
@@ -73,7 +77,7 @@ class State:
     """
 
     def __init__(self, rows: int, steps: int, drawing: Drawing, device: torch.device) -> None:
-        """steps: most steps of a block."""
+        """Allocate the tensors. rows: number of slots; steps: most steps of a block."""
         self.drawing, self.steps, self.device = drawing, steps, device
         self.rows = torch.zeros(rows, FIELDS + drawing.ends + steps, dtype=torch.int64, device=device)
         fields = self.rows[:, :FIELDS].unbind(1)
@@ -85,7 +89,11 @@ class State:
         self._scores = torch.zeros(steps, 2, rows if drawing.forced else 0, device=device)  # log_probs, likeliest
 
     def load(self, held: Iterable[sequences.Sequence | None], seen: Iterable[int], stop_ids: frozenset[int]) -> None:
-        """Write every sequence's numbers before a block. seen: tokens that each has read; stop_ids: the model's."""
+        """Write every sequence's numbers before a block.
+
+        held: the sequence of each slot, None for an idle slot; seen: tokens that each slot's sequence has read;
+        stop_ids: end tokens of the model.
+        """
         rows = [[0] * self.rows.shape[1] if s is None else self._row(s, n, stop_ids) for s, n in zip(held, seen)]
         self.rows.copy_(upload(np.array(rows), self.device))
         self.step.zero_()
@@ -104,7 +112,10 @@ class State:
         ]
 
     def advance(self, choice: Choice) -> None:
-        """Record the drawn tokens, count them, and end the sequences that they end."""
+        """Record and count the tokens of a step, and mark the sequences that they end as no longer live.
+
+        The host looks for stop strings later (`Sequence.accept`).
+        """
         self._out.index_copy_(0, self.step, torch.stack([choice.tokens, choice.bad.long()])[None])
         if choice.log_probs is not None and choice.likeliest is not None:
             self._scores.index_copy_(0, self.step, torch.stack([choice.log_probs, choice.likeliest.float()])[None])
@@ -120,7 +131,7 @@ class State:
         self.step += 1
 
     def read(self, steps: int) -> list[list[Token]]:
-        """Wait for the device; return the tokens that each of the block's steps drew for every slot."""
+        """Wait for the device; return the tokens of the block's first `steps` steps, as [step][slot]."""
         tokens, bad = self._out[:steps].cpu().unbind(1)
         if not self.drawing.forced:
             return [list(map(Token, *pair)) for pair in zip(tokens.tolist(), bad.tolist())]

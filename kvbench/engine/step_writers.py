@@ -23,7 +23,7 @@ from kvbench.engine.rules import Rules
 from kvbench.engine.upload import upload
 
 FIXED_ROWS = 1024  # caches of up to this many cache rows per head are always read whole
-LENGTH_STEP = 64  # longer caches are read up to each slot's own length, rounded up to a multiple of this
+LENGTH_STEP = 64  # longer dense caches without a bound are read up to each slot's length, a multiple of this
 
 
 class Entries(NamedTuple):
@@ -38,10 +38,10 @@ class Entries(NamedTuple):
 class StepWriter(ABC):
     """Appends one token to every slot and attends to all entries of that slot.
 
-    Its tensors stay where they are: `load` copies the lengths from the host before a block of steps, and every step
+    Its tensors are never reallocated: `load` copies the lengths from the host before a block of steps, and every step
     advances them on the device. With `decode`, a backend of `kernels`, a step depends on tensors alone and can be
-    captured; `version` changes when a tensor was replaced. Without `decode`, attention is that of
-    `AttentionCall.attend`.
+    captured; `version` changes when a tensor of the cache was replaced. Without `decode`, `AttentionCall.attend`
+    computes the attention.
 
     In `AttentionCall.attend` the last bits of the result depend on the number of cache rows read, so that number never
     depends on other slots. A step reads all cache rows of a slot where a budget bounds them or the cache is small, else
@@ -59,13 +59,13 @@ class StepWriter(ABC):
         self._ring_bias: dict[int, torch.Tensor] = {}
 
     def load(self, ahead: Sequence[int], keep_queries: bool) -> None:
-        """Prepare a block of steps that adds at most `ahead` tokens to each slot. keep_queries: store its queries."""
+        """Prepare a block of steps. ahead: most tokens that it adds to each slot; keep_queries: store its queries."""
         self._steps, self._keep_queries = 0, keep_queries
         self.cache.make_room(ahead)
         self.load_lengths()
 
     def begin(self, positions: torch.Tensor, live: torch.Tensor) -> None:
-        """Begin a step. positions: [S] of its tokens; live: [S] int64, 1 for slots that take part."""
+        """Begin a step. positions: [S] of the tokens that it reads; live: [S] int64, 1 where the sequence goes on."""
         self.positions, self.live = positions, live.to(torch.int8)
         self._ring_bias.clear()
         self.prepare()
@@ -112,7 +112,7 @@ class StepWriter(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Forget the tensors that the layers of the previous step shared."""
+        """Discard what the layers of the previous step shared, and compute what those of the next one share."""
 
     @abstractmethod
     def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
@@ -150,7 +150,7 @@ class StepWriter(ABC):
     def slot_by_slot(
         self, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
     ) -> torch.Tensor:
-        """Attend slot by slot, each up to its own length rounded up to a multiple of LENGTH_STEP."""
+        """Attend slot by slot, each up to its own number of tokens, rounded up to a multiple of LENGTH_STEP."""
         parts = []
         for slot, seen in enumerate(self.cache.seen):
             n = min(-(-(seen + self._steps + 1) // LENGTH_STEP) * LENGTH_STEP, keys.shape[2])
@@ -203,7 +203,7 @@ class DenseStepWriter(StepWriter):
 
 
 class PagedStepWriter(StepWriter):
-    """A step writer for `PagedCache`. Without a backend it gathers each head's entries by its pages, then attends."""
+    """A step writer for `PagedCache`. Without a backend it copies each head's entries out of their pages to attend."""
 
     cache: PagedCache
 
@@ -295,7 +295,10 @@ class PagedStepWriter(StepWriter):
 
 
 def step_writer(cache: SlotCache, rules: Rules, decode: Decode | None = None) -> StepWriter:
-    """Return the writer of the cache's layout. decode: backend of `kernels` that attends, None: PyTorch on a CPU."""
+    """Return a writer for the cache's layout.
+
+    decode: the backend of `kernels` that computes the attention; None: `AttentionCall.attend`, as on a CPU.
+    """
     if isinstance(cache, DenseCache):
         return DenseStepWriter(cache, rules, decode)
     assert isinstance(cache, PagedCache)
@@ -303,7 +306,7 @@ def step_writer(cache: SlotCache, rules: Rules, decode: Decode | None = None) ->
 
 
 def write_rows(keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, call: AttentionCall) -> None:
-    """Write the new entry of every slot and head; `at` [S * Hk]: where in keys and values seen as lists of vectors."""
+    """Write the new entry of every slot and head. at: [S * Hk] indices in keys and values seen as lists of vectors."""
     keys.view(-1, keys.shape[-1]).index_copy_(0, at, call.key.reshape(at.numel(), -1))
     values.view(-1, values.shape[-1]).index_copy_(0, at, call.value.reshape(at.numel(), -1))
 

@@ -1,4 +1,4 @@
-"""Copies from the host to a device that the host does not wait for."""
+"""Copying from the host to a device, without the host waiting for the copy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return the array as a tensor on the device. The caller must not change the array afterwards."""
+    """Return the array as a tensor on the device. On a CPU both share memory: changes of one show in the other."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":  # only copies from pinned memory return at once
         return tensor.pin_memory().to(device, non_blocking=True)

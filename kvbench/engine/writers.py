@@ -22,9 +22,10 @@ class BlockWriter:
 
     Args:
         observer: called with each block of queries of a layer that is evicted, once the block's keys are in the cache.
-        finished: called with each layer after its attention, when this forward pass will not read the layer again.
+        finished: called with each layer after its attention; the forward pass does not read the layer again.
         heard: called with every attention call and its output.
-        flash: use flash-attn while no earlier entry was evicted.
+        flash: use flash-attn where all heads hold equally many entries, except in a layer that has sinks, keys and
+            values of different dimensions, or a sliding window that has lost entries.
     """
 
     def __init__(

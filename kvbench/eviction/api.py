@@ -68,10 +68,11 @@ class Method(ABC):
 
     Class attributes:
         paper: authors and arXiv id.
-        kind: what the scores come from, for ``kvbench list``: attention, keys, position, noise, probes, weights, none.
+        kind: what the scores come from, for ``kvbench list``: attention, keys, position, noise, probes, weights,
+            oracle, none.
         scope: where entries compete for the budget: within a "head", a "layer" (all its heads), or the "model".
         version: raise it when scores change, so that old and new rows do not share a table.
-        joint: `quotas` needs the stats of all layers at once.
+        joint: `quotas` must see all layers at once.
         stacked: `score` and `observe` also take a `StackView`, which shows several layers at once; so they must not
             read `view.layer`. A subclass that defines its own `score` or `observe` does not inherit this: the engine
             shows it one layer at a time unless it declares `stacked` too.
@@ -140,14 +141,14 @@ class Method(ABC):
         return TopK()
 
     def quotas(self, allocation: Allocation) -> torch.Tensor | None:
-        """Return the entries that each head keeps, protected ones included: int64 [b, L, Hk] over `allocation.layers`.
+        """Return how many entries each head keeps, protected ones included: int64 [b, L, Hk] over `allocation.layers`.
 
-        Over the whole model they must sum to at most layer_count * Hk * budget. None: every head keeps `budget`.
+        Over the whole model these must sum to at most layer_count * Hk * budget. None means `budget` in every head.
         """
         return None
 
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
-        """Return the entries per layer and KV head that may stay after an eviction: by default the budget.
+        """Return how many entries per layer and KV head may stay after an eviction: by default the budget.
 
         `budget` is None exactly when the method takes no budget. `evictions`: earlier evictions of this sequence.
         """
@@ -184,7 +185,7 @@ class Method(ABC):
 
     @property
     def decode_bounded(self) -> bool:
-        """Whether generated entries are evicted too, so that the budget bounds answers of any length."""
+        """Whether generated entries are evicted too, so that the cache stays bounded in answers of any length."""
         return self.trigger(1).growth is not None
 
     @property
@@ -203,7 +204,7 @@ class Method(ABC):
         return self.scope != "model" and not self.joint
 
     def min_budget(self) -> int:
-        """Return the smallest budget that holds all protected entries and at least one other."""
+        """Return the smallest budget with room for the protected sinks and recent tokens and for one other entry."""
         # Protection may depend on the budget (h2o keeps budget // 2), so search for the first budget that fits.
         budget = 1
         while (p := self.protect(budget)).sinks + p.recent + 1 > budget:

@@ -1,7 +1,7 @@
 """Budgets: whole numbers of KV entries per layer and KV head (512), or shares of each prompt (0.25, written 25%).
 
-A share is a float, a number of entries an int. Compare budgets by `order`, `label` or `named`, because ``==`` holds
-between 1 (one entry) and 1.0 (100%).
+A share is stored as a float, and a number of entries as an int. Compare budgets by `order`, `label` or `named`: by
+``==``, 1 (one entry) would equal 1.0 (100%).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Budget = int | float
 
 
 def entries(budget: Budget, prompt_tokens: int) -> int:
-    """Return a budget in entries for a prompt of `prompt_tokens`: a share is rounded, to at least 1."""
+    """Return a budget in entries. A share of a prompt of `prompt_tokens` tokens is rounded, but is at least 1."""
     if not isinstance(budget, float):
         return budget
     return max(1, math.floor(budget * prompt_tokens + 0.5))

@@ -1,4 +1,4 @@
-"""Checks of decisions. The host may read several results at once, so that no decision waits for the device."""
+"""Checks of decisions. Their results are read from the device together, because the host waits at every read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _noted: ContextVar[Noted | None] = ContextVar("noted", default=None)
 
 
 def refuse(amount: torch.Tensor, error: MakeError) -> None:
-    """Raise error(amount) unless the integer tensor `amount` [] is 0; inside `with gathered()`, at the block's end."""
+    """Raise error(amount) unless the integer or bool tensor `amount` [] is 0.
+
+    Inside `with gathered()`, the amount is looked at only by the next `read`, or at the end of the block.
+    """
     noted = _noted.get()
     if noted is not None:
         noted.append((amount, error))
@@ -25,9 +28,9 @@ def refuse(amount: torch.Tensor, error: MakeError) -> None:
 
 @contextmanager
 def gathered() -> Iterator[None]:
-    """Delay the checks in the block to its end and read them in one copy from the device.
+    """Delay the checks in the block, and read their results in one copy from the device at the block's end.
 
-    The first check that fails raises its error.
+    Checks before a call of `read` in the block are read by this call. The first check that fails raises its error.
     """
     noted: Noted = []
     token = _noted.set(noted)
@@ -40,7 +43,10 @@ def gathered() -> Iterator[None]:
 
 
 def read(numbers: torch.Tensor) -> torch.Tensor:
-    """Return the int64 numbers [n] on the host; the same copy reads the checks that `gathered` has noted so far."""
+    """Return int64 numbers [n] on the host. The same copy reads the checks that `gathered` has delayed so far.
+
+    The first of these checks that fails raises its error.
+    """
     noted = _noted.get() or []
     copy = torch.cat([numbers, *(amount.long().view(1) for amount, _ in noted)]).cpu()
     for value, (_, error) in zip(copy[len(numbers) :].tolist(), noted):

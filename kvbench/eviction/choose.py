@@ -20,7 +20,10 @@ Pairs = list[tuple[str, Any]]  # options: name, value
 
 
 def canonical(name: str) -> str:
-    """Return the registered spelling of a method's name, or of two joined by ``+``. Raises UserError for others."""
+    """Return the registered spelling of a method's name, or of two names joined by ``+``.
+
+    Raises UserError for an unknown or malformed name.
+    """
     parts = name.split("+")
     if "(" in name:
         bare, option = name.partition("(")[0].strip(), name.partition("(")[2].partition("=")[0].strip() or "NAME"
@@ -36,7 +39,7 @@ def canonical(name: str) -> str:
 
 
 def make(name: str, options: Mapping[str, Any]) -> Method:
-    """Return the method with typed options; for two methods each option names its method: ``gkv.alpha``."""
+    """Return the method with options given as values. For two methods each option names its method: ``gkv.alpha``."""
     return _made(name, list(options.items()), lambda part, own: methods.get(part)(**dict(own)))
 
 
@@ -46,10 +49,17 @@ def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
 
 
 def _made(name: str, options: Pairs, build: Callable[[str, Pairs], Method]) -> Method:
-    """Return one method with all options, or two combined methods, each with the options that its name prefixes."""
+    """Return one method with all options, or two combined methods, each with the options under its prefix.
+
+    Raises UserError for two methods if an option has the prefix of neither.
+    """
     parts = canonical(name).split("+")
     if len(parts) == 1:
         return build(parts[0], options)
+    for option, _ in options:
+        if option.partition(".")[0] not in parts:
+            wanted = " or ".join(quote(f"{part}.{option}") for part in parts)
+            raise UserError(f"option {quote(option)} of {quote(name)} names neither method; give {wanted}.")
     own = ([(n.removeprefix(f"{part}."), v) for n, v in options if n.startswith(f"{part}.")] for part in parts)
     return Combined((parts[0], parts[1]), *map(build, parts, own))
 
@@ -66,7 +76,9 @@ def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
     if dot:
         method = methods.canonical(method)
         if method not in parts:
-            raise UserError(f"option {quote(option)} is for method {quote(method)}, which is not in {quote(name)}.")
+            raise UserError(
+                f"option {quote(option)} is for method {quote(method)}, which is not in {quote(name)}; leave it out."
+            )
         return [(f"{method}.{bare}" if len(parts) > 1 else bare, value)]
     if len(parts) == 1:
         return [(option, value)]
@@ -79,7 +91,10 @@ def takers(name: str, option: str) -> list[str]:
 
 
 def from_label(label: str) -> Method:
-    """Return the method that a table's label names: ``snapkv(kernel=5, window=16)`` or ``snapkv``. Raises UserError."""
+    """Return the method that a table's label names: ``snapkv(kernel=5, window=16)``, ``snapkv+gkv(gkv.alpha=0.5)``.
+
+    An option without a prefix is for each of two methods that has it. Raises UserError.
+    """
     name, bracket, rest = label.strip().partition("(")
     if bracket and not rest.endswith(")"):
         raise UserError(f"method {quote(label)}: a bracket is not closed.")
@@ -89,7 +104,8 @@ def from_label(label: str) -> Method:
         if not equals:
             raise UserError(f"method {quote(label)}: options are NAME=VALUE; got {quote(item)}.")
         pairs.append((option.strip(), value.strip()))
-    return parse(name.strip(), pairs)
+    name = canonical(name.strip())
+    return parse(name, [own for option, value in pairs for own in addressed(name, option, value)])
 
 
 def _split(text: str) -> list[str]:

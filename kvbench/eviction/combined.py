@@ -29,7 +29,7 @@ class Combined(Method):
     def __post_init__(self) -> None:
         for name, part in zip(self.names, (self.first, self.second)):
             if not part.takes_budget:
-                raise UserError(f"method {quote(name)} takes no budget and cannot be combined with another.")
+                raise UserError(f"method {quote(name)} takes no budget and cannot be combined; give it alone.")
         if not self.second.decode_bounded:
             raise UserError(
                 f"method {quote(self.names[1])} evicts nothing while decoding; "
@@ -91,7 +91,7 @@ class Combined(Method):
         return self.first.states() + self.second.states()
 
     def protect(self, budget: int) -> Protect:
-        """Return a protection that covers both methods'. At an eviction only the deciding method's own applies."""
+        """Return a protection of all that either method protects. An eviction protects only what its method does."""
         a, b = self.first.protect(budget), self.second.protect(budget)
         return Protect(sinks=max(a.sinks, b.sinks), recent=max(a.recent, b.recent), prompt=a.prompt or b.prompt)
 

@@ -26,7 +26,7 @@ class Needs:
     queries: Literal["none", "last", "window", "since_last"] = "none"
     window: int = 0
     values: bool = False  # whether `score` or `observe` reads `view.values`
-    rope: bool = False  # whether `view.rotate` is called
+    rope: bool = False  # whether the method uses `view.rope` or `view.rotate`
     probes: bool = False  # whether `probes` yields any
 
     @property
@@ -94,9 +94,9 @@ class Allocation:
     """The input of `Method.quotas`: facts on some layers of the model, or on all layers if the method is `joint`."""
 
     budget: int  # entries per layer and KV head, averaged over the model
-    layers: tuple[int, ...]  # index of each layer, as in `view.layer`; empty if a `StackView` shows the layers
-    ordinals: tuple[int, ...]  # number of each layer among the layers that are evicted
-    layer_count: int  # layers that are evicted, in the whole model
+    layers: tuple[int, ...]  # index of each layer, as in `view.layer`; () if a `StackView` is decided layer by layer
+    ordinals: tuple[int, ...]  # place of each layer among the layers that evict, from 0
+    layer_count: int  # layers that evict, in the whole model
     query_heads: int
     held: torch.Tensor  # [b, L, Hk] int64 entries before the eviction
     seen: torch.Tensor  # [b]
@@ -121,7 +121,8 @@ class Probe:
         against: the cache that the tokens attend to. None: the prompt's full cache. A method: a copy of this cache that
             the method has evicted to the budget.
         keep: later probes against the same cache attend to these tokens too.
-        span: first and last (exclusive) prompt position that the probe is about; read by `observe` only.
+        span: the prompt positions that the probe is about: the first one, and the one after the last. Only `observe`
+            reads it.
         learned: name of a tensor [n, hidden] among the method's weights. Its n vectors are read as embeddings in place
             of `tokens`, under the weights' low-rank adapter (`kvbench.engine.adapter`).
     """
@@ -148,9 +149,9 @@ class Prompt(Protocol):
         """The tokens that the chat template puts between the user's text and the reply; () without a template."""
 
     def draft(self, model: str, count: int) -> tuple[int, ...]:
-        """Return up to `count` tokens with which a draft model, which has the same tokenizer, continues the prompt.
+        """Return a draft model's greedy continuation of the prompt, at most `count` tokens.
 
-        The draft model chooses greedily.
+        The draft model must have the model's tokenizer.
         """
 
 
@@ -159,7 +160,8 @@ class Weights:
     """Weights or tables that a method needs: safetensors with a JSON card that names their model.
 
     Attributes:
-        path: a file, a folder with ``<kind>.safetensors``, or "auto": this file beside the model's own weights.
+        path: a file, a folder with ``<kind>.safetensors``, or "auto" for ``<kind>.safetensors`` beside the model's own
+            weights.
         recipe: the recipe of ``kvbench train`` that makes the weights; "" if none does.
     """
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="Method")
 
 SWITCH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
-LARGEST = 10**18  # integer options must be smaller
+LARGEST = 10**18  # integer options must be smaller in absolute value
 
 
 class OptionError(UserError):
@@ -181,7 +181,7 @@ def parse_value(text: str, kind: Any) -> Any:
 def as_whole(raw: object) -> int | None:
     """Return an integer, or a text of digits with or without a sign, as an integer; for other values None.
 
-    None stands for 1.5, 2.0, "1e3" and true.
+    So 1.5, 2.0, "1e3" and true give None.
     """
     if isinstance(raw, int) and not isinstance(raw, bool):
         return raw
@@ -238,4 +238,4 @@ def _range(low: float | None = None, high: float | None = None, above: float | N
         bounds = f"from {low} to {high}"
     else:
         bounds = " and ".join(b for b in (lower, f"at most {high}" if high is not None else "") if b)
-    return " ".join(part for part in (number, bounds) if part)
+    return ", ".join(part for part in (number, bounds) if part)

@@ -18,7 +18,7 @@ class Rope:
     interleaved: bool = False
 
     def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        """Return vectors [b, H, w, d] moved forward `by` positions [b, w] or [w], or back if negative, in float32."""
+        """Return float32 vectors [b, H, w, d], moved forward by `by` positions [b, w] or [w], or back if negative."""
         angles = by.double()[..., None] * self.frequencies.to(by.device, torch.float64)  # [(b,) w, r / 2]
         cos, sin = angles.cos().float(), angles.sin().float()
         if by.dim() == 2:

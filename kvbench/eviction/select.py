@@ -32,8 +32,7 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
     """Choose the entries that stay in several layers of the same sequences.
 
     views: all layers that evict; for a `layerwise` method any of them, and for a `stacked` method also `StackView`s.
-    The views may hold different numbers of entries, but have the same budget. L below: layers of a view that are
-    decided about together.
+    The views may hold different numbers of entries, but have the same budget.
     """
     outs = [_score(method, view) for view in views]
     musts = [protected(kept_always(method, v), v.positions, v.seen, v.prompt_len, v.mask) for v in views]
@@ -60,7 +59,10 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
 
 
 def _score(method: Method, view: LayerView) -> ScoreOut:
-    """Return the method's scores of one layer. Raises MethodError for a wrong shape, and when a plug-in fails."""
+    """Return the method's scores of one layer.
+
+    Raises MethodError for a wrong shape, and when the `score` of a plug-in fails.
+    """
     try:
         out = method.score(view)
     except KVBenchError:
@@ -180,13 +182,15 @@ def keep_mask(
     scope: str = "head",
     selector: TopK | None = None,
 ) -> torch.Tensor:
-    """Return the mask of entries that stay: min(count, valid entries) per head, or min(count * Hk, ...) over the heads.
+    """Return the mask of entries that stay: `count` per head or, if the heads share, `count * Hk` over all heads.
+
+    If there are fewer valid entries, all of them stay.
 
     Args:
         score: [b, Hk, N] float32; all masks have this shape too. For scope "model", axis 1 joins layers and heads.
         valid: None if all entries are valid; must: entries that stay whatever their score, or None.
         count: entries to keep per head; a tensor [b, Hk] gives each head's quota.
-        scope: "head" picks within each head; otherwise the heads of axis 1 share `count * Hk`.
+        scope: "head" picks within each head; otherwise the heads of axis 1 share the sum of their counts.
         selector: picks entries by their `order_key`; default: the largest keys.
     """
     selector = selector or TopK()
@@ -222,7 +226,7 @@ def check(
     Args:
         keeps, musts: [b, L, Hk, N], of one or several layers each.
         each: mean entries per head that a layer may keep; None if layers share the budget.
-        total: entries that all layers together may keep: the mean per head, summed over the layers of the model.
+        total: entries per head that may stay, a mean over heads, summed over all layers of the model.
     """
     lost = [(must & ~keep).any() for keep, must in zip(keeps, musts) if must is not None]
     if lost:
@@ -242,4 +246,4 @@ def check(
 def _refuse_more(held: torch.Tensor, most: int, where: str) -> None:
     """Refuse (BudgetViolation) if a number in `held` exceeds `most`. where: words for the error message."""
     largest = torch.where(held > most, held, 0).amax()
-    refuse(largest, lambda count: BudgetViolation(f"budget exceeded: {count} entries {where}."))
+    refuse(largest, lambda count: BudgetViolation(f"budget exceeded: {count} entries {where}; {most} allowed."))

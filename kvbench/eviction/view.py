@@ -57,7 +57,10 @@ class LayerView:
         return self.layer
 
     def per_sequence(self, x: torch.Tensor) -> torch.Tensor:
-        """Return values of axis 0, [b, ...], with the layers that are decided about together in axis 1: [b, L, ...]."""
+        """Split axis 0 of [b, ...] into sequences and the L layers that are decided about together: [b, L, ...].
+
+        L is 1 unless a `StackView` shows such layers.
+        """
         return x[:, None]
 
     def per_row(self, x: torch.Tensor) -> torch.Tensor:
@@ -66,7 +69,7 @@ class LayerView:
 
     @property
     def decided(self) -> tuple[tuple[int, int], ...]:
-        """Index and ordinal of each layer in axis 1 of `per_sequence`."""
+        """Index and ordinal of each layer in axis 1 of `per_sequence`; () if `StackView.together` is ()."""
         return ((self.layer, self.ordinal),)
 
     @property
@@ -107,7 +110,7 @@ class LayerView:
         )
 
     def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        """Return vectors [b, H, w, d] that RoPE has moved forward `by` positions [b, w] or [w], or back if negative.
+        """Return vectors [b, H, w, d] moved forward by `by` positions [b, w] or [w] with RoPE, or back if negative.
 
         Requires Needs(rope=True). A post-RoPE query that is moved back by its own position is the query before RoPE.
         """
@@ -125,7 +128,7 @@ class LayerView:
         return replace(self, queries=self.queries[:, :, skip:], query_positions=self.query_positions[:, skip:])
 
     def recent(self, count: int) -> torch.Tensor:
-        """Return the mask of entries among the newest `count` tokens, [b, Hk, N] bool."""
+        """Return the mask of entries, valid or not, among the newest `count` tokens, [b, Hk, N] bool."""
         return self.positions >= (self.seen - count)[:, None, None]
 
     def older(self, count: int) -> torch.Tensor:
@@ -162,8 +165,9 @@ class LayerView:
         """Smooth scores [b, Hk, N] along the text over the entries marked in `among` (stride 1, same length).
 
         Neighbours are the next cached entries in text order, or in `order` (indices as from `text_order`), which must
-        list the marked entries without gaps. Max pooling ignores all other entries; average pooling divides by `kernel`
-        at the ends too (zero padding), as the methods' released code does. Entries not in `among` become -inf.
+        list the marked entries without gaps. Max pooling ignores all other entries. Average pooling counts them as 0
+        and divides by `kernel` at the ends too (zero padding), as the methods' released code does. Entries not in
+        `among` become -inf.
         """
         if order is None:
             order = self.text_order()
@@ -218,7 +222,8 @@ def make_view(
 ) -> LayerView:
     """Return a view of keys [b, Hk, N, d] and the newest queries [b, Hq, w, d], to try out or test a method.
 
-    Without `positions` the entries lie in text order and nothing was evicted. more: other fields of the view.
+    Without `positions` the entries lie in text order and nothing was evicted. The values are the keys, unless `more`
+    gives `values`. more: other fields of the view.
     """
     b, _, n, d = keys.shape
     if positions is None:

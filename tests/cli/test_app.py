@@ -114,7 +114,11 @@ def test_list_tasks_and_models(light: dict) -> None:
         ("run --budget 48 64", 2, "extra argument(s) (64). Did you mean --budget 48,64?"),
         ("run -m gkv tova --task walk", 2, "Did you mean -m gkv,tova?"),
         ("run --slots 2 --batch-size 2", 2, "--slots and --batch-size are one setting; give one of them."),
-        ("list methods gkv+full", 2, "method 'full' takes no budget and cannot be combined with another."),
+        (
+            "list methods gkv+full",
+            2,
+            "method 'full' takes no budget and cannot be combined; give it alone.",
+        ),
         ("list tasks --plugin no.py", 2, "--plugin 'no.py' does not exist; give the path of a Python file."),
         ("show x --method gkv", 2, "--method 'gkv' picks among the answers to one question; give --sample ID with it."),
         ("bench --method gvk --sequences 0", 2, "error: unknown method 'gvk'"),

@@ -11,7 +11,7 @@ import pytest
 
 from kvbench.errors import UserError
 from kvbench.eviction.api import Method, Needs, Protect, option
-from kvbench.eviction.choose import from_label
+from kvbench.eviction.choose import from_label, make
 from kvbench.eviction.options import check_budget, describe, parse_options, split_option
 
 
@@ -68,7 +68,7 @@ def test_values_of_every_type():
         (("lam", "1e999"), "option 'lam' of method 'snapkv' must be from 0 to 1; got inf."),
         (("lam", "2"), "option 'lam' of method 'snapkv' must be from 0 to 1; got 2.0."),
         (("alpha", "0"), "option 'alpha' of method 'snapkv' must be above 0 and at most 1; got 0.0."),
-        (("kernel", "4"), "option 'kernel' of method 'snapkv' must be an odd number 1 or more; got 4."),
+        (("kernel", "4"), "option 'kernel' of method 'snapkv' must be an odd number, 1 or more; got 4."),
         (("pool", "maybe"), "option 'pool' of method 'snapkv' takes true or false; got 'maybe'."),
         (("form", "min"), "option 'form' of method 'snapkv' takes 'max' or 'mean'; got 'min'."),
         (("limit", ""), "option 'limit' of method 'snapkv' takes a whole number or 'none'; got ''."),
@@ -113,6 +113,17 @@ def test_budgets():
         "method 'snapkv' keeps 4 sink + 32 window tokens at all times, so --budget must be at least 37; got 16."
     )
     assert message(check_budget, "gkv", method, None) == "method 'gkv' needs --budget. Example: --budget 512."
+
+
+def test_a_label_of_two_methods_gives_each_its_options():
+    both = from_label("snapkv+gkv(alpha=0.5, window=8)").options()
+    assert (both["gkv.alpha"], both["gkv.window"], both["snapkv.window"]) == (0.5, 8, 8)
+    one = from_label("snapkv+gkv(gkv.window=8)").options()
+    assert (one["gkv.window"], one["snapkv.window"]) == (8, 32)
+    with pytest.raises(UserError, match="no option 'nosuch'"):
+        from_label("snapkv+gkv(nosuch=0.5)")
+    with pytest.raises(UserError, match=r"names neither method; give 'snapkv\.alpha' or 'gkv\.alpha'"):
+        make("snapkv+gkv", {"alpha": 0.5})
 
 
 def test_query_heads_share_the_budget_of_their_kv_head():

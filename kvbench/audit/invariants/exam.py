@@ -87,7 +87,7 @@ class Exam:
             )
         try:
             geometry = fit(self.loaded.geometry, self.method, self.max_tokens)
-            rules_for(self.method, self.loaded, INTERVAL)  # fails for weights of another model
+            rules_for(self.method, self.loaded, INTERVAL, geometry)  # fails for weights of another model
         except (UserError, SetupError) as error:
             raise NotApplicable(str(error)) from None
         self.evicting = [g for g in geometry if g.evicts]

@@ -78,7 +78,7 @@ def bench(
 ) -> None:
     """Measure decoding speed with random weights: methods, baselines, and the share of the hardware limit.
 
-    Without --method and --budget: tova at 128.
+    Defaults: --method tova, --budget 128.
     """
     load_plugins(plugin or [])
     values = _parsed(
@@ -116,8 +116,8 @@ def bench(
 def _parsed(axes: Mapping[str, Any], lists: Mapping[str, str], raw: Mapping[str, tuple[Parser, str]]) -> dict[str, Any]:
     """Parse and check all options; return their values by the name of the field of `Setting`.
 
-    axes: the typed methods and budgets. lists: the texts with commas. raw: for each other option, its parser and its
-    text.
+    axes: the typed methods and budgets. lists: the texts of --sequences and --baseline. raw: for each other option,
+    its parser and its text.
     """
     problems = Problems()
     values: dict[str, Any] = {}
@@ -137,10 +137,11 @@ def _parsed(axes: Mapping[str, Any], lists: Mapping[str, str], raw: Mapping[str,
     problems.stop()
     if values.get("stretch", 0) > values["new_tokens"]:
         raise UserError(
-            f"--stretch {values['stretch']} is longer than the answers: --new-tokens {values['new_tokens']}."
+            f"--stretch {values['stretch']} is longer than the answers; it must be at most --new-tokens, "
+            f"{values['new_tokens']}."
         )
     if (longest := values["prompt"] + values["new_tokens"]) > LONGEST:
-        raise UserError(f"--prompt and --new-tokens make {longest} tokens; the models of bench take {LONGEST}.")
+        raise UserError(f"--prompt and --new-tokens make {longest} tokens; together they must be at most {LONGEST}.")
     return values
 
 
@@ -148,7 +149,7 @@ def _baselines(text: str) -> tuple[str, ...]:
     names = split("--baseline", text, "Example: --baseline transformers,continuous.")
     named = [str(parse("--baseline", choice(*BASELINES, "none"), name)) for name in names]
     if "none" in named and len(named) > 1:
-        raise UserError(f"--baseline {text}: none cannot be joined with other names.")
+        raise UserError(f"--baseline {text}: 'none' cannot be joined with other names; give it alone.")
     return tuple(name for name in dict.fromkeys(named) if name != "none")
 
 

@@ -1,8 +1,8 @@
 """Attention of prompts through the package flash-attn (`--attn flash`).
 
-flash-attn takes no mask, so it serves only prompts whose heads hold equally many entries; the engine uses SDPA for all
-else, decoding included. Which of the two computes the attention of a block of tokens depends only on the run's settings
-and the block's place in the prompt.
+flash-attn takes no mask, so it serves only layers whose heads hold equally many entries. For all else, decoding
+included, the engine uses its own attention (`interface`, `kernels`). Which of them computes the attention of a block of
+tokens depends on the settings and the prompt, never on other prompts.
 """
 
 from __future__ import annotations

@@ -21,9 +21,7 @@ from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.eviction.api import State
 
 # Kinds of layers in a transformers configuration.
-STATEFUL = frozenset(
-    {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
-)  # keep a state, some beside keys and values
+STATEFUL = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})  # hybrid: beside keys and values
 MEMORYLESS = frozenset({"moe", "mlp"})  # nothing but a feed-forward part
 SLIDING = frozenset({"sliding_attention", "hybrid_sliding"})
 
@@ -47,7 +45,10 @@ class LayerGeometry:
     sinks: bool = False
 
     def entry_bytes(self, element: int) -> int:
-        """Bytes of one token in all KV heads: K, V and a 4-byte position each. element: bytes per number of K, V."""
+        """Return the bytes of one token in all KV heads. element: bytes per number of K and V.
+
+        Each head stores K, V and, in a layer without a sliding window, a position of 4 bytes.
+        """
         return self.kv_heads * ((self.head_dim + self.value_dim) * element + (4 if self.window is None else 0))
 
     def state_shape(self, state: State) -> tuple[int, ...]:
@@ -69,8 +70,7 @@ class LayerGeometry:
 def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape, ...]]:
     """Return the geometry of every attention layer of a causal language model, and the states of its other layers.
 
-    Raises UserError when the model's attention cannot be routed (no attention interface) or a layer keeps a state that
-    transformers' cache does not hold, ProbeFailed when the forward pass failed.
+    Raises UserError when the engine cannot serve the model, ProbeFailed (a UserError too) when the forward pass failed.
     """
     refuse_unsupported(model.config)
     text = model.config.get_text_config()
@@ -130,7 +130,10 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
 
 @contextlib.contextmanager
 def own_failures(model: Any) -> Iterator[None]:
-    """Raise ProbeFailed for an error of the model's code in the block, but leave errors of memory and devices."""
+    """Raise ProbeFailed for an error of the model's code in the block.
+
+    Errors of kvbench itself, of memory and of devices are raised as they are.
+    """
     try:
         yield
     except Exception as error:
@@ -162,7 +165,8 @@ def check_evicts(geometry: Sequence[LayerGeometry], longest: int) -> None:
         window = max(g.window or 0 for g in geometry)
         raise UserError(
             f"every layer of the model has a sliding window (at most {window} tokens, sequences up to {longest}), so "
-            "there is nothing to evict. Use --method full, or fewer --max-new-tokens."
+            "there is nothing to evict. Use --method full, or lower --max-new-tokens until a window holds a whole "
+            "sequence."
         )
 
 
@@ -174,7 +178,10 @@ def per_query_head(geometry: Sequence[LayerGeometry]) -> tuple[LayerGeometry, ..
 def check_equal_heads(geometry: Sequence[LayerGeometry]) -> None:
     """Raise UserError when the evicted layers differ in heads or dimensions: an uneven budget needs equal layers."""
     if len({(g.kv_heads, g.head_dim, g.value_dim) for g in geometry if g.evicts}) > 1:
-        raise UserError("layers of this model differ in their heads; methods with uneven budgets do not serve it.")
+        raise UserError(
+            "layers of this model differ in heads or dimensions, which a method that spreads its budget unevenly does "
+            "not support. Use a method that keeps equally many entries in all heads."
+        )
 
 
 def refuse_unsupported(config: Any) -> None:

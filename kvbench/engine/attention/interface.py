@@ -4,7 +4,8 @@
 patching the model. The handler receives post-RoPE queries, keys and values of the new tokens only, because the model
 runs without transformers' cache.
 
-Attention never repeats KV heads: the g query heads of a group become g queries of one head ("group as query").
+Attention does not copy a KV head for each of its g query heads: these become g queries of one head ("group as query")
+or read the same memory (`sdpa`).
 
 Bit equality on CPU (measured): linear layers give a vector the same bits at any place in the batch and beside any other
 vectors, with any number of threads. Batched matrix products do so for a fixed shape; `scaled_dot_product_attention`
@@ -114,9 +115,9 @@ def run(model: Any, states: RecurrentStates | None = None, **inputs: Any) -> Any
 
 
 class RoutedModel:
-    """A model for which the caller, inside `with model.routed()`, names a handler of attention calls per forward pass.
+    """A model whose attention handler may differ from one forward pass to the next, inside `with model.routed()`.
 
-    Registering the function with transformers takes about a millisecond, changing the handler no time; so prefill and
+    Registering a function with transformers takes about a millisecond, changing the handler no time. So prefill and
     decoding alternate within one `routed()` block. hidden: see `route`.
     """
 

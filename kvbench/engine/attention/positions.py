@@ -39,8 +39,8 @@ def check_positions(model: Any, states: Sequence[StateShape] = ()) -> None:
     error = (together - alone).abs().max() / together.abs().max().clamp(min=1e-12)
     if not float(error) < TOLERANCE.get(next(model.parameters()).dtype, 1e-3):
         raise UserError(
-            f"model type {quote(model.config.model_type)} is not supported: a token at a given position is read "
-            "otherwise alone than among its neighbours."
+            f"model type {quote(model.config.model_type)} is not supported: the queries of a token at a given position "
+            "change when the model reads it without the tokens before it."
         )
 
 

@@ -2,38 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from kvbench.engine.attention.positions import TOLERANCE, first_queries
+from kvbench.engine.attention.geometry import LayerGeometry, own_failures
+from kvbench.engine.attention.interface import AttentionCall, route, run
+from kvbench.engine.attention.positions import TOLERANCE
 from kvbench.errors import UserError, quote
 from kvbench.eviction.rope import Rope
 
 
 @torch.no_grad()
-def read_rope(model: Any) -> Rope:
+def read_rope(model: Any, geometry: Sequence[LayerGeometry]) -> Rope:
     """Return the model's RoPE in the layers that methods evict.
 
-    The model reads one token at two positions. The token's queries in the first layer must differ by exactly this
+    The model reads one token at two positions. In each of these layers the token's queries must differ by exactly this
     rotation, so the frequencies and the pairing of dimensions are never guessed. Raises UserError when no known
-    rotation explains the difference.
+    rotation explains the difference in all of them.
+
+    geometry: of the cache; models may give sliding-window layers other frequencies.
     """
-    token = torch.ones(1, 1, dtype=torch.long, device=next(model.parameters()).device)
-    near, far = (first_queries(model, token, position) for position in (3, 40))
-    distance = torch.tensor([37], device=near.device)
-    for frequencies in _frequencies(model):
-        for interleaved in (False, True):
-            if 2 * frequencies.numel() > near.shape[-1]:
-                continue
-            rope = Rope(frequencies, interleaved)
-            error = (rope.rotate(near, distance) - far.float()).abs().max() / far.float().abs().max()
-            if float(error) < TOLERANCE.get(far.dtype, 1e-3):
-                return rope
+    near, far = (_queries(model, position) for position in (3, 40))
+    evicted = [g.index for g in geometry if g.evicts]
+    for rope in _candidates(model):
+        if all(_explains(rope, near[layer], far[layer], 40 - 3) for layer in evicted):
+            return rope
     raise UserError(
-        f"the rotary positions of {quote(type(model).__name__)} are of a kind that this method cannot undo; "
-        "use another method."
+        f"the rotary positions of {quote(type(model).__name__)} are of a kind that this method cannot undo, or differ "
+        "between the layers that it evicts; use another method."
     )
+
+
+def _queries(model: Any, position: int) -> dict[int, torch.Tensor]:
+    """Return the queries [1, Hq, 1, D] after RoPE of one token at a position, by layer."""
+    queries: dict[int, torch.Tensor] = {}
+
+    def attend(call: AttentionCall) -> torch.Tensor:
+        queries[call.layer] = call.query
+        group = call.query.shape[1] // call.value.shape[1]
+        return call.value.repeat_interleave(group, dim=1).transpose(1, 2)  # a token alone attends to itself
+
+    token = torch.ones(1, 1, dtype=torch.long, device=next(model.parameters()).device)
+    with route(model, attend), own_failures(model):
+        run(model, input_ids=token, position_ids=token * position)
+    return queries
+
+
+def _explains(rope: Rope, near: torch.Tensor, far: torch.Tensor, distance: int) -> bool:
+    """Return whether the RoPE over `distance` positions turns the queries `near` into `far`."""
+    if 2 * rope.frequencies.numel() > near.shape[-1]:
+        return False
+    turned = rope.rotate(near, torch.tensor([distance], device=near.device))
+    error = (turned - far.float()).abs().max() / far.float().abs().max()
+    return float(error) < TOLERANCE.get(far.dtype, 1e-3)
+
+
+def _candidates(model: Any) -> Iterator[Rope]:
+    """Yield both pairings of dimensions for every frequency buffer of the model."""
+    for frequencies in _frequencies(model):
+        yield from (Rope(frequencies, interleaved) for interleaved in (False, True))
 
 
 def _frequencies(model: Any) -> list[torch.Tensor]:

@@ -43,9 +43,9 @@ def grouped_sdpa(
 def _one_query(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """Attend with all queries of a group, over (query head, token), as queries of one head.
+    """Attend with all g * t queries of a group as queries of one head. query, keys, values: see `grouped_sdpa`.
 
-    bias: one line per query, or one line for all.
+    bias: [..., g * t or 1, n], a mask per query or one for all.
     """
     return F.scaled_dot_product_attention(query.flatten(2, 3), keys, values, attn_mask=bias, scale=scaling)
 
@@ -53,7 +53,7 @@ def _one_query(
 def _groups_as_batch(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """Attend with each of the b * Hk groups as a sequence of its own, which has g query heads."""
+    """Attend with each of the b * Hk groups as a sequence of its own with g query heads."""
     g = query.shape[2]
     if bias is not None and not isinstance(bias, CausalBias) and bias.shape[:2] != (1, 1):
         bias = bias.expand(*keys.shape[:2], *bias.shape[2:]).flatten(0, 1)[:, None]

@@ -67,7 +67,7 @@ class BlockTable:
         self._changed.append(np.ravel_multi_index((row[changed], head[changed], at), self.table.shape))
 
     def make_room(self, ahead: np.ndarray) -> None:
-        """Allocate pages so that every head has room for its slot's next entries. ahead: [slots], their number."""
+        """Allocate pages so that every head has room for its slot's next entries. ahead: [S], their number per slot."""
         room, wanted = self.pages * PAGE, self.lengths + np.resize(ahead, len(self.lengths))[:, None]
         short = np.nonzero((wanted > room).any(axis=1))[0]
         if short.size:

@@ -44,7 +44,7 @@ class DenseStore(EvictingStore):
 
 
 class DenseStack(Stack):
-    """Layers of one geometry in a dense cache. lengths: entries per head of each slot, the cache's own list."""
+    """Layers of one geometry in a dense cache. lengths: entries per head of each slot; the cache updates the list."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class DenseStack(Stack):
         heads = torch.arange(self.geometry.kv_heads, device=self.device)
         base = ((batch.index[:, None] * len(heads) + heads) * self.capacity)[..., None]
         movers, holes = moves(~keep[..., :count], keep[..., count:], length - count)
-        # Places without a mover copy the last entry, which is no longer in use, onto itself.
+        # The shape is fixed: where a head has fewer movers, the last place, no longer in use, is copied onto itself.
         source = (base + torch.where(movers < 0, length - 1, movers + count)).view(-1)
         to = (base + torch.where(holes < 0, length - 1, holes)).view(-1)
         rows = [self.keys.view(-1, self.geometry.head_dim), self.values.view(-1, self.geometry.value_dim)]
@@ -166,6 +166,9 @@ class DenseCache(SlotCache):
 
 
 def _refuse_fewer(keep: torch.Tensor, count: int) -> None:
-    """Refuse a decision that keeps fewer than `count` entries in a head: the others would stay live. keep: a mask."""
+    """Refuse a decision that keeps fewer than `count` entries in a head. keep: [b, Hk, n] mask of the kept entries.
+
+    A slot has one length for all its heads, so dropped entries would stay live.
+    """
     missing = (count - keep.sum(dim=-1)).amax().clamp(min=0)
     refuse(missing, lambda n: BudgetViolation(f"a head kept {count - n} entries; the dense layout needs {count}."))

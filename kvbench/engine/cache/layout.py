@@ -53,11 +53,11 @@ def entry_budget(method: Method, budget: float | None, prompt_len: int, group: i
 
 
 def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths, group: int = 1) -> int:
-    """Return how many entries each head of a slot must have room for; never more than the longest sequence has tokens.
+    """Return how many entries per head, a mean over heads, a slot must have room for.
 
     For a method with a budget this is the sum of the budget, the prompt's tail (`Lengths`) and the tokens generated
-    between two evictions, or all generated tokens if they are never evicted. For other methods
-    it is the length of the longest sequence.
+    between two evictions, or all generated tokens if the budget does not bound them; but never more than the longest
+    sequence has tokens. For other methods it is the length of the longest sequence.
     """
     if not method.takes_budget or budget is None:
         return lengths.total
@@ -99,7 +99,10 @@ def check_prefill(method: Method, prefill: str, name: str = "") -> None:
     """Raise UserError when a method does not work with chunked prefill. name: the method's, for the error text."""
     if prefill == "chunked" and method.during("prefill").needs().probes:
         label = quote(name or type(method).__name__)
-        raise UserError(f"method {label} runs probes over the whole prompt, so it cannot run with --prefill chunked.")
+        raise UserError(
+            f"method {label} runs probes over the whole prompt, but --prefill chunked evicts parts of it before. "
+            "Use --prefill full."
+        )
 
 
 def layer_by_layer(method: Method, prefill: str) -> bool:
@@ -145,12 +148,15 @@ def make_cache(
 ) -> SlotCache:
     """Return an empty cache. layout: "auto" is dense if the method keeps equally many entries in all heads, else paged.
 
-    Raises UserError if a method that keeps unequal numbers is to use the dense layout.
+    Raises UserError for the dense layout with a method that may keep unequal numbers.
     """
     if layout == "auto":
         layout = "dense" if method.uniform else "paged"
     if layout == "dense" and not method.uniform:
-        raise UserError(f"{type(method).__name__} spreads its budget unevenly and needs the paged layout.")
+        raise UserError(
+            f"{type(method).__name__} spreads its budget unevenly, which the dense layout cannot store. "
+            "Use layout 'paged' or 'auto'."
+        )
     kind = DenseCache if layout == "dense" else PagedCache
     return kind(geometry, shape, device, dtype)
 

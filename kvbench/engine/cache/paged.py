@@ -5,8 +5,8 @@ of one slot. A block table lists the pages of a head in order, so the head's ent
 i // PAGE. Free pages are a list. Compaction fills holes within a head, in the same order as in the dense layout, so
 that both layouts give the same tokens for a method that keeps heads equal; empty pages return to the list.
 
-Block tables and lengths are kept on the host (numpy), because memory is allocated by them. `PagedStack` has copies of
-both on the device, brought up to date when they are asked for. Page 0 is never allocated: idle slots write there, and
+Block tables and lengths are kept on the host (numpy), because the host allocates the pages. `BlockTable` keeps copies
+of both on the device, and updates them when they are asked for. Page 0 belongs to no head: idle slots write there, and
 so do the unused places of a write whose shape is fixed.
 """
 
@@ -172,7 +172,7 @@ class PagedCache(SlotCache):
         self._heads = sum(g.kv_heads for g in geometry if g.evicts)
 
     def make_room(self, ahead: Sequence[int]) -> None:
-        """Allocate pages so that every head has room for its slot's next entries. ahead: [S], their number."""
+        """Allocate pages so that every head has room for its slot's next entries. ahead: [S], their number per slot."""
         for stack in self.stacks:
             stack.blocks.make_room(np.array(ahead))
 
@@ -190,7 +190,7 @@ class PagedCache(SlotCache):
         return float(sum(stack.blocks.entries[slot] for stack in self.stacks)) / max(1, self._heads)
 
     def settle(self, sizes: Mapping[int, int]) -> None:
-        """Carry out all decisions. One copy brings the checks and the kept entries of all heads to the host."""
+        """Carry out all decisions. One copy brings the checks and the number of entries per head to the host."""
         cuts = [(stack, cut) for stack in self.stacks for cut in stack.cuts()]
         if not cuts:
             return

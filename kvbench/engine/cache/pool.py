@@ -30,9 +30,9 @@ class Pool:
         self.page_bytes = PAGE * (geometry.head_dim + geometry.value_dim) * dtype.itemsize + self.page_extra
 
     def take(self, count: int) -> list[int]:
-        """Return free pages, which then belong to the caller. Raises BudgetViolation when there are not enough."""
+        """Return `count` free pages, which then belong to the caller. Raises BudgetViolation if there are fewer."""
         if count > len(self.free):
-            raise BudgetViolation("more entries are held than this cache was made for.")
+            raise BudgetViolation(f"{count} more pages of entries are needed; the cache has {len(self.free)} free.")
         first = len(self.free) - count
         taken = self.free[first:]
         del self.free[first:]

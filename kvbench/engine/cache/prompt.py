@@ -157,7 +157,10 @@ class PromptCache:
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
 
     def tick(self, growth: int | None) -> None:
-        """Let the method observe the queries of the last `growth` tokens, and evict if too many entries are held."""
+        """Let the method observe queries if it asks for them, and evict if more entries are held than allowed.
+
+        growth: tokens read since the last tick; the method observes their queries.
+        """
         if self.acting.needs().queries == "since_last":
             for g in self.evicting:
                 layer = self.layers[g.index]
@@ -166,7 +169,7 @@ class PromptCache:
         self.reduce()
 
     def evicted_by(self, method: Method) -> PromptCache:
-        """Return a copy of the cache that another method has evicted to the same budget, for probes to read."""
+        """Return a copy of the cache, evicted by another method to the same budget, for probes to read."""
         rules = replace(self.rules, method=method, weights={})
         other = PromptCache(
             self.geometry,

@@ -103,7 +103,7 @@ class SlotCache(ABC):
     """The KV memory of all layers and slots.
 
     seen: tokens read so far per slot, which is also the sequence's next absolute position. 0 marks an idle slot.
-    fresh: per slot, how many newest entries of a head have no positions and columns yet (see `Stack.complete`).
+    fresh: per slot, how many of the newest entries in each head lack positions and columns (see `Stack.complete`).
     """
 
     layers: list[RingStore | EvictingStore]
@@ -154,9 +154,9 @@ class SlotCache(ABC):
 
     @abstractmethod
     def settle(self, sizes: Mapping[int, int]) -> None:
-        """Finish an eviction of these slots, once `Stack.compact` has been called for all their layers.
+        """Finish the eviction of some slots, after `Stack.compact` was called for all their layers.
 
-        sizes: the entries per head that each slot may keep, by slot.
+        sizes: maps each of these slots to the entries per head that it may keep.
         """
 
     @abstractmethod
@@ -180,7 +180,7 @@ class SlotCache(ABC):
 
     @cached_property
     def _rings(self) -> list[tuple[int, int]]:
-        """Places of a slot in each ring, and the bytes of one: the same at every step of every sequence."""
+        """For each ring, its places in one slot and the bytes of one place. Cached: they never change."""
         rings, element = (layer for layer in self.layers if isinstance(layer, RingStore)), self.dtype.itemsize
         return [(ring.capacity, ring.geometry.entry_bytes(element)) for ring in rings]
 

@@ -19,7 +19,7 @@ from kvbench.engine.cache.slot_cache import EvictingStore, Shape
 from kvbench.engine.rules import Batch, Rows
 
 SCRATCH_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
-SCRATCH_SHARE = 32  # and at most this part of the memory
+SCRATCH_SHARE = 32  # scratch is also at most the memory divided by this
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,11 +28,11 @@ class RowBatch(Batch):
 
     rows: np.ndarray  # [b] on the host, ascending
     index: torch.Tensor  # [b] the same
-    at: slice | torch.Tensor  # `index`, or a slice if the rows are consecutive, so that tensors serve without a copy
+    at: slice | torch.Tensor  # `index`, or a slice if the rows are consecutive: indexing by a slice copies nothing
 
 
 class Stack(ABC):
-    """Evicting layers that differ in their index only. Holds the newest queries and the method's states."""
+    """Evicted layers that differ in their index only. Holds their entries, newest queries and the method's states."""
 
     layers: Sequence[EvictingStore]
 
@@ -98,7 +98,7 @@ class Stack(ABC):
 
     @abstractmethod
     def filled(self, rows: np.ndarray) -> np.ndarray:
-        """Return a number for each row. `complete` takes several rows in one call only if their numbers are equal."""
+        """Return a number for each row, by which callers group rows: `complete` takes only rows with equal numbers."""
 
     @abstractmethod
     def complete(self, batch: RowBatch, new: int) -> None:
@@ -118,15 +118,15 @@ class Stack(ABC):
 
 
 def scratch_bytes(device: torch.device, total: int) -> int:
-    """Return the bytes of scratch for one view of an eviction, on a device with `total` bytes.
+    """Return the bytes of scratch that one view of an eviction may take, on a device with `total` bytes.
 
-    A larger view is split, which no decision depends on.
+    The rows of a larger view are split among several views; no decision depends on that.
     """
     return min(SCRATCH_BYTES[device.type], total // SCRATCH_SHARE)
 
 
 def alike(geometry: Sequence[LayerGeometry]) -> Iterator[list[LayerGeometry]]:
-    """Yield groups of evicting layers that differ in their index only."""
+    """Yield groups of evicted layers that differ in their index only."""
     kinds: dict[LayerGeometry, list[LayerGeometry]] = {}
     for g in geometry:
         if g.evicts:

@@ -19,7 +19,7 @@ Backend = Literal["triton", "torch", "varlen"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 PROGRAMS = 264  # two for each of 132 multiprocessors: fixed, so that results do not depend on the device's size
-LONGEST_SHARE, SHORTEST_SHARE = 4096, 256  # cache rows per split when a head is full
+LONGEST_SHARE, SHORTEST_SHARE = 4096, 256  # most and fewest cache rows per split when a head is full
 
 
 class Decode(Protocol):
@@ -34,7 +34,7 @@ class Decode(Protocol):
         keys: [S, Hk, P, D], contiguous; or with a table the pool [pages * 16, D]. values: the same with Dv.
         lengths: integers [S, Hk], or [S, 1] for all heads: entries before this step.
         live: integers [S]. A slot with 0 leaves the cache as it was, and its result is zero.
-        splits: programs per head, from the function `splits`; an engine passes the same number in every call.
+        splits: programs per head, from the function `splits`; a layer gets the same number in every step of an engine.
         table: [S, Hk, W] int32 or int64, contiguous: the pages of every head in order.
         sinks: [Hq] logits of a virtual key without value.
 
@@ -68,7 +68,7 @@ class Draw(Protocol):
 
 
 def splits(rows: int, heads: int) -> int:
-    """Return how many GPU programs share a head of up to `rows` entries when `heads` = S * Hk heads decode at once."""
+    """Return how many GPU programs share a head of up to `rows` entries while S * Hk = `heads` heads decode at once."""
     wanted = max(-(-PROGRAMS // heads), -(-rows // LONGEST_SHARE))
     return max(1, min(wanted, -(-rows // SHORTEST_SHARE)))
 

@@ -18,11 +18,11 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from kvbench.console import faults
 from kvbench.engine.attention.interface import text_model
 
-VARIANTS = 64  # of a layer's code: models, kinds of attention, counts of slots; torch's own limit is 8
+VARIANTS = 64  # most compilations of a layer's code, for models, kinds of layers, numbers of slots; torch's limit is 8
 
 
 class CompiledLayers:
-    """Runs a model's decoder layers compiled inside a block `with layers.active():`. After the block they are plain.
+    """A model's decoder layers, compiled. The model runs these inside `with layers.active():`, else its plain ones.
 
     The first forward pass of a shape compiles, which takes seconds to a minute: run it before a graph is captured. When
     compiling fails, this pass and all later ones run the plain layers.
@@ -39,11 +39,11 @@ class CompiledLayers:
             self._either(layer.forward, torch.compile(layer.forward, dynamic=False)) for layer in self.layers
         ]
         if not self.layers:
-            self._fail(f"{type(model).__name__} has no list of decoder layers")
+            self._fail(f"it finds no list of decoder layers in {type(model).__name__}")
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Run the model's layers compiled inside the block."""
+        """Inside the block, make the model run its compiled layers."""
         layers = [] if self.failed else self.layers
         try:
             for layer, forward in zip(layers, self._forward):

@@ -1,9 +1,9 @@
-"""Draws the next tokens on a GPU: the same ids as `sampler.draw`, in four launches that the host does not wait for.
+"""Draws the next tokens on a GPU: the same ids as `sampler.draw`, in a few launches that the host does not wait for.
 
-`_threshold` finds in each row of logits the smallest one that the filters allow, by a search over the bits of a float32
-that takes eight passes for any row: sorting a vocabulary costs more, and the host would have to look at the result.
-Equal logits are kept or dropped together. `_best` adds the noise of `kvbench.eviction.noise`, in the same integers and
-in float64, and finds the best token of each part of the vocabulary; PyTorch takes the best of these.
+`_threshold` finds in each row of logits the smallest one that the filters allow. For top-k, and again for top-p, it
+searches over the bits of a float32, which takes eight passes over any row; sorting a vocabulary costs more. Equal
+logits are kept or dropped together. `_best` adds the noise of `kvbench.eviction.noise`, in the same integers and in
+float64, and finds the best token of each part of the vocabulary; PyTorch takes the best of these.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
     filters = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
     smallest = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if filters:
-        below = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf  # the largest logit, in logits
+        # min-p allows a scaled logit that is at least the largest one plus this number.
+        below = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
         limits = (float(sampling.top_k), float(sampling.top_p), below)
         used = dict(K=0 < sampling.top_k < vocabulary, P=sampling.top_p < 1)
         _threshold[(rows,)](*shape, *limits, smallest, **used, BLOCK=BLOCK, num_warps=16)
@@ -124,7 +125,7 @@ def _best(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Find the best allowed token of a part of the vocabulary, by scaled logit plus Gumbel noise.
 
-    A NaN or infinite logit beats all others.
+    A logit of NaN or +inf beats all others.
     """
     row, part = tl.program_id(0), tl.program_id(1)
     ids = part * PART + tl.arange(0, PART)

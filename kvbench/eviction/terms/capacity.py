@@ -23,7 +23,9 @@ def capacity_loss(
     h heads (h = 1 or L Hk) share h M entries. A_t is the sum of their entries' decays at time t (`occupancy`):
 
         released   mean over positive terms of  max(0, A_t - h M) / max(1, h t - h M)
-        paper      mean over all times t of     max(0, A_t - h M) / (h t)
+        paper      mean over all terms of       max(0, A_t - h M) / (h t)
+
+    There is a term for each time t and, with h = 1, for each head.
 
     log_beta: [b, L, Hk, T]; budget: M, entries of one layer and KV head.
     """

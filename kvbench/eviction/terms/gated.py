@@ -1,4 +1,4 @@
-"""Base of methods with retention gates, which compute log beta of an entry when its token is read, and score by it."""
+"""Base of methods with retention gates. A gate gives each new entry a log beta, from which the scores are computed."""
 
 from __future__ import annotations
 

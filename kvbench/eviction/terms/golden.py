@@ -1,13 +1,13 @@
 """Golden eviction: the choices of an oracle that knows all later attention (ForesightKV, arXiv 2602.03203).
 
-The oracle uses the full cache's attention over a finished sequence: softmax over all earlier tokens, never renormalised
-after an eviction. Block t holds the L queries from `first` + t L on; `first` is the token after the cache was first
-full:
+The oracle uses A_ij, the attention of query i to entry j over a finished sequence with the full cache: softmax over the
+query's own token and all earlier tokens, never renormalised after an eviction. Block t holds the L queries from
+`first` + t L on; `first` is the token after the cache was first full:
 
     a[h, t, j] = mean over the g query heads of KV head h, and over the L queries of block t, of A_ij
 
-(a shorter last block is divided by L too). At eviction t the cache holds the survivors and the newest L tokens. Of the
-oldest C entries, the oracle drops the L with the smallest
+(a shorter last block is divided by L too). At eviction t the cache holds the newest L tokens and C older entries,
+where C is the budget. Of these C entries, the oracle drops the L with the smallest
 
     alpha_j = max over t' >= t of a[h, t', j].
 
@@ -47,7 +47,7 @@ def block_attention(
     """Return the attention of blocks of later queries to every token: the module's a, [Hk, blocks, T] float32.
 
     queries: [Hq, T, d] post-RoPE of the whole sequence; keys: [Hk, T, d]; interval: L; first: position of block 0's
-    first query. Memory: the result and `SCRATCH_FLOATS`; the T x T weights never exist at once.
+    first query. Memory: the result and `SCRATCH_FLOATS` numbers; the T x T weights never exist at once.
     """
     heads, total, _ = keys.shape
     group = queries.shape[0] // heads

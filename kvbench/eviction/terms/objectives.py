@@ -15,8 +15,8 @@ def ranking_losses(
     """Return the pairwise hinge loss of each set of scores against the oracle's ranking (supervised stage).
 
     scores, wanted: [r, n], r sets of n scores. The loss of a set is the mean of max(0, margin - (score_i - score_j))
-    over all pairs with wanted_i > wanted_j. Returns the losses [r], 0 for a set without such a pair, and bool [r]: sets
-    with a pair.
+    over all pairs with wanted_i > wanted_j. Returns two tensors [r]: the losses, 0 for a set without such a pair, and a
+    bool that says whether the set has one.
     """
     losses, slopes, counts = [], [], []
     size = max(1, PAIRS // max(1, scores.shape[1] ** 2))

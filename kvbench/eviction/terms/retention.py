@@ -1,7 +1,8 @@
 """Geometric decay by a retention beta: scores of entries, and attention and occupancy under soft eviction.
 
-Evictions use the scores; training of gates uses soft eviction. TRIM-KV (arXiv 2512.03324) and global retention (arXiv
-2605.09649). All formulas use log beta: with beta near 1 and ages of thousands, powers of beta would lose precision.
+Evictions use the scores; training of gates uses soft eviction. Both come from TRIM-KV (arXiv 2512.03324) and global
+retention (arXiv 2605.09649). All formulas use log beta: with beta near 1 and ages of thousands, powers of
+beta would lose precision.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def decay(log_beta: torch.Tensor) -> torch.Tensor:
 def occupancy(log_beta: torch.Tensor, block: int = 256) -> torch.Tensor:
     """Return the sum of the entries' decays at each time t, [..., n]: the sum over i <= t of beta_i^(t - i).
 
-    The capacity loss is the excess of this sum over a budget. Blocks of `block` times bound memory; with more than one
-    block, the backward pass computes each block again.
+    The capacity loss is the excess of this sum over a budget. To bound memory, times are processed in blocks of
+    `block`; with more than one block, the backward pass computes each block again.
     """
     n = log_beta.shape[-1]
     times = torch.arange(n, device=log_beta.device)

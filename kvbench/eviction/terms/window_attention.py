@@ -18,7 +18,7 @@ Reduce = Literal["mean", "sum", "max", "min"]
 # the fresh pages of large buffers would cost more than the arithmetic.
 SCRATCH_FLOATS = 1 << 25
 CPU_BLOCK_FLOATS = 1 << 17
-HIDDEN = 1e30  # times -1 or less: a logit that the softmax turns into 0
+HIDDEN = 1e30  # times a distance of -1 or less, this makes a logit that the softmax turns into 0
 
 
 def window_attention(
@@ -99,17 +99,18 @@ def window_attention(
 def _blind(times: torch.Tensor, query_positions: torch.Tensor) -> torch.Tensor | None:
     """Return the mask of queries that see no key, [b, Hk, w] bool; on a CPU None if every query sees one.
 
-    times: [b, Hk, N], as for `_bias`. The caller replaces the softmax of such queries by 0. Only a CPU is asked whether
-    there are any, because other devices would have to be waited for.
+    times: [b, Hk, N], as for `_bias`. The caller replaces the softmax of such queries by 0. On a GPU the mask
+    is returned unread, because reading it would make the host wait.
     """
     blind = times.amin(dim=-1)[:, :, None] > query_positions[:, None]
     return blind if blind.device.type != "cpu" or bool(blind.any()) else None
 
 
 def _bias(times: torch.Tensor, query_positions: torch.Tensor) -> torch.Tensor:
-    """Return [b, Hk, r, N], 0 where a query at position [b, r] sees a key of time [b, Hk, N], otherwise below -1e30.
+    """Return [b, Hk, r, N]: 0 where a query sees a key, otherwise at most -1e30.
 
-    Added to logits it hides keys; that costs a fifth of a choice by mask.
+    times: [b, Hk, N], the positions of the keys, infinite for hidden keys; query_positions: [b, r]. Added to logits,
+    the result hides keys; this takes a fifth of the time of a selection by mask.
     """
     return (query_positions[:, None, :, None] - times[:, :, None]).clamp_(max=0.0).mul_(HIDDEN)
 
@@ -127,7 +128,7 @@ def _logits(queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: 
 
 
 def _join(blocks: list[torch.Tensor], how: Reduce | None) -> torch.Tensor:
-    """Join results of blocks of r queries, [..., r, N], as `how` says; a mean is a sum that the caller divides."""
+    """Join results of blocks of r queries, [..., r, N], as `how` says. For a mean, the caller divides the sum."""
     if how is None:
         return torch.cat(blocks, dim=-2)
     reduced = [_reduce(block, "sum" if how == "mean" else how, dim=-2) for block in blocks]

@@ -78,8 +78,10 @@ class WindowVote(Method):
     def remember(
         self, view: LayerView, local: torch.Tensor, among: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return F, merged from the local score and the stored F', and the columns to store, which hold the new F.
-        Without memory F is the local score and nothing is stored."""
+        """Return F, and the columns to store, which hold F for the entries in `among`.
+
+        F merges the local score with the stored F'. Without memory F is the local score and nothing is stored.
+        """
         if self.memory is None:
             return local, {}
         (form, alpha), before = self.memory, view.columns[MEMORY.name]

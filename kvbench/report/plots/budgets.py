@@ -13,7 +13,7 @@ from kvbench.report.plots.curves import axis, curves
 from kvbench.report.plots.figure import Figure, Point, Spec, distinct
 from kvbench.report.plots.points import only
 
-RULE = "A horizontal line: {methods}, without a budget."
+RULE = "Shown as horizontal lines: {methods}, without a budget."
 APART = "Points of one budget are set apart sideways, so that no bar hides another."
 MARKED = "*: generated entries are not bounded by the budget."
 CROWDED = 0.35  # most share of the distance between two budgets that the points of one budget take
@@ -26,7 +26,8 @@ class Measure:
     """What a figure against the budget shows: a field of the points with its error bars, and the words for it. `low`,
     `high`: fields with the ends of the error bars; empty without error bars.
 
-    `shows`, `bands`, `more`: the caption's words for the values, for the error bars, and for what readers should know.
+    `shows`, `bands`, `more`: the caption's words for the values, for the error bars, and for what readers should know;
+    `about_missing`: its words for why cells are not shown.
     """
 
     name: str

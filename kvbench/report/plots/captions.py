@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 
 from kvbench.report.plots.figure import Point, distinct
 
-MOST_NAMES = 8  # of tasks in a caption
+MOST_NAMES = 8  # a caption names up to this many tasks, and only counts more
 
 
 def panels(points: Sequence[Point]) -> str:
     """Return the part of a caption that names tasks, numbers of questions and models.
 
-    The figure has a panel for each task, and for each group of a task.
+    The figure has a panel for each pair of a task and a group of runs.
     """
     tables = list(dict.fromkeys((point["task"], point["group"]) for point in points))
     count = Counter(task for task, _ in tables)

@@ -15,11 +15,11 @@ from kvbench.report.plots.figure import Point, Spec, distinct
 from kvbench.report.plots.style import LETTER, SCHEMA, WIDTH
 
 ONE_COLUMN = 3  # panels that stand below each other; more stand side by side
-HEIGHT, LOW = 190, 150  # of a panel in one column, in two
-AXIS = 44  # left of a panel
+HEIGHT, LOW = 190, 150  # height of a panel in one column, and in two columns
+AXIS = 44  # room for the y axis, left of a panel
 GAP = 18
 SYMBOL = {"type": "point", "filled": True, "size": 45, "opacity": 1}
-CLOSE = 40  # lines with this many points or more have no symbols
+CLOSE = 40  # from this mean number of points per line on, lines have no symbols
 
 
 def axis(field: str, title: str | None, **more: Any) -> Spec:

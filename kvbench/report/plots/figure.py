@@ -20,7 +20,7 @@ class Figure:
 
     `name`: stem of its files. `caption`: names axes, n and error bars, and what is not shown. `spec`: a Vega-Lite
     specification without `config`; `style.config(theme)` is the configuration that it is drawn with. Texts from rows
-    are values of data, domains and titles, never an expression.
+    are values of data, domains and titles, never part of a Vega expression.
     """
 
     name: str
@@ -57,5 +57,5 @@ def _plain(text: str) -> str:
 
 
 def _clipped(text: str, number: int) -> str:
-    """Return at most LONGEST characters of a text; `number` keeps clipped texts with the same beginning distinct."""
+    """Cut a text that is longer than LONGEST characters, and end it with `number`, so that cut texts stay distinct."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({number})"

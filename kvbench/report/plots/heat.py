@@ -10,7 +10,7 @@ from kvbench.report.plots.style import LETTER, NAMES, SCHEMA, WIDTH
 
 GAP = 14
 ROW = 17  # height of a square
-NARROW, BROAD = 22, 48  # least width of a square, so that a number fits, and the most
+NARROW, BROAD = 22, 48  # least and largest width of a square; a number fits into the least
 DARK = 0.6  # from this share on, the shade is dark in a light theme
 LEGEND = {"orient": "bottom", "direction": "horizontal", "gradientLength": 160, "tickCount": 5}
 HINTS = ("panel", "row", "column", "share", "questions")

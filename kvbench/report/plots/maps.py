@@ -1,6 +1,7 @@
-"""Heat maps of scores: the subtasks of a family of tasks, or a task's categories (a needle's depth), by prompt length.
+"""Heat maps of scores: the subtasks of a family of tasks, or a task's categories (such as a needle's depth), by length.
 
-Tasks at two lengths or more get a panel for each cell; a family at one length gets a panel with all cells across.
+At two lengths or more, the map has a panel for each method and budget, with the lengths as columns. A family at one
+length gets a single panel, with a column for each method and budget.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ ABOUT = (
 
 
 def map_figures(report: ScoreReport, points: Sequence[Point]) -> Iterator[Figure]:
-    """Yield a map for each family with two subtasks or more, then for each task with categories at two lengths or
-    more."""
+    """Yield a map for each family with two subtasks or more, then for each task with two categories or more at two
+    lengths or more."""
     yield from _subtasks(points)
     yield from _categories(report, points)
 
@@ -77,7 +78,7 @@ def _square(cell: CategoryCell) -> Point:
 
 
 def _figure(name: str, group: str, kind: str, squares: Sequence[Point]) -> Iterator[Figure]:
-    """Yield the map, if it has at least two subtasks or categories."""
+    """Yield the map, if at least two subtasks or categories have scores."""
     known = [s for s in squares if s["share"] is not None]
     rows = sorted(distinct(known, "row"))
     lengths = sorted(length for length in distinct(known, "length") if length is not None)

@@ -1,7 +1,8 @@
 """The look of every figure: sizes, palettes for light and dark, and the colours, shapes and dashes of methods.
 
 The colours are Okabe and Ito's, which people with any colour vision can tell apart, lighter on a dark ground. Beyond
-seven methods dashes differ, and shapes differ throughout, so that a figure can be read in black and white too.
+seven methods besides the full cache, colours repeat with other dashes. Eight shapes alternate too, so that a figure
+can also be read in black and white.
 """
 
 from __future__ import annotations

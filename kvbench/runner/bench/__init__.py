@@ -1,13 +1,14 @@
-"""Measures the engine's speed beside that of other systems, in one process and one run.
+"""Measures the engine's speed beside that of other systems, in one call of `kvbench bench`.
 
 All systems have random weights of one shape, decode greedily and get equal prompts. They are measured alternately,
-round by round, so that a busy machine slows all of them; each figure is the median over the rounds. On a CPU the unit
+round by round, so that a busy machine slows all of them; each speed is the median over the rounds. On a CPU the unit
 is tokens per second of process CPU time, which other processes disturb less than wall time; on a GPU it is tokens per
 second of wall time. Ratios transfer between machines, absolute numbers do not. Only speed is measured: random weights
 give no quality to compare.
 
-On a CPU every round runs in a fresh copy of the process and generates twice there, because the second generation of a
-baseline is faster: a growing cache asks for new memory at every step, and in a fresh process glibc hands the old pages
-back to the system each time. After a first long generation glibc keeps them, and transformers becomes up to twice as
-fast. "fresh" is the speed of the first generation, "warm" that of the second. Both occur in practice: both are shown.
+On a CPU each system gets a fresh copy of the process in every round and generates twice there, because the second
+generation of a baseline is faster: a growing cache asks for new memory at every step, and in a fresh process glibc
+hands the old pages back to the system each time. After a first long generation glibc keeps them, and transformers
+becomes up to twice as fast. "fresh" is the speed of the first generation, "warm" that of the second. Both occur in
+practice: both are shown. On a GPU, where the process cannot be copied, all rounds run in one process.
 """

@@ -21,7 +21,7 @@ from kvbench.engine.loop import Engine
 from kvbench.engine.step_writers import step_writer
 from kvbench.runner.bench.stopwatch import clock
 
-LEAST = 0.05  # seconds of replays that are timed at least
+LEAST = 0.05  # seconds; replays are timed for at least this long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,8 @@ class AttentionTime:
 
     Attributes:
         seconds: None where the backend cannot serve the model, the cache or this machine; `refused` says why.
-        share: bytes of the entries that a step reads and writes per second, divided by the bytes that a copy moves.
+        share: bytes of entries that the step reads and writes per second, as a share of those that a copy moves; None
+            where `seconds` is None.
     """
 
     backend: Backend
@@ -73,7 +74,7 @@ def fastest(times: Sequence[AttentionTime]) -> Backend | None:
 
 
 def record(engine: Engine) -> list[Call]:
-    """Return the calls of the engine's next step, one per layer. The step itself attends to nothing."""
+    """Return the calls of the engine's next step, one per layer. While they are recorded, attention gives zeros."""
     calls: list[Call] = []
 
     def note(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -103,7 +104,7 @@ def _time(backend: Backend, engine: Engine, calls: Sequence[Call], copying: floa
 
 
 def _seconds(decode: Decode, calls: Sequence[Call], device: torch.device) -> float:
-    """Return the seconds of one replay of all calls, a mean over as many replays as take LEAST seconds."""
+    """Return the seconds of one replay of all calls, a mean over enough replays to take at least LEAST seconds."""
 
     def step() -> None:
         for tensors, options in calls:

@@ -48,7 +48,7 @@ class Speed:
 
     Attributes:
         rate: median over the rounds of generated tokens per second, the time to read the prompts included.
-        low, high: this speed in the slowest and the fastest round.
+        low, high: `rate` in the slowest and in the fastest round.
         decode: median speed after the first token of every sequence; None where that moment is not known.
         costs: per stretch of the answer, see `Setting.stretch`; rise: see the function `rise`.
     """
@@ -71,12 +71,13 @@ class Measured:
         peak_bytes: most bytes allocated on the GPU, weights included; None on a CPU.
         evict_share: share of evictions, those of prompts included, in the time to decode and evict.
         evict_us: microseconds of eviction, that of prompts included, per generated token.
-        entries: entries per layer and head, a mean over steps; kv_bytes: most KV bytes of a sequence.
+        entries: entries per layer and KV head, a mean over sequences and steps; kv_bytes: most KV bytes of a sequence.
         roofline_share: decoded tokens per second of wall time, divided by the most that this machine's memory and
             processor allow with the cache as it was at each step.
         decoding: what computed the engine's decode steps, see `Engine.decoding`.
-        attention: each backend's time for the attention of a decode step; empty on a CPU. fastest: the one to name
-            with --decode-attn. A run never chooses by time: its answers would depend on a race.
+        attention: each backend's time for the attention of a decode step; empty on a CPU and for a baseline.
+        fastest: the fastest backend, which the user can choose with --decode-attn. A run never chooses it by itself:
+            its answers would depend on which backend was faster at the moment.
     """
 
     system: str
@@ -99,8 +100,8 @@ class Measured:
 def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> list[Measured]:
     """Measure every system at every number of sequences.
 
-    note: receives the name of each measurement before it begins. Raises UserError for a baseline that cannot run here,
-    SetupError when not even one sequence fits into memory.
+    note: receives the name of each measurement before it begins, and a line when fewer sequences are tried. Raises
+    UserError for a baseline that cannot run here, SetupError when not even one sequence fits into memory.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # until the processes are forked: threads do not survive a fork
@@ -121,7 +122,7 @@ class Contest:
         self.systems = systems(setting, loaded)
 
     def rows(self, machine: Machine, sequences: int) -> list[Measured]:
-        """Return the figures of each system; the systems are measured alternately, round by round."""
+        """Return the figures of each system at one number of sequences. Each round measures every system once."""
         setting = self.setting
         ids = setting.prompts(sequences)
         pairs: dict[str, list[tuple[Timing, Timing]]] = {system.name: [] for system in self.systems}
@@ -137,7 +138,7 @@ class Contest:
         return [self._measured(machine, system, ids, pairs[system.name]) for system in self.systems]
 
     def _fitting(self, system: System, ids: torch.Tensor) -> tuple[Timing, Timing]:
-        """Warm a system up and time it twice. The number of sequences is halved until they fit into memory."""
+        """Warm a system up and time two generations. The number of sequences is halved until they fit into memory."""
         tokens = self.setting.new_tokens
         while True:
             try:
@@ -149,7 +150,8 @@ class Contest:
                     raise
                 cause = faults.first_line(error)
             if len(ids) == 1:
-                raise SetupError(f"{system.name}: one sequence does not fit into memory ({cause}).")
+                cure = "Use a smaller --shape, or fewer --prompt or --new-tokens."
+                raise SetupError(f"{system.name}: one sequence does not fit into memory ({cause}). {cure}")
             ids = ids[: len(ids) // 2]
             self.note(f"{system.name}: out of memory, trying {len(ids)} sequences")
 
@@ -159,7 +161,10 @@ class Contest:
         return system.run(ids, tokens)
 
     def apart(self, work: Callable[[], Result]) -> Result:
-        """Run with the setting's threads: in a forked process, or in this process on CUDA, which cannot fork."""
+        """Return the result of `work`, run with the setting's number of threads.
+
+        It runs in a forked process, or on CUDA, which does not survive a fork, in this process.
+        """
 
         def threaded() -> Result:
             torch.set_num_threads(self.setting.threads)
@@ -226,10 +231,11 @@ class Contest:
 
 
 def rise(costs: Sequence[Cost]) -> float | None:
-    """Return by how much of its mean the cost per token rises from the second stretch to the last.
+    """Return the rise of the cost per token from the second stretch to the last, as a share of its mean.
 
-    The rise is that of a straight line through the cheapest rounds, because other processes only ever add to a cost.
-    The first stretch is left out: caches still fill up to their budgets. None for fewer than three stretches.
+    The rise is that of a straight line through the costs in the cheapest rounds, because other processes only ever add
+    to a cost. The first stretch is left out: caches still fill up to their budgets. None for fewer than three
+    stretches.
     """
     if len(costs) < 3:
         return None
@@ -265,7 +271,10 @@ def _forked(work: Callable[[], Result]) -> Result:
         result, error = receiver.recv()
     except EOFError:
         process.join()
-        raise KVBenchError(f"a measuring process ended without a result (exit code {process.exitcode}).") from None
+        cure = "If the system killed it for memory, use fewer --sequences or a smaller --shape."
+        raise KVBenchError(
+            f"a measuring process ended without a result (exit code {process.exitcode}). {cure}"
+        ) from None
     except BaseException:
         process.kill()
         raise
@@ -278,7 +287,7 @@ def _forked(work: Callable[[], Result]) -> Result:
 
 
 def as_json(setting: Setting, results: Sequence[Measured]) -> dict[str, Any]:
-    """Return the JSON document: results, and all that is needed to repeat the measurement."""
+    """Return the JSON document: results, settings, device and versions of a measurement."""
     device = pick_device(setting.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {

@@ -17,15 +17,16 @@ from kvbench.runner.bench.shapes import LONGEST, SHAPES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The options of a benchmark.
+    """The options of a call of `kvbench bench`.
 
     Attributes:
         budgets: every method that takes a budget is measured at each of these. Budget and interval as in a run.
         prompt, new_tokens: length of every prompt and of every answer, in tokens.
         sequences: sequences decoded side by side, one slot each; one measurement per number.
         samples: sequences that share one prompt, as the samples of a question do.
-        stretch: also take the cost per token in stretches of this many tokens of every answer; None: of the whole only.
-        decode_attn: what attends while a GPU decodes, as in a run.
+        stretch: also measure the cost per token in each stretch of this many tokens of the answers; None: measure none.
+        repeats: timed rounds. threads: processor threads.
+        decode_attn: the attention backend while a GPU decodes, as in a run.
         baselines: systems beside the methods, all with the full cache, by their names in `shapes.BASELINES`.
     """
 
@@ -50,7 +51,7 @@ class Setting:
         return [(m, budget) for m in self.methods for budget in (self.budgets if m.takes_budget else (None,))]
 
     def names(self) -> list[str]:
-        """The systems as tables name them: ``gkv @512``, ``full``, ``transformers``."""
+        """Return the systems' names in tables: ``gkv @512``, ``full``, ``transformers``."""
         return [named(m, budget) for m, budget in self.members()] + list(self.baselines)
 
     def prompts(self, sequences: int) -> torch.Tensor:

@@ -35,5 +35,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
 }
-LONGEST = 131_072  # tokens; positions beyond those of the released models, since random weights have no quality
+# Most tokens of a prompt and its answer. Some released models have fewer positions, but random weights have no
+# quality to lose.
+LONGEST = 131_072
 BASELINES = ("transformers", "continuous", "vllm")

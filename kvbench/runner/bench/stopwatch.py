@@ -1,4 +1,4 @@
-"""Times one generation on the clock that its device calls for."""
+"""Times one generation: in CPU time on a CPU, in wall time on a GPU."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Timing:
     """One timed generation of `tokens` tokens in each of `sequences` sequences.
 
     Attributes:
-        seconds: by `clock`, prompts included; wall: the same in wall time.
-        first, first_wall: seconds until every sequence had its first token, by `clock` and in wall time; None where the
-            system does not tell.
-        usages: of each sequence, from the engine; empty for a baseline.
+        seconds: time to read the prompts and to generate, by `clock`; wall: the same in wall time.
+        first, first_wall: seconds until every sequence had its first token, by `clock` and in wall time; None where
+            this is not known.
+        usages: the engine's record of each sequence; empty for a baseline.
         peak_bytes: most bytes allocated on the GPU; None on a CPU.
         costs: seconds per generated token in each whole stretch of the answers, by `clock`; see `Setting.stretch`.
     """
@@ -38,7 +38,7 @@ class Timing:
 
     @property
     def rate(self) -> float:
-        """Generated tokens per second, prompts included."""
+        """Generated tokens per second, the time to read the prompts included."""
         return self.sequences * self.tokens / self.seconds
 
     @property
@@ -58,8 +58,8 @@ class Timing:
 class Stopwatch:
     """Times one generation and its parts: the time until the first token, and stretches of `stretch` tokens.
 
-    A system reports its steps (`lap`). With k tokens per sequence at the first report, the first token came at
-    `lap - (k - 1) * step`, with the mean step of the rest.
+    A system reports its steps by `lap`. If each sequence has k tokens at the first report, the first token is taken to
+    have come k - 1 steps earlier, where a step takes its mean time after that report.
     """
 
     def __init__(self, device: torch.device, stretch: int | None = None) -> None:
@@ -101,7 +101,7 @@ class Stopwatch:
 
 
 def clock(device: torch.device) -> float:
-    """Return seconds of process CPU time on a CPU, of synchronised wall time on a GPU."""
+    """Return the process's CPU seconds on a CPU; on a GPU wait for its work, then return wall seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return time.perf_counter()

@@ -41,14 +41,14 @@ class System(ABC):
 
     @abstractmethod
     def run(self, ids: torch.Tensor, tokens: int) -> Timing:
-        """Generate `tokens` tokens after each prompt of ids [sequences, prompt]."""
+        """Generate `tokens` tokens after each prompt of ids [sequences, prompt]; return the times."""
 
     def warm_up(self, ids: torch.Tensor, tokens: int) -> None:
         """Generate a few tokens before the clock starts."""
         self.run(ids, tokens)
 
     def attention(self, ids: torch.Tensor, tokens: int, bandwidth: float) -> tuple[AttentionTime, ...]:
-        """Time the backends of a decode step's attention; nothing where the system has no choice of backends.
+        """Time each backend of a decode step's attention; () where the system has no choice of backends.
 
         bandwidth: bytes per second of a copy.
         """
@@ -70,11 +70,11 @@ class EngineSystem(System):
         done = list(engine.generate(self._requests(ids, tokens)))
         generated = sum(len(d.token_ids) for d in done)
         if generated != len(ids) * tokens:
-            raise BudgetViolation(f"bench made {generated} tokens instead of {len(ids) * tokens}.")
+            raise BudgetViolation(f"{self.name} generated {generated} tokens instead of {len(ids) * tokens}.")
         return watch.stop(len(ids), tokens, tuple(d.usage for d in done if d.usage))
 
     def attention(self, ids: torch.Tensor, tokens: int, bandwidth: float) -> tuple[AttentionTime, ...]:
-        """Time the backends on a GPU in the middle of a generation, halfway between two ticks."""
+        """Time each backend in the middle of a generation, halfway between two ticks; () on a CPU."""
         if self.loaded.device.type != "cuda":
             return ()
         interval = self.setting.interval
@@ -91,7 +91,10 @@ class EngineSystem(System):
         return tuple(times)
 
     def _engine(self, ids: torch.Tensor, tokens: int, on_tokens: Callable[[int], None]) -> Engine:
-        """Return an engine with one slot per prompt. on_tokens: called with the tokens that every sequence has."""
+        """Return an engine with one slot per prompt.
+
+        on_tokens: called after each step with the number of tokens that every sequence has generated.
+        """
         sequences = made = len(ids)  # the prompts give the first tokens
 
         def on_step(tokens: int, *_: int) -> None:
@@ -155,7 +158,7 @@ class Generate(System):
 class Continuous(System):
     """Transformers' continuous batching with its paged full cache, greedy.
 
-    It does not report when the prompts were read.
+    It does not report when the prompts were read, so its speed after the first token is unknown.
     """
 
     name = "continuous"
@@ -188,7 +191,7 @@ class Continuous(System):
             raise RuntimeError(errors[0])  # it logs what its thread raised, and gives back answers without tokens
         generated = sum(len(answer.generated_tokens) for answer in answers.values())
         if generated != len(ids) * tokens:
-            raise BudgetViolation(f"continuous batching made {generated} tokens instead of {len(ids) * tokens}.")
+            raise BudgetViolation(f"continuous batching generated {generated} tokens instead of {len(ids) * tokens}.")
         return watch.stop(len(ids), tokens)
 
     @staticmethod
@@ -229,5 +232,5 @@ def systems(setting: Setting, loaded: LoadedModel) -> list[System]:
 
 
 def held(usages: tuple[Usage, ...]) -> float:
-    """Return the number of entries that a head holds, a mean over sequences and steps."""
+    """Return the number of entries per layer and KV head, a mean over sequences and steps."""
     return statistics.fmean(usage.entries_mean for usage in usages)

@@ -17,13 +17,13 @@ import torch
 from kvbench.errors import KVBenchError
 
 RESULT = "kvbench-result.json"
-SHARE = 0.45  # of the GPU's memory: the measured model and its cache lie beside it
+SHARE = 0.45  # of the GPU's memory, for vLLM; the other systems' model and cache stay on the GPU meanwhile
 
 
 def vllm_seconds(folder: Path, ids: torch.Tensor, tokens: int, dtype: str) -> float:
     """Return the wall seconds in which vLLM generates `tokens` tokens after each prompt of ids [sequences, prompt].
 
-    folder: of the model; the process writes its result there. The time excludes loading and one warm-up. Raises
+    folder: the model's; the process writes its result there. The time excludes loading and one warm-up. Raises
     RuntimeError with vLLM's message when it fails, KVBenchError when its process ends without a result.
     """
     job = {"folder": str(folder), "ids": ids.tolist(), "tokens": tokens, "dtype": dtype}
@@ -31,7 +31,8 @@ def vllm_seconds(folder: Path, ids: torch.Tensor, tokens: int, dtype: str) -> fl
     try:
         result = json.loads((folder / RESULT).read_text())
     except FileNotFoundError:
-        raise KVBenchError("the process that measures vLLM ended without a result.") from None
+        cure = "Its output above may say why; without vllm in --baseline the other systems can be measured."
+        raise KVBenchError(f"the process that measures vLLM ended without a result. {cure}") from None
     if "error" in result:
         raise RuntimeError(f"vLLM: {result['error']}")
     return float(result["seconds"])
@@ -71,7 +72,7 @@ def _seconds(job: dict[str, Any]) -> float:
     generated = generate(job["tokens"])
     seconds = time.perf_counter() - began
     if generated != len(prompts) * job["tokens"]:
-        raise ValueError(f"{generated} tokens instead of {len(prompts) * job['tokens']}")
+        raise ValueError(f"generated {generated} tokens instead of {len(prompts) * job['tokens']}")
     return seconds
 
 
