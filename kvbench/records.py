@@ -87,6 +87,7 @@ class Usage:
     kv_bytes_extra: int  # part of the peak that is neither key nor value: positions, columns, stored queries, states
     kv_bytes_mean: int
     kv_bytes_slot: int  # bytes allocated for the slot
+    state_bytes: int  # part of all these: states of layers beside attention, the same for any number of tokens
     evictions: int
     first_eviction: int | None  # tokens of the sequence that were read when entries were first dropped
     prefill_seconds: float  # reading the prompt without evictions, divided equally among its samples

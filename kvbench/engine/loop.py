@@ -344,7 +344,8 @@ class Engine:
         return size
 
     def _finish(self, sequence: Sequence) -> None:
-        self._done.append(sequence.generation(self.loaded.decode, self.cache.slot_bytes(), self.decoding))
+        cache = self.cache
+        self._done.append(sequence.generation(self.loaded.decode, cache.slot_bytes(), cache.state_bytes, self.decoding))
 
     def _release(self, slot: int) -> None:
         """Free a slot. Steps still run an idle slot, as a sequence of one token, and ignore its output."""

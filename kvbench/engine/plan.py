@@ -14,14 +14,16 @@ free memory of the moment, so that a resumed run gets the same number.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kvbench.engine import memory
+from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.layout import Lengths, entry_budget, fit, shape_of
+from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.cache.stack import scratch_bytes
 from kvbench.engine.footprint import footprint
 from kvbench.engine.model.shape import ModelShape
@@ -51,13 +53,17 @@ class SlotPlan:
     entries_peak: int  # per layer and head that a slot has room for
     slot_bytes: int
     peak_bytes: int  # planned: weights, slots, a decode step's memory, and the larger of a prompt's and an eviction's
+    evictable: (
+        float  # share of the longest sequence's full cache that methods may evict; the rest is states and windows
+    )
     limit: float  # tokens/s that the machine allows at this many slots
 
     def line(self) -> str:
         kept = "all entries kept" if self.entries_after is None else f"{self.entries_after} entries after eviction"
+        part = f", evictable KV {self.evictable:.0%} of a sequence's memory" if self.evictable < 1 else ""
         return (
             f"{self.slots} slots x {self.entries_peak} entries ({kept}), {self.slot_bytes / 2**20:.2f} MiB a slot, "
-            f"{self.peak_bytes / 2**30:.2f} GiB planned, hardware limit {self.limit:,.0f} tokens/s"
+            f"{self.peak_bytes / 2**30:.2f} GiB planned, hardware limit {self.limit:,.0f} tokens/s{part}"
         )
 
 
@@ -121,8 +127,19 @@ def plan_cell(
         entries_peak=rows,
         slot_bytes=need.slot,
         peak_bytes=need.at(chosen),
+        evictable=evictable_share(geometry, shape.states, max_tokens, dtype),
         limit=roofline(shape, machine, chosen, mean, dtype),
     )
+
+
+def evictable_share(
+    geometry: Sequence[LayerGeometry], states: Sequence[StateShape], tokens: int, dtype: torch.dtype
+) -> float:
+    """Return the share of a full cache of `tokens` tokens that methods may evict: not windows, not states."""
+    entry = {g.index: g.entry_bytes(dtype.itemsize) for g in geometry}
+    evictable = tokens * sum(entry[g.index] for g in geometry if g.evicts)
+    windows = sum(min(tokens, g.window) * entry[g.index] for g in geometry if g.window is not None)
+    return evictable / (evictable + windows + sum(s.bytes for s in states))
 
 
 def roofline(shape: ModelShape, machine: Machine, slots: int, entries: float, dtype: torch.dtype) -> float:

@@ -83,7 +83,7 @@ class Meter:
         if self.first_eviction is None:
             self.first_eviction = seen
 
-    def usage(self, prompt_tokens: int, output_tokens: int, slot_bytes: int, decoding: str) -> Usage:
+    def usage(self, prompt_tokens: int, output_tokens: int, slot_bytes: int, state_bytes: int, decoding: str) -> Usage:
         steps = max(1, self.steps)
         return Usage(
             prompt_tokens=prompt_tokens,
@@ -98,6 +98,7 @@ class Meter:
             kv_bytes_extra=self.extra_peak,
             kv_bytes_mean=self.bytes_sum // steps,
             kv_bytes_slot=slot_bytes,
+            state_bytes=state_bytes,
             evictions=self.evictions,
             first_eviction=self.first_eviction,
             prefill_seconds=self.prefill_seconds,
@@ -235,8 +236,10 @@ class Sequence:
             self.pending.extend([*unread, *follow.ids])
         return follow
 
-    def generation(self, decode: Callable[[list[int]], str], slot_bytes: int, decoding: str) -> Generation:
-        """Return the finished sample's result."""
+    def generation(
+        self, decode: Callable[[list[int]], str], slot_bytes: int, state_bytes: int, decoding: str
+    ) -> Generation:
+        """Return the finished sample's result. The other arguments are those of `Usage`."""
         text = self.text(decode)
         forced = bool(self.request.forced)
         return Generation(
@@ -245,7 +248,7 @@ class Sequence:
             token_ids=tuple(self.tokens),
             text=text,
             stop_reason=self.stop_reason,
-            usage=self.meter.usage(len(self.request.prompt_ids), self.drawn, slot_bytes, decoding),
+            usage=self.meter.usage(len(self.request.prompt_ids), self.drawn, slot_bytes, state_bytes, decoding),
             status=self.status,
             note=self.note,
             turns=(*self.answers, text),

@@ -224,7 +224,7 @@ class EvictionCache(Cache):
         """Let the next passes read and replace these states. Raises UserError if pads would be read into them."""
         if states is not None and any(self._pads):
             raise UserError(
-                "layers of this model keep a state, which pads before a prompt would change; give prompts of one length."
+                "layers of this model keep a state, which pads before a prompt change; give prompts of one length."
             )
         self._states, self.layers = states, [] if states is None else states.layers
 

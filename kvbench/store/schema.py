@@ -113,6 +113,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("kv_bytes_extra", "int64", "bytes", "of kv_bytes_peak: positions, method columns, stored queries, states"),
     Column("kv_bytes_mean", "int64", "bytes", "live cache, mean over decode steps"),
     Column("kv_bytes_slot", "int64", "bytes", "allocated for the sequence's slot"),
+    Column("state_bytes", "int64", "bytes", "of kv_bytes_peak: states of layers beside attention, which stay"),
     Column("kv_bytes_prefill_peak", "int64", "bytes", "live cache at its peak while the prompt was read"),
     Column("evictions", "int32", "", "how many there were"),
     Column("first_eviction", "int32", "tokens", "seen when entries were first dropped; null: none happened"),
@@ -134,6 +135,7 @@ ADDED = (
     "oom_retries",
     "device_bytes_planned",
     "device_bytes_peak",
+    "state_bytes",
 )  # since the first tables of this format; in tables without these columns they read as null
 NAMES = tuple(c.name for c in COLUMNS)
 DETERMINISTIC = tuple(c.name for c in COLUMNS if not c.varies)

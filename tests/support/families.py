@@ -35,6 +35,7 @@ HALF_MROPE = {
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 
 DENSE, MIXTURES, LATENT, VISION = "dense", "mixtures of experts", "latent attention", "vision-language (text)"
+HYBRID = "hybrids (linear attention, state space or convolution beside attention)"
 STATE = "linear attention, state space or convolution"
 INTERFACE = "without the attention interface (ALiBi, own attention)"
 DIRECTIONS = "both directions, or encoder-decoder"
@@ -142,17 +143,21 @@ FAMILIES = [
     Family("Solar Open", "solar_open", MIXTURES),
     Family("StarCoder 2", "starcoder2", DENSE),
     Family("VaultGemma", "vaultgemma", DENSE),
+    Family("Bamba", "bamba", HYBRID, {"attn_layer_indices": [1]}),
+    Family("Falcon-H1", "falcon_h1", HYBRID, {"mamba_n_heads": 8, "mamba_d_ssm": 128}),
+    Family("Granite 4 hybrid", "granitemoehybrid", HYBRID, {"layer_types": ["mamba", "attention"]}),
+    Family("Jamba", "jamba", HYBRID, {"attn_layer_period": 2, "attn_layer_offset": 1}),
+    Family("Kimi Linear", "kimi_linear", HYBRID),
+    Family("LFM2", "lfm2", HYBRID, {"layer_types": ["conv", "full_attention"]}),
+    Family("LFM2 MoE", "lfm2_moe", HYBRID, {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
+    Family("Nemotron-H", "nemotron_h", HYBRID),
+    Family("OLMo hybrid", "olmo_hybrid", HYBRID),
+    Family("Qwen3-Next", "qwen3_next", HYBRID),
+    Family("Qwen3.5", "qwen3_5", HYBRID),
+    Family("Qwen3.5 MoE", "qwen3_5_moe", HYBRID),
     # refused
-    Family("Bamba", "bamba", STATE, refused="linear_attention"),
-    Family("Falcon-H1", "falcon_h1", STATE, {"mamba_n_heads": 8, "mamba_d_ssm": 128}, refused="'falcon_h1'"),
-    Family("Granite hybrid", "granitemoehybrid", STATE, refused="linear_attention"),
-    Family("Jamba", "jamba", STATE, refused="linear_attention"),
-    Family("LFM2", "lfm2", STATE, {"layer_types": ["conv", "full_attention"]}, refused="conv"),
-    Family("Mamba 2", "mamba2", STATE, {"num_heads": 8, "head_dim": 16}, refused="'mamba2'"),
-    Family("MiniMax", "minimax", STATE, refused="linear_attention"),
-    Family("Nemotron-H", "nemotron_h", STATE, refused="'nemotron_h'"),
-    Family("Qwen3-Next", "qwen3_next", STATE, refused="linear_attention"),
-    Family("Qwen3.5", "qwen3_5", STATE, refused="linear_attention"),
+    Family("Mamba 2", "mamba2", STATE, {"num_heads": 8, "head_dim": 16}, refused="neither a KV cache"),
+    Family("MiniMax", "minimax", STATE, refused="cache of its own"),
     Family("RecurrentGemma", "recurrent_gemma", STATE, refused="'recurrent_gemma'"),
     Family("RWKV", "rwkv", STATE, refused="'rwkv'"),
     Family("BLOOM", "bloom", INTERFACE, refused="attention interface"),
@@ -175,7 +180,7 @@ FAMILIES = [
         "mllama",
         OTHER,
         {"text_config": {"cross_attention_layers": [1]}},
-        refused="layers have no KV cache",
+        refused="neither a KV cache",
     ),
     Family(
         "Phi-3 (LongRoPE)",

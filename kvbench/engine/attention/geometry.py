@@ -100,7 +100,9 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
         return call.value.new_zeros(b, t, hq, call.value.shape[-1])
 
     device = next(model.parameters()).device
-    with torch.no_grad(), route(model, record), own_failures(model):
+    # Models with states pass without weights too, so that a failure there is one with weights.
+    failure = UserError if stateful else ProbeFailed
+    with torch.no_grad(), route(model, record), own_failures(model, failure):
         first = torch.zeros(1, 1, dtype=torch.long, device=device)
         run(model, states, input_ids=first, position_ids=first)
     found = states.shapes() if states is not None else ()
@@ -129,8 +131,8 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
 
 
 @contextlib.contextmanager
-def own_failures(model: Any) -> Iterator[None]:
-    """Raise ProbeFailed for an error of the model's code in the block.
+def own_failures(model: Any, failure: type[UserError] = ProbeFailed) -> Iterator[None]:
+    """Raise `failure` for an error of the model's code in the block.
 
     Errors of kvbench itself, of memory and of devices are raised as they are.
     """
@@ -140,7 +142,7 @@ def own_failures(model: Any) -> Iterator[None]:
         if isinstance(error, KVBenchError) or faults.of_machine(error):
             raise
         reason = (words(error).splitlines() or [""])[0].rstrip(".")
-        raise ProbeFailed(
+        raise failure(
             f"model type {quote(model.config.model_type)} is not supported: it cannot read one token without a cache "
             f"of its own ({type(error).__name__}: {reason})."
         ) from error
