@@ -4,7 +4,7 @@ One object per line. Fields:
     question (or problem)  text, required
     answer                 text or a number, required
     id                     text or a number, default "line-N"; must be unique
-        context                text put before the question; a query-agnostic run evicts right after it
+    context                text put before the question; a query-agnostic run evicts right after it
     system, answer_prefix  texts for the chat template: the system message, and the start of the answer
     category, cluster_id   texts: a group for reports, and a source that questions share (default: no shared source)
 Other fields are ignored. The prompt asks for a box (style `default`) or is the question alone (style `plain`).

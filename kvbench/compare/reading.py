@@ -66,7 +66,8 @@ def read_runs(paths: Sequence[Path], name: str) -> Side:
         run = path.name if path.is_dir() else path.parent.name
         if run in records:
             raise UserError(
-                f"{quote(name)} names two runs {quote(run)}; a side takes each name once. Rename one of the folders."
+                f"{quote(name)} has two runs with the name {quote(run)}; runs that are compared together need "
+                "different names. Rename one of the folders."
             )
         named[run] = path
         if path.is_dir():

@@ -53,9 +53,10 @@ class Verdict:
 
 
 def grouped(pairs: Sequence[Pair], stages: int) -> dict[Key, Group]:
-    """Return the pairs of each cell, by the key of its first seed; with one stage, each seed is a cell of its own.
+    """Return the pairs of each cell, one per seed, by the key of its first seed.
 
-    Raises UserError for more seeds than stages.
+    Each stage has a seed of its own; with one stage, a cell with another seed is another cell. Raises UserError if a
+    cell has more seeds than stages.
     """
     if stages == 1:
         return {pair.key: (pair,) for pair in pairs}

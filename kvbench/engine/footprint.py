@@ -101,7 +101,10 @@ def _step(shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype
 
 
 def _mask(geometry: Sequence[LayerGeometry], block: int, rows: int) -> int:
-    """Return how many numbers the mask of a block of queries holds, with a copy per query head of a group on a CPU."""
+    """Return how many numbers the mask of a block of queries holds, and its copies for the query heads of a group.
+
+    Only a CPU makes these copies; they are counted on every device.
+    """
     return min(block, rows) * rows * (1 + max(g.query_heads // g.kv_heads for g in geometry))
 
 

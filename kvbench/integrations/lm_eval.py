@@ -104,7 +104,7 @@ class KVBenchLM(TemplateLM):
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Encode a text. It gets a start token by default, but not if it is a rendered template or begins with one."""
+        """Encode a text, with a start token unless the text already begins with it or is a rendered template."""
         if add_special_tokens is None:
             add_special_tokens = not (self._templated or has_bos_prefix(string, self.tokenizer.bos_token))
         return prompts.encode(self.tokenizer, string, chat=not add_special_tokens)

@@ -65,8 +65,8 @@ def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any
 class Recorder:
     """Reads answers of a run again, and records which tokens were kept at each eviction.
 
-    say: receives a message for each answer that is left out. on_read: called after each answer with method and question
-    as one text, 1, and the number of the answer's tokens.
+    say: receives a message for each answer that is left out. on_read: called after each answer with a text that names
+    method and question, with the number of answers read, which is 1, and with the number of the answer's tokens.
     """
 
     loaded: LoadedModel

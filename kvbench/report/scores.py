@@ -173,8 +173,10 @@ def _comparison() -> list[Column]:
 
 
 def _sample_grids(table: TaskTable) -> list[tuple[str, ...]]:
-    """Return the table on samples by its headers, in a list. The list is empty if all cells have equally many samples,
-    one per question, each with a whole answer and a score."""
+    """Return a list with the headers of the table on samples.
+
+    It is empty if the table would say nothing: all cells have one sample per question, with a whole answer and a score.
+    """
     equal = len({(c.score.questions, c.samples) for c in table.cells}) == 1
     whole = not any(c.truncated > 0 or c.no_answer > 0 or c.failed or c.unscored or c.pass_at for c in table.cells)
     return [] if whole and equal else [("method", "budget", *(() if equal else COUNTS), *SAMPLES)]

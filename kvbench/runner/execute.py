@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class RunResult:
     """How a run ended.
 
-    failed: how many of the rows that this call generated or scored have no score, for each status but "ok" and
-    "unscored". repeated: no row was generated or scored, because every row was saved before with its score.
+    failed: number of rows that this call tried and that got no score, by status; "ok" and "unscored" are not counted.
+    repeated: no row was generated or scored, because every row was saved before with its score.
     """
 
     run_dir: Path | None  # None after a dry run

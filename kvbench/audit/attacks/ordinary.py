@@ -3,7 +3,7 @@
     python -m kvbench.audit.attacks.ordinary FOLDER MODULE
 
 The ordinary user cannot read a Python interpreter or a copy of kvbench that lies in root's private home. So this
-process mounts both below FOLDER, in a mount namespace that only it and its children see.
+process mounts them below FOLDER, in a mount namespace that only it and its children see.
 """
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
 """A model's attention under the engine: `interface` has the function that transformers calls in every attention layer.
 
-The other modules read a model's layers (`geometry`) and RoPE, check its positions, and call flash-attn."""
+The other modules read a model's layers (`geometry`) and RoPE (`rope`), check that the model uses the engine's positions
+(`positions`), and compute attention with torch's SDPA (`sdpa`) or flash-attn (`flash`)."""

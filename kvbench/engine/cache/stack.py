@@ -60,7 +60,7 @@ class Stack(ABC):
         return slice(place * self.slots, (place + 1) * self.slots)
 
     def at_once(self, entries: int, queries: int) -> int:
-        """Return how many rows one view may have, so that its scratch stays within `scratch_bytes`.
+        """Return how many rows (each a layer of a slot) one view may have, so that its scratch fits `scratch_bytes`.
 
         entries: entries per head of a row; queries: queries per head that the view holds.
         """

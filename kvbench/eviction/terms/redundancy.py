@@ -30,7 +30,7 @@ def redundancy(
     Args:
         threshold: cosine above which two keys count as similar, 0 or more.
         order: [b, Hk, N] indices that list the entries, as `LayerView.text_order` does.
-        spare: which similar key each row of the matrix spares: the last or the first in `order`.
+        spare: in each row of the matrix of cosines one similar key counts as not similar: the last or first in `order`.
         column_zero: reproduce the released R-KV code: a row of the matrix without a similar key spares the first entry
             in `order`, and if `spare` is "first" every row does.
     """

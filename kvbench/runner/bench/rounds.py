@@ -163,7 +163,7 @@ class Contest:
     def apart(self, work: Callable[[], Result]) -> Result:
         """Return the result of `work`, run with the setting's number of threads.
 
-        It runs in a forked process, or on CUDA, which does not survive a fork, in this process.
+        It runs in a forked process. On CUDA, which does not survive a fork, it runs in this process.
         """
 
         def threaded() -> Result:

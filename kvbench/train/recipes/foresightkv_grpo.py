@@ -2,14 +2,14 @@
 
 An answer is read G times; in every reading the method draws its evictions with the current scorer. The reward of a
 reading is high if the model predicts the answer nearly as well as with the full cache. Let d be the loss that eviction
-adds to a token. Of the answer's tokens after the first eviction, low are the 80% at which the full cache's prediction
-has the least entropy, high the others, all both. The option `reward` chooses the reward R:
+adds to a token. The answer's tokens after the first eviction form three sets: `low`, the 80% at which the full cache's
+prediction has the least entropy; `high`, the others; `all`, both together. The option `reward` chooses the reward R:
 
-    squared    - mean over low of d^2 [d > 1.5]      the paper's reward
-    large      - mean over low of d [d > 1.5]
-    low        - mean over low of d
-    high       - mean over high of d
-    all        - mean over all of d
+    squared    minus the mean over low of d^2 [d > 1.5]      the paper's reward
+    large      minus the mean over low of d [d > 1.5]
+    low        minus the mean over low of d
+    high       minus the mean over high of d
+    all        minus the mean over all of d
 
     A_g   = (R_g - mean of R) / (standard deviation of R + 1e-8)                 the advantage of reading g
     loss  = policy loss of A_g and log softmax(phi) at the evicted entries, over layers, heads, evictions and entries
