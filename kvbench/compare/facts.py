@@ -85,7 +85,7 @@ class Difference:
 
 
 def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
-    """Return a fact about a run; None if it is unknown. record: the run's environment, with its setting `chunk` added."""
+    """Return a fact about a run; None if it is unknown. record: the run's environment and its setting `chunk`."""
     match name:
         case "git" | "threads" | "chunk":
             value = record.get(name)

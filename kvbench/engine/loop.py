@@ -205,7 +205,7 @@ class Engine:
         return (prompt, waiting) if waiting else None
 
     def _install(self, prompt: PromptState, slots: list[int]) -> None:
-        """Copy a prompt's entries to the slots of its samples."""
+        """Copy a prompt's entries and states to the slots of its samples."""
         self.cache.install(prompt.layers, slots, prompt.tokens)
         self.cache.install_states(prompt.recurrent, 0, slots)
         for slot, sequence in self.slots.of(slots):
@@ -270,8 +270,7 @@ class Engine:
         state = self.state
         self.writer.begin(state.seen, state.live)
         with self._compiled.active() if self._compiled else contextlib.nullcontext():
-            at = {"input_ids": state.tokens[:, None], "position_ids": state.seen[:, None]}
-            out = self.model.run(self.writer, self.cache.recurrent, **at)
+            out = self.model.run(self.writer, self.cache.recurrent, **state.inputs())
         self.writer.advance()
         self._draw(out.logits[:, -1], state)
 
@@ -344,8 +343,7 @@ class Engine:
         return size
 
     def _finish(self, sequence: Sequence) -> None:
-        cache = self.cache
-        self._done.append(sequence.generation(self.loaded.decode, cache.slot_bytes(), cache.state_bytes, self.decoding))
+        self._done.append(sequence.generation(self.loaded.decode, self.cache, self.decoding))
 
     def _release(self, slot: int) -> None:
         """Free a slot. Steps still run an idle slot, as a sequence of one token, and ignore its output."""

@@ -17,6 +17,7 @@ import torch
 from kvbench.engine.adapter import adapted
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PromptLayer
+from kvbench.engine.cache.recurrent import copied
 from kvbench.engine.writers import BlockWriter
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.eviction.api import Method, Probe
@@ -132,7 +133,7 @@ def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward
     """Run one probe against `target` (`cache` or an evicted copy); return the greedy token after it."""
     before = {index: layer.rows for index, layer in target.layers.items()}
     states = target.recurrent
-    target.recurrent = None if states is None else states.copy()
+    target.recurrent = copied(states)
     target.prompt_rows = target.prompt_rows or before
     start = cache.seen + target.extra
 

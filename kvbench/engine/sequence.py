@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.prefill import PromptState
 from kvbench.eviction import noise
 from kvbench.records import FollowUp, Generation, Request, Usage
@@ -83,7 +84,7 @@ class Meter:
         if self.first_eviction is None:
             self.first_eviction = seen
 
-    def usage(self, prompt_tokens: int, output_tokens: int, slot_bytes: int, state_bytes: int, decoding: str) -> Usage:
+    def usage(self, prompt_tokens: int, output_tokens: int, cache: SlotCache, decoding: str) -> Usage:
         steps = max(1, self.steps)
         return Usage(
             prompt_tokens=prompt_tokens,
@@ -97,8 +98,8 @@ class Meter:
             kv_bytes_peak=self.bytes_peak,
             kv_bytes_extra=self.extra_peak,
             kv_bytes_mean=self.bytes_sum // steps,
-            kv_bytes_slot=slot_bytes,
-            state_bytes=state_bytes,
+            kv_bytes_slot=cache.slot_bytes(),
+            state_bytes=cache.state_bytes,
             evictions=self.evictions,
             first_eviction=self.first_eviction,
             prefill_seconds=self.prefill_seconds,
@@ -236,10 +237,8 @@ class Sequence:
             self.pending.extend([*unread, *follow.ids])
         return follow
 
-    def generation(
-        self, decode: Callable[[list[int]], str], slot_bytes: int, state_bytes: int, decoding: str
-    ) -> Generation:
-        """Return the finished sample's result. The other arguments are those of `Usage`."""
+    def generation(self, decode: Callable[[list[int]], str], cache: SlotCache, decoding: str) -> Generation:
+        """Return the finished sample's result. cache: that held the sample; decoding: see `Usage`."""
         text = self.text(decode)
         forced = bool(self.request.forced)
         return Generation(
@@ -248,7 +247,7 @@ class Sequence:
             token_ids=tuple(self.tokens),
             text=text,
             stop_reason=self.stop_reason,
-            usage=self.meter.usage(len(self.request.prompt_ids), self.drawn, slot_bytes, state_bytes, decoding),
+            usage=self.meter.usage(len(self.request.prompt_ids), self.drawn, cache, decoding),
             status=self.status,
             note=self.note,
             turns=(*self.answers, text),

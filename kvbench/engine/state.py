@@ -111,6 +111,10 @@ class State:
             *[-1] * (self.steps - len(fixed)),
         ]
 
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Return the model's inputs for a step: each slot's newest token and its position, [S, 1] each."""
+        return {"input_ids": self.tokens[:, None], "position_ids": self.seen[:, None]}
+
     def advance(self, choice: Choice) -> None:
         """Record and count the tokens of a step, and mark the sequences that they end as no longer live.
 

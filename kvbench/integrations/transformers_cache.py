@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from transformers import Cache
 
 from kvbench.config import parsers
 from kvbench.config.parsers import parse
@@ -37,6 +36,7 @@ from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget, label
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.options import check_budget
+from kvbench.integrations.fixed_batch import FixedBatch
 from kvbench.integrations.forward_hooks import hook
 from kvbench.integrations.prompt_groups import PromptGroup, attend, check_mask, check_positions, pads_before
 from kvbench.records import Request
@@ -44,7 +44,7 @@ from kvbench.records import Request
 BLOCK = 512  # prompt queries per attention call
 
 
-class EvictionCache(Cache):
+class EvictionCache(FixedBatch):
     """A bounded KV cache for `generate`.
 
     Args:
@@ -62,8 +62,6 @@ class EvictionCache(Cache):
     Raises:
         UserError: unknown method, budget missing or too small, architecture not supported.
     """
-
-    is_compileable = False
 
     def __init__(
         self,
@@ -137,23 +135,6 @@ class EvictionCache(Cache):
     def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         return self._seen + 1, 0
 
-    def get_max_cache_shape(self, layer_idx: int | None = 0) -> int:
-        return -1
-
-    get_max_length = get_max_cache_shape
-
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        raise UserError("EvictionCache does not serve beam search; use num_beams=1.")
-
-    def crop(self, *args: Any, **kwargs: Any) -> None:
-        raise UserError("EvictionCache cannot take tokens back; generate without assisted decoding.")
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        raise UserError("EvictionCache does not repeat sequences of its batch; repeat the prompt instead.")
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        raise UserError("EvictionCache does not select sequences of its batch; make a cache for these alone.")
-
     def entries(self) -> list[float]:
         """Return how many entries each sequence of the batch holds now, a mean over layers and KV heads.
 
@@ -175,9 +156,6 @@ class EvictionCache(Cache):
             f"EvictionCache({self.name}, budget={budget}, interval={self.interval}, "
             f"tokens={self._seen}, entries per layer and head={entries}, bytes={self.bytes():,})"
         )
-
-    def __deepcopy__(self, memo: Any) -> EvictionCache:
-        raise UserError("EvictionCache cannot be copied; make a new cache and read the prompt again.")
 
     def close(self) -> None:
         """Remove the cache's hooks from the model; the cache cannot be used afterwards."""

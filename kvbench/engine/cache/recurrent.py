@@ -45,7 +45,8 @@ class RecurrentStates(Cache):
     is_compileable = False
 
     def __init__(self, layers: int, per_layer: int = 1) -> None:
-        super().__init__(layers=[LinearAttentionLayer(number_of_states=per_layer) for _ in range(layers)])
+        self._of_layers = [LinearAttentionLayer(number_of_states=per_layer) for _ in range(layers)]
+        super().__init__(layers=list(self._of_layers))
 
     @classmethod
     def like(cls, shapes: Sequence[StateShape]) -> RecurrentStates | None:
@@ -55,12 +56,9 @@ class RecurrentStates(Cache):
     @classmethod
     def allocate(cls, shapes: Sequence[StateShape], rows: int, device: torch.device) -> RecurrentStates | None:
         """Return zero states for `rows` sequences, which a forward pass continues; None if the model has no states."""
-        states = cls.like(shapes)
-        for s in shapes if states is not None else ():
-            layer = states.layers[s.layer]
-            empty = torch.zeros(rows, *s.shape, dtype=s.dtype, device=device)
-            layer.lazy_initialization(**{f"{s.kind}_states": empty}, state_idx=s.place)
-            layer.has_previous_state[s.place] = True
+        if (states := cls.like(shapes)) is not None:
+            for s in shapes:
+                states._put(s.layer, s.kind, s.place, torch.zeros(rows, *s.shape, dtype=s.dtype, device=device))
         return states
 
     def shapes(self) -> tuple[StateShape, ...]:
@@ -77,12 +75,9 @@ class RecurrentStates(Cache):
 
     def copy(self) -> RecurrentStates:
         """Return states with the same numbers, which forward passes change apart from these."""
-        other = RecurrentStates(len(self.layers), self.layers[0].number_of_states)
+        other = RecurrentStates(len(self._of_layers), self._of_layers[0].number_of_states)
         for at, kind, place, state in self._each():
-            layer = other.layers[at]
-            layer.lazy_initialization(**{f"{kind}_states": state}, state_idx=place)
-            getattr(layer, f"{kind}_states")[place].copy_(state)
-            layer.has_previous_state[place] = True
+            other._put(at, kind, place, state)
         return other
 
     def bytes(self) -> int:
@@ -91,7 +86,7 @@ class RecurrentStates(Cache):
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         """Return whether a forward pass has written the states of a layer, or of any layer, or one of its states."""
-        layers = self.layers if layer_idx is None else self.layers[layer_idx : layer_idx + 1]
+        layers = self._of_layers if layer_idx is None else self._of_layers[layer_idx : layer_idx + 1]
         written = [layer.has_previous_state for layer in layers]
         return any(all(places.values()) if state_idx is None else places[state_idx] for places in written)
 
@@ -105,8 +100,23 @@ class RecurrentStates(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return query_length, 0
 
+    def _put(self, at: int, kind: str, place: int, state: torch.Tensor) -> None:
+        """Create a state of layer `at` as a copy of `state`, for a forward pass to continue."""
+        layer = self._of_layers[at]
+        if kind == "conv":
+            layer.lazy_initialization(conv_states=state, state_idx=place)
+        else:
+            layer.lazy_initialization(recurrent_states=state, state_idx=place)
+        getattr(layer, f"{kind}_states")[place].copy_(state)
+        layer.has_previous_state[place] = True
+
     def _each(self) -> Iterator[tuple[int, str, int, torch.Tensor]]:
         """Yield (layer, kind, place, state) of every state."""
-        for at, layer in enumerate(self.layers):
+        for at, layer in enumerate(self._of_layers):
             for kind, states in (("conv", layer.conv_states), ("recurrent", layer.recurrent_states)):
                 yield from ((at, kind, place, state) for place, state in states.items() if state is not None)
+
+
+def copied(states: RecurrentStates | None) -> RecurrentStates | None:
+    """Return a copy of the states; None if the model has none."""
+    return None if states is None else states.copy()

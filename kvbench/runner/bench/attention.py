@@ -15,6 +15,7 @@ import torch
 
 from kvbench.console import faults
 from kvbench.engine.cache.pool import PAGE
+from kvbench.engine.cache.recurrent import copied
 from kvbench.engine.graph import StepGraph
 from kvbench.engine.kernels.backends import BACKENDS, Backend, Decode, decode_with
 from kvbench.engine.loop import Engine
@@ -87,7 +88,8 @@ def record(engine: Engine) -> list[Call]:
     writer.load([int(seen > 0) for seen in cache.seen], keep_queries=False)
     seen = torch.tensor(cache.seen, device=cache.device)
     writer.begin(seen, (seen > 0).long())
-    engine.model.run(writer, input_ids=torch.zeros_like(seen)[:, None], position_ids=seen[:, None])
+    tokens, states = torch.zeros_like(seen), copied(cache.recurrent)
+    engine.model.run(writer, states, input_ids=tokens[:, None], position_ids=seen[:, None])
     return calls
 
 

@@ -231,11 +231,11 @@ class Contest:
 
 
 def rise(costs: Sequence[Cost]) -> float | None:
-    """Return the rise of the cost per token from the second stretch to the last, as a share of its mean.
+    """Return the rise of the cost per token from the second stretch to the last, as a share of the mean cost.
 
-    The rise is that of a straight line through the costs in the cheapest rounds, because other processes only ever add
-    to a cost. The first stretch is left out: caches still fill up to their budgets. None for fewer than three
-    stretches.
+    The rise is that of a straight line through the cost of each stretch in its cheapest round, because other processes
+    only ever add to a cost. The first stretch is left out: caches still fill up to their budgets. None for fewer than
+    three stretches.
     """
     if len(costs) < 3:
         return None
