@@ -10,13 +10,14 @@ from kvbench.eviction.trigger import Trigger
 LOOK = 8  # most steps that a GPU runs before the host looks
 
 
-def block_length(sequences: Many[Sequence], trigger: Trigger, look: int) -> int:
+def block_length(sequences: Many[Sequence], trigger: Trigger, look: int, states: bool = False) -> int:
     """Return the number of steps until any sequence has a tick or all have ended, at most `look`.
 
     The number is 1 if a stop string may end a turn that another turn may follow: the entries that a longer block would
-    write after the stop string cannot be removed.
+    write after the stop string cannot be removed. With `states` (layers of the model keep a state) it is 1 if another
+    turn may follow any turn: a step changes the states of sequences that have ended, too.
     """
-    if any(s.request.stop_strings and s.request.conversation for s in sequences):
+    if any(s.request.conversation and (s.request.stop_strings or states) for s in sequences):
         return 1
     most, clocks = min(look, max(s.ahead for s in sequences)), _clocks(sequences)
     return next((n for n in range(1, most) if _ticks(clocks, trigger, n)), most)

@@ -20,6 +20,7 @@ import torch
 from kvbench.console import faults
 from kvbench.engine.blocks import LOOK, block_length, stores_queries
 from kvbench.engine.cache.layout import Layout, Lengths, check_prefill
+from kvbench.engine.cache.recurrent import copied
 from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.graph import CaptureError, StepGraph
 from kvbench.engine.kernels.backends import Backend, decode_with, draw_with
@@ -224,7 +225,7 @@ class Engine:
         """Decode a block of steps (`block_length`); then look at its tokens, evict, and end or continue turns."""
         live = self.slots.live()
         self._under_way = [sequence for _, sequence in live]
-        steps = block_length(self._under_way, self.trigger, self.look)
+        steps = block_length(self._under_way, self.trigger, self.look, states=self.cache.recurrent is not None)
         self._load(steps)
         step = self._ready(steps)
         began = time.perf_counter()
@@ -240,7 +241,7 @@ class Engine:
         self.state.load(self.slots.sequences, self.cache.seen, self.loaded.stop_ids)
         width = self.cache.shape.queries
         wanted = width > 0 if self._captures else stores_queries(self._under_way, self.trigger, width, steps)
-        self.writer.load(self._room(steps), wanted)
+        self.writer.load(self.slots.ahead(steps), wanted)
 
     def _ready(self, steps: int) -> Callable[[], None]:
         """Return the function that runs a step. On a GPU, prepare it first if a tensor that it depends on was replaced.
@@ -251,11 +252,13 @@ class Engine:
         depends = self.state, self.writer.version
         if self._on_gpu and self._prepared != depends:
             self._prepared, self._graph = depends, None  # frees the old graph's memory
+            states = copied(self.cache.recurrent)
             if self._captures:
                 self._capture(steps)
             else:
                 self._step()
             self._load(steps)
+            self.cache.restore_states(states)
         return self._graph.replay if self._graph else self._step
 
     def _capture(self, steps: int) -> None:
@@ -321,10 +324,6 @@ class Engine:
             self._release(slot)
         elif not sequence.tokens and not sequence.pending:
             self._release(slot)
-
-    def _room(self, steps: int) -> list[int]:
-        """Return for each slot the most tokens that `steps` steps can add to it."""
-        return [min(steps, sequence.ahead) if sequence else 0 for sequence in self.slots.sequences]
 
     def _follow(self, sequence: Sequence, seen: int) -> bool:
         """Begin the next turn of a finished sequence, in its slot or as a new prompt at the head of the queue.

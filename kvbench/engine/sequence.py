@@ -273,6 +273,10 @@ class Slots:
         """Return the slots among `slots` that are in use, with their sequences."""
         return [(slot, sequence) for slot in slots if (sequence := self.sequences[slot]) is not None]
 
+    def ahead(self, steps: int) -> list[int]:
+        """Return for each slot the most tokens that `steps` steps can add to it."""
+        return [min(steps, sequence.ahead) if sequence else 0 for sequence in self.sequences]
+
     def seat(self, slot: int, sequence: Sequence) -> None:
         self.sequences[slot] = sequence
 

@@ -117,6 +117,14 @@ def test_a_stop_string_before_another_turn_ends_in_a_ring_too():
     assert results(engine(model, "gkv", look=8), todo) == alone
 
 
+@pytest.mark.parametrize("architecture", ["lfm2", "qwen3.5"])
+def test_states_of_other_layers_do_not_outrun_a_turn(architecture):
+    model = build(architecture)
+    todo = special(results(engine(model, "gkv"), TODO))
+    alone = results(engine(model, "gkv"), todo)
+    assert results(engine(model, "gkv", look=8), todo) == alone
+
+
 def test_a_block_of_nan_logits_ends_at_the_first():
     broken = build("qwen3")
     with torch.no_grad():
@@ -126,6 +134,15 @@ def test_a_block_of_nan_logits_ends_at_the_first():
 
 
 # -- the graph
+
+
+@pytest.mark.parametrize("architecture", ["lfm2", "qwen3.5"])
+def test_preparing_a_graph_leaves_the_states_of_other_layers(architecture, device):
+    todo = [*TODO, *special(results(engine(build(architecture), "gkv"), TODO))[4:]]
+    want = results(engine(build(architecture), "gkv"), todo)
+    graph = engine(on_gpu(architecture), "gkv")
+    assert {key: d.token_ids for key, d in results(graph, todo).items()} == {k: d.token_ids for k, d in want.items()}
+    assert graph.decoding == "torch graph"
 
 
 def test_every_method_decodes_from_a_graph_without_waiting(loaded, device):

@@ -52,6 +52,18 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-dense": ("HunYuanDenseV1Config", HEAD),
     "ernie4.5": ("Ernie4_5Config", HEAD),
     "gpt-oss": ("GptOssConfig", dict(ALTERNATE, num_local_experts=4, num_experts_per_tok=2, **HEAD)),
+    "lfm2": ("Lfm2Config", dict(layer_types=["conv", "full_attention", "conv"])),
+    "qwen3.5": (
+        "Qwen3_5TextConfig",
+        dict(
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=16,
+            linear_value_head_dim=16,
+            **HEAD,
+        ),
+    ),
     "qwen3-vl-text": (
         "Qwen3VLTextConfig",
         dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[4, 2, 2]), **HEAD),

@@ -80,6 +80,11 @@ class RecurrentStates(Cache):
             other._put(at, kind, place, state)
         return other
 
+    def restore(self, before: RecurrentStates) -> None:
+        """Copy all states of `before`, in place."""
+        for (*_, mine), (*_, theirs) in zip(self._each(), before._each(), strict=True):
+            mine.copy_(theirs)
+
     def bytes(self) -> int:
         """Return the bytes of all rows."""
         return sum(state.nbytes for *_, state in self._each())

@@ -134,6 +134,11 @@ class SlotCache(ABC):
         if self.recurrent is not None and states is not None:
             self.recurrent.install(states, row, torch.tensor(slots, device=self.device))
 
+    def restore_states(self, states: RecurrentStates | None) -> None:
+        """Undo all steps since the states were copied to `states`."""
+        if self.recurrent is not None and states is not None:
+            self.recurrent.restore(states)
+
     @abstractmethod
     def make_room(self, ahead: Sequence[int]) -> None:
         """Make room for the next tokens of each slot. ahead: [S], their number."""
