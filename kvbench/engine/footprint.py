@@ -72,7 +72,8 @@ def footprint(
     """
     prompt = plan_slot_bytes(geometry, method, replace(held, rows=prompt_rows, queries=0), dtype)
     packed = plan_slot_bytes(geometry, method, replace(held, rows=min(held.rows, prompt_rows), queries=0), dtype)
-    tokens = prompt_rows if layer_by_layer(method, prefill) else min(block, prompt_rows)  # of a forward pass
+    whole = layer_by_layer(method, prefill, states=bool(shape.states))
+    tokens = prompt_rows if whole else min(block, prompt_rows)  # of a forward pass
     reading = (tokens * shape.width + _mask(geometry, block, prompt_rows)) * dtype.itemsize
     scoring = _scoring(geometry, prompt_rows) + _pairs(geometry, prompt_rows) if method.evicts else 0
     row = _scoring(geometry, held.rows) if method.evicts else 0

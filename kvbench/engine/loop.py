@@ -20,7 +20,6 @@ import torch
 from kvbench.console import faults
 from kvbench.engine.blocks import LOOK, block_length, stores_queries
 from kvbench.engine.cache.layout import Layout, Lengths, check_prefill
-from kvbench.engine.cache.recurrent import copied
 from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.graph import CaptureError, StepGraph
 from kvbench.engine.kernels.backends import Backend, decode_with, draw_with
@@ -252,7 +251,7 @@ class Engine:
         depends = self.state, self.writer.version
         if self._on_gpu and self._prepared != depends:
             self._prepared, self._graph = depends, None  # frees the old graph's memory
-            states = copied(self.cache.recurrent)
+            states = self.cache.saved_states()
             if self._captures:
                 self._capture(steps)
             else:

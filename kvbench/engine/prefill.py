@@ -166,7 +166,7 @@ class PromptReader:
         cache = self.cache(rules, noise_keys, length, size)
         acting, evictions = cache.acting, _PromptEvictions(cache, context)
         probes = acting.needs().probes
-        if layer_by_layer(rules.method, self.prefill):
+        if layer_by_layer(rules.method, self.prefill, states=cache.recurrent is not None):
             writer = self.writer(cache, partial(evictions.timed, evictions.evict_layer))
             logits = self._forward(writer, [prompt[:context] for prompt in prompts], 0)
             evictions.close()
@@ -214,7 +214,9 @@ class PromptReader:
         """Return logits [b, keep, V] after the last `keep` input tokens or embeddings; keep=0: after all of them."""
         positions = writer.begin(start, rows)[None]
         states = writer.cache.recurrent
-        return self.model.run(writer, states, **inputs, position_ids=positions, logits_to_keep=keep).logits
+        out = self.model.run(writer, states, **inputs, position_ids=positions, logits_to_keep=keep)
+        writer.cache.measure()  # states of the layers after the last attention
+        return out.logits
 
     def _read_probe(
         self, weights: Mapping[str, torch.Tensor], writer: BlockWriter, probe: Probe, start: int

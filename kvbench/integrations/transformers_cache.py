@@ -283,7 +283,7 @@ class EvictionCache(FixedBatch):
     def _open(self, rows: list[int], pads: int, length: int) -> PromptGroup:
         keys = [self._noise_key(row, -1) for row in rows]
         cache = self._reader.cache(self._setup.rules_for_prompt(length), keys, length, length)
-        cache.recurrent = self._states
+        cache.recurrent = None  # the pass writes one object for all rows, see `_settle`
         writer = self._reader.writer(cache)
         writer.begin(0, length)
         return PromptGroup(rows, pads, cache, writer)
@@ -311,6 +311,7 @@ class EvictionCache(FixedBatch):
         prompts, setup = self._prompts, self._setup
         with one_thread(self._ids.device):
             for prompt in prompts:
+                prompt.cache.recurrent = None if self._states is None else self._states.copy(prompt.rows)
                 if prompt.cache.acting.needs().probes and prompt.cache.full():
                     [row] = prompt.rows
                     self._reader.probe(prompt.cache, self._ids[row, prompt.pads :].tolist(), first[row])

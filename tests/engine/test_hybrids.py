@@ -74,6 +74,16 @@ def worst_difference(loaded, monkeypatch, **more):
 
 
 @pytest.mark.parametrize("family", HYBRIDS, ids=lambda f: f.name.replace(" ", "-"))
+def test_a_prompt_read_in_chunks_has_the_logits_of_one_pass(family):
+    loaded, ids = load(family), torch.randint(3, 250, (1, 50), generator=torch.Generator().manual_seed(3))
+    whole = loaded.model(ids, use_cache=False).logits[0, -1].detach()
+    running = engine(loaded, "full", prefill_chunk=16)
+    with torch.inference_mode(), running.model.routed():
+        prompt = running.reader.read(ids[0].tolist(), running.setup.rules_for_prompt(50), -1)
+    assert float((prompt.logits - whole).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("family", HYBRIDS, ids=lambda f: f.name.replace(" ", "-"))
 def test_logits_equal_the_dense_reference(family, monkeypatch):
     """More sequences than slots, prompts longer than a chunk, evictions, refills."""
     worst, evictions = worst_difference(load(family), monkeypatch)
@@ -119,6 +129,21 @@ def test_states_are_planned_counted_and_never_evicted(qwen):
     share = evictable_share(qwen.geometry, qwen.states, LONGEST, qwen.dtype)
     entries = LONGEST * sum(g.entry_bytes(4) for g in qwen.geometry)
     assert share == entries / (entries + expected)
+
+
+@pytest.mark.parametrize("method", ["gkv", "kvzip"])
+def test_a_batch_in_generate_has_the_tokens_of_each_prompt_alone(qwen, method):
+    """A method with probes reads the prompts one by one; each must continue its own states."""
+    ids = torch.randint(3, 250, (3, 40), generator=torch.Generator().manual_seed(5))
+
+    def tokens(rows, budget):
+        with EvictionCache(
+            qwen.model, small(method), budget=budget, interval=INTERVAL, tokenizer=qwen.tokenizer
+        ) as cache:
+            return qwen.model.generate(rows, past_key_values=cache, max_new_tokens=20, do_sample=False)[:, 40:].tolist()
+
+    for budget in (BUDGET, 64):  # with and without an eviction of the prompt
+        assert tokens(ids, budget) == [tokens(row[None], budget)[0] for row in ids]
 
 
 def test_padded_prompts_are_refused(qwen):

@@ -35,6 +35,7 @@ HALF_MROPE = {
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 
 DENSE, MIXTURES, LATENT, VISION = "dense", "mixtures of experts", "latent attention", "vision-language (text)"
+LINEAR = "linear_attention"
 HYBRID = "hybrids (linear attention, state space or convolution beside attention)"
 STATE = "linear attention, state space or convolution"
 INTERFACE = "without the attention interface (ALiBi, own attention)"
@@ -147,16 +148,23 @@ FAMILIES = [
     Family("Bamba", "bamba", HYBRID, {"attn_layer_indices": [1]}),
     Family("Falcon-H1", "falcon_h1", HYBRID, {"mamba_n_heads": 8, "mamba_d_ssm": 128}),
     Family("Granite 4 hybrid", "granitemoehybrid", HYBRID, {"layer_types": ["mamba", "attention"]}),
-    Family("Jamba", "jamba", HYBRID, {"attn_layer_period": 2, "attn_layer_offset": 1}),
     Family("Kimi Linear", "kimi_linear", HYBRID),
     Family("LFM2", "lfm2", HYBRID, {"layer_types": ["conv", "full_attention"]}),
     Family("LFM2 MoE", "lfm2_moe", HYBRID, {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
     Family("Nemotron-H", "nemotron_h", HYBRID),
-    Family("OLMo hybrid", "olmo_hybrid", HYBRID),
+    Family(
+        "OLMo hybrid",
+        "olmo_hybrid",
+        HYBRID,
+        {"num_hidden_layers": 4, "layer_types": [LINEAR, LINEAR, "full_attention", LINEAR]},
+    ),
     Family("Qwen3-Next", "qwen3_next", HYBRID),
     Family("Qwen3.5", "qwen3_5", HYBRID),
     Family("Qwen3.5 MoE", "qwen3_5_moe", HYBRID),
     # refused
+    Family(
+        "Jamba", "jamba", STATE, {"attn_layer_period": 2, "attn_layer_offset": 1}, refused="do not continue", late=True
+    ),
     Family("Mamba 2", "mamba2", STATE, {"num_heads": 8, "head_dim": 16}, refused="neither a KV cache"),
     Family("MiniMax", "minimax", STATE, refused="cache of its own"),
     Family("RecurrentGemma", "recurrent_gemma", STATE, refused="'recurrent_gemma'"),

@@ -22,35 +22,63 @@ class _Stop(BaseException):
 
 
 @torch.no_grad()
-def check_positions(model: Any, states: Sequence[StateShape] = ()) -> None:
+def check_positions(model: Any) -> None:
     """Check that a token has the same queries when the model reads it alone as when it reads it after other tokens.
 
-    In both passes the token is at the same position; alone it continues the states that the tokens before it left. Only
-    the layers up to the first attention run. Raises UserError for a model that ignores the positions it is given, or
-    mixes neighbouring tokens outside attention and these states.
-
-    states: of layers beside attention; empty if the model has none.
+    In both passes the token is at the same position. Only the first layer runs. Raises UserError for a model that
+    ignores the positions it is given, or mixes neighbouring tokens outside attention.
     """
     ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
-    before = RecurrentStates.like(states)
-    together = first_queries(model, ids, None, RecurrentStates.like(states))[:, :, -1:].float()
-    first_queries(model, ids[:, :-1], 0, before)
-    alone = first_queries(model, ids[:, -1:], TOKENS - 1, before).float()
-    error = (together - alone).abs().max() / together.abs().max().clamp(min=1e-12)
-    if not float(error) < TOLERANCE.get(next(model.parameters()).dtype, 1e-3):
+    together = first_queries(model, ids, None)[:, :, -1:].float()
+    alone = first_queries(model, ids[:, -1:], TOKENS - 1).float()
+    if _differ(together, alone, model):
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: the queries of a token at a given position "
             "change when the model reads it without the tokens before it."
         )
 
 
-def first_queries(
-    model: Any, ids: torch.Tensor, position: int | None, states: RecurrentStates | None = None
-) -> torch.Tensor:
+@torch.no_grad()
+def check_states(model: Any, states: Sequence[StateShape]) -> None:
+    """Check that a model continues the states of its layers, and uses the positions that it is given.
+
+    The last token of a text that is read in pieces must have the queries and logits of one pass. Attention is left out
+    (its output is zero), so the states alone connect the pieces. Raises UserError for a model that begins its states
+    anew.
+    """
+    ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
+    queries: list[torch.Tensor] = []
+
+    def nothing(call: AttentionCall) -> torch.Tensor:
+        b, heads, t, _ = call.query.shape
+        queries.append(call.query[:, :, -1].float())
+        return call.value.new_zeros(b, t, heads, call.value.shape[-1])
+
+    def read(start: int, end: int, continued: RecurrentStates | None) -> list[torch.Tensor]:
+        queries.clear()
+        at = {"position_ids": torch.arange(start, end, device=ids.device)[None]} if continued is not None else {}
+        return [run(model, continued, input_ids=ids[:, start:end], **at).logits[:, -1].float(), *queries]
+
+    with route(model, nothing), own_failures(model):
+        whole, pieces = read(0, TOKENS, None), RecurrentStates.like(states)
+        for start, end in ((0, 2), (2, TOKENS - 1), (TOKENS - 1, TOKENS)):
+            last = read(start, end, pieces)
+    if any(_differ(*both, model) for both in zip(whole, last, strict=True)):
+        raise UserError(
+            f"model type {quote(model.config.model_type)} is not supported: its layers do not continue their state "
+            "when a text is read in pieces."
+        )
+
+
+def _differ(a: torch.Tensor, b: torch.Tensor, model: Any) -> bool:
+    error = (a - b).abs().max() / a.abs().max().clamp(min=1e-12)
+    return not float(error) < TOLERANCE.get(next(model.parameters()).dtype, 1e-3)
+
+
+def first_queries(model: Any, ids: torch.Tensor, position: int | None) -> torch.Tensor:
     """Return the first attention layer's queries [b, Hq, t, D] after RoPE.
 
-    position: that of the first token; None: the model chooses the positions. states: of layers beside attention, which
-    the pass continues and replaces.
+    position: that of the first token; None: the model chooses the positions.
     """
     queries: list[torch.Tensor] = []
 
@@ -60,5 +88,5 @@ def first_queries(
 
     at = {} if position is None else {"position_ids": torch.arange(ids.shape[1], device=ids.device)[None] + position}
     with route(model, record), own_failures(model), contextlib.suppress(_Stop):
-        run(model, states, input_ids=ids, **at)
+        run(model, input_ids=ids, **at)
     return queries[0]

@@ -188,7 +188,7 @@ class PromptCache:
             for layer, verdict in zip(layers, other._decide(method, layers)):
                 layer.keep(verdict.keep)
         both = sum(layer.bytes() for cache in (self, other) for layer in cache.layers.values())
-        self.peak_bytes = max(self.peak_bytes, both)
+        self.peak_bytes = max(self.peak_bytes, both + self.state_bytes())
         return other
 
     def forget_windows(self) -> None:

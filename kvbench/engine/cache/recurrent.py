@@ -73,25 +73,29 @@ class RecurrentStates(Cache):
         for (*_, mine), (*_, theirs) in zip(self._each(), source._each(), strict=True):
             mine[rows] = theirs[row].to(mine.dtype)
 
-    def copy(self) -> RecurrentStates:
-        """Return states with the same numbers, which forward passes change apart from these."""
+    def copy(self, rows: Sequence[int] | None = None) -> RecurrentStates:
+        """Return a copy of these rows (None: of all), which forward passes change apart from this object."""
         other = RecurrentStates(len(self._of_layers), self._of_layers[0].number_of_states)
         for at, kind, place, state in self._each():
-            other._put(at, kind, place, state)
+            other._put(at, kind, place, state if rows is None else state[list(rows)])
         return other
 
-    def restore(self, before: RecurrentStates) -> None:
-        """Copy all states of `before`, in place."""
-        for (*_, mine), (*_, theirs) in zip(self._each(), before._each(), strict=True):
-            mine.copy_(theirs)
+    def saved(self) -> list[torch.Tensor]:
+        """Return a copy of all states in the host's memory, for `restore`."""
+        return [state.cpu().clone() for *_, state in self._each()]
+
+    def restore(self, saved: Sequence[torch.Tensor]) -> None:
+        """Put the states back as they were `saved`, in place."""
+        for (*_, state), before in zip(self._each(), saved, strict=True):
+            state.copy_(before)
 
     def bytes(self) -> int:
         """Return the bytes of all rows."""
         return sum(state.nbytes for *_, state in self._each())
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return whether a forward pass has written the states of a layer, or of any layer, or one of its states."""
-        layers = self._of_layers if layer_idx is None else self._of_layers[layer_idx : layer_idx + 1]
+        """Return whether a forward pass has written the states (or one of them) of a layer; None: of the last layer."""
+        layers = self._of_layers[-1:] if layer_idx is None else self._of_layers[layer_idx : layer_idx + 1]
         written = [layer.has_previous_state for layer in layers]
         return any(all(places.values()) if state_idx is None else places[state_idx] for places in written)
 

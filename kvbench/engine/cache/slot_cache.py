@@ -134,10 +134,14 @@ class SlotCache(ABC):
         if self.recurrent is not None and states is not None:
             self.recurrent.install(states, row, torch.tensor(slots, device=self.device))
 
-    def restore_states(self, states: RecurrentStates | None) -> None:
-        """Undo all steps since the states were copied to `states`."""
-        if self.recurrent is not None and states is not None:
-            self.recurrent.restore(states)
+    def saved_states(self) -> list[torch.Tensor]:
+        """Return a copy, in the host's memory, of the states of layers beside attention."""
+        return [] if self.recurrent is None else self.recurrent.saved()
+
+    def restore_states(self, saved: Sequence[torch.Tensor]) -> None:
+        """Undo all changes since `saved_states` returned `saved`."""
+        if self.recurrent is not None:
+            self.recurrent.restore(saved)
 
     @abstractmethod
     def make_room(self, ahead: Sequence[int]) -> None:

@@ -18,7 +18,9 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from kvbench.console import faults
 from kvbench.engine.attention.interface import text_model
 
-VARIANTS = 64  # most compilations of a layer's code, for models, kinds of layers, numbers of slots; torch's limit is 8
+# Most compilations of a layer's code, for models, layers that keep a state, kinds of layers, and numbers of slots.
+# torch's limit is 8.
+VARIANTS = 512
 
 
 class CompiledLayers:

@@ -15,7 +15,7 @@ from kvbench.console import faults
 from kvbench.console.faults import words
 from kvbench.engine.attention.flash import Attn, check_attn
 from kvbench.engine.attention.geometry import LayerGeometry, read_layers
-from kvbench.engine.attention.positions import check_positions
+from kvbench.engine.attention.positions import check_positions, check_states
 from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.model.fingerprint import fingerprint
 from kvbench.errors import KVBenchError, SetupError, UserError, quote
@@ -133,7 +133,7 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     if parameter.device.type == "cuda":
         torch.cuda.set_device(parameter.device)  # Triton launches on the current device
     geometry, states = read_layers(model)
-    check_positions(model, states)
+    check_states(model, states) if states else check_positions(model)
     config = model.config.get_text_config()
     embeddings = model.get_input_embeddings().weight.shape[0]
     if tokenizer is not None:
@@ -150,6 +150,15 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
         fingerprint(model),
         states=states,
     )
+
+
+def refuse_states(loaded: LoadedModel) -> None:
+    """Raise UserError for a model whose other layers keep a state: recipes read texts from their middle without one."""
+    if loaded.states:
+        raise UserError(
+            f"layers of model type {quote(loaded.model.config.model_type)} keep a state beside attention; "
+            "'kvbench train' does not serve models with these layers."
+        )
 
 
 def _move(model: Any, where: torch.device) -> Any:

@@ -33,10 +33,10 @@ def decoded(loaded, layers=None, method="tova"):
     engine = Engine(loaded, small(method), budget=24, interval=8, slots=3, max_tokens=200)
     run, logits = engine.model.run, []
 
-    def recorded(handler, **inputs):
+    def recorded(handler, states, **inputs):
         decoding = handler is engine.writer
         with layers.active() if decoding and layers else contextlib.nullcontext():
-            out = run(handler, **inputs)
+            out = run(handler, states, **inputs)
         if decoding:
             logits.append(out.logits[:, -1].clone())
         return out
