@@ -56,8 +56,8 @@ def check_states(model: Any, states: Sequence[StateShape]) -> None:
 
     def read(start: int, end: int, continued: RecurrentStates | None) -> list[torch.Tensor]:
         queries.clear()
-        at = {"position_ids": torch.arange(start, end, device=ids.device)[None]} if continued is not None else {}
-        return [run(model, continued, input_ids=ids[:, start:end], **at).logits[:, -1].float(), *queries]
+        at = None if continued is None else torch.arange(start, end, device=ids.device)[None]
+        return [run(model, continued, input_ids=ids[:, start:end], position_ids=at).logits[:, -1].float(), *queries]
 
     with route(model, nothing), own_failures(model):
         whole, pieces = read(0, TOKENS, None), RecurrentStates.like(states)

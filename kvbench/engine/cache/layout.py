@@ -108,8 +108,8 @@ def check_prefill(method: Method, prefill: str, name: str = "") -> None:
 def layer_by_layer(method: Method, prefill: str, states: bool) -> bool:
     """Return whether a prompt is read in one forward pass, in which each layer is evicted right after its attention.
 
-    states: the model has layers that keep a state. In one pass over a long prompt their activations may take more memory
-    than all entries, so prompts are read in chunks.
+    states: the model has layers that keep a state. In one pass over a long prompt their activations may take more
+    memory than all entries, so prompts are read in chunks.
     """
     acting = method.during("prefill")
     return not states and prefill == "full" and acting.evicts and acting.layerwise and not acting.needs().probes
