@@ -86,7 +86,9 @@ def first_queries(model: Any, ids: torch.Tensor, position: int | None) -> torch.
         queries.append(call.query)
         raise _Stop
 
-    at = {} if position is None else {"position_ids": torch.arange(ids.shape[1], device=ids.device)[None] + position}
+    at: dict[str, Any] = (
+        {} if position is None else {"position_ids": torch.arange(ids.shape[1], device=ids.device)[None] + position}
+    )
     with route(model, record), own_failures(model), contextlib.suppress(_Stop):
         run(model, input_ids=ids, **at)
     return queries[0]
