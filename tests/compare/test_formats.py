@@ -137,7 +137,7 @@ def test_both_sides_are_named_with_their_state(make_run: Callable, rows: Callabl
         "kvbench 0, commit unknown"
     ] * 2
     assert "commit def" in FORMATS["markdown"](Comparison.make(outcome))
-    assert FORMATS["text"](Comparison.make(outcome)).startswith("BASE ")
+    assert FORMATS["text"](Comparison.make(outcome)).startswith("BASE")
 
 
 def test_a_wide_bound_is_explained(side: Callable, rows: Callable) -> None:
