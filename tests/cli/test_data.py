@@ -29,7 +29,11 @@ REFUSED = {
         2,
         "error: chat template t.jinja, line 3: unexpected '}'.",
     ),
-    "B053": ("--task walk --model ./mamba", 2, "error: architecture 'MambaForCausalLM' is not supported: 2 of 2 layers have neither a KV cache"),
+    "B053": (
+        "--task walk --model ./mamba",
+        2,
+        "error: architecture 'MambaForCausalLM' is not supported: 2 of 2 layers have neither a KV cache",
+    ),
     "B068 pipe": ("--task-file pipe", 2, "error: --task-file pipe is a pipe."),
     "B070": (
         "--task gpqa",

@@ -91,7 +91,7 @@ def test_every_architecture_hands_over_what_attention_reads(name: str) -> None:
 
     with torch.no_grad(), route(model.model, handler, hidden=True):
         model.model(torch.tensor([[1, 2, 3]]), attention_mask=None, use_cache=False)
-    assert len(heard) == 3
+    assert len(heard) == len(model.geometry)
     assert all(hidden.shape == (1, 3, 64) for hidden in heard)
 
 

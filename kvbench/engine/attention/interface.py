@@ -156,7 +156,9 @@ def text_model(model: Any) -> Any:
 
 def set_implementation(model: Any, name: str) -> None:
     """Select a registered attention function. Raises UserError when the architecture has no attention interface."""
-    if not model._can_set_attn_implementation():
+    # transformers sets the first mark on no model with states, although their attention uses the interface too.
+    stateful = getattr(model, "_is_stateful", False) and model._can_set_attn_implementation()
+    if not (stateful or getattr(model, "_supports_attention_backend", False)):
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: "
             "it does not use transformers' attention interface."
