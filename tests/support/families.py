@@ -168,7 +168,7 @@ FAMILIES = [
     Family("DiffLlama", "diffllama", OTHER, refused="twice"),
     Family("Doge", "doge", OTHER, refused="a mask of its own"),
     Family("Moshi", "moshi", OTHER, refused="sliding window"),
-    Family("Kosmos-2.5", "kosmos-2.5", OTHER, refused="alone", late=True),
+    Family("Kosmos-2.5", "kosmos-2.5", OTHER, refused="without the tokens before it", late=True),
     Family("Llama 4", "llama4", OTHER, refused="chunked_attention"),
     Family(
         "Llama 3.2 Vision",
