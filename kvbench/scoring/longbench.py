@@ -13,10 +13,11 @@ import difflib
 import importlib
 import re
 import string
+import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -82,18 +83,30 @@ def rouge_l(prediction: str, answer: str) -> float:
 
     rouge fails on empty texts, and on long sentences: it recurses once per word of both texts and reaches Python's
     recursion limit at about a thousand words, which Chinese texts without an ASCII full stop may have. The official
-    scripts also count a failure as 0. A new thread makes the limit independent of the caller's stack depth.
+    scripts also count a failure as 0. A new thread and Python's own limit, which torch's compiler raises, make the score
+    independent of the caller.
     """
     rouge, scores = _package("rouge"), [0.0]
 
     def run() -> None:
-        with contextlib.suppress(ValueError, RecursionError):
+        with contextlib.suppress(ValueError, RecursionError), _recursion_limit(1000):
             scores[0] = rouge.Rouge(metrics=["rouge-l"]).get_scores([prediction], [answer], avg=True)["rouge-l"]["f"]
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
     return float(scores[0])
+
+
+@contextlib.contextmanager
+def _recursion_limit(limit: int) -> Iterator[None]:
+    """Set the interpreter's recursion limit inside the block."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def rouge_l_zh(prediction: str, answer: str) -> float:

@@ -48,6 +48,17 @@ def test_the_first_line_counts_in_few_shot_sets_only():
     assert score_row("hotpotqa", "\n\nParis\nLondon", ["Paris"]) == pytest.approx(2 / 3)
 
 
+@pytest.fixture(params=[1000, 3000])
+def limit(request):
+    """Other code in the process, such as torch's compiler, may have raised the recursion limit."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(request.param)
+    yield request.param
+    assert sys.getrecursionlimit() == request.param
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("limit")
 def test_rouge_does_not_depend_on_the_callers_stack():
     """rouge calls itself once a word: near the interpreter's limit a deep caller would turn a score into 0."""
     text = " ".join(f"w{i}" for i in range(900))
