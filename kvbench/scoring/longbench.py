@@ -83,8 +83,8 @@ def rouge_l(prediction: str, answer: str) -> float:
 
     rouge fails on empty texts, and on long sentences: it recurses once per word of both texts and reaches Python's
     recursion limit at about a thousand words, which Chinese texts without an ASCII full stop may have. The official
-    scripts also count a failure as 0. A new thread and Python's own limit, which torch's compiler raises, make the score
-    independent of the caller.
+    scripts also count a failure as 0. A new thread and Python's own limit, which torch's compiler raises, make the
+    score independent of the caller.
     """
     rouge, scores = _package("rouge"), [0.0]
 
