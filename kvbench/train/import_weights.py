@@ -1,7 +1,7 @@
 """Converts published gates and scorers to kvbench's weights files, without running code from the published files.
 
-It reads safetensors files, and pickle files by `torch.load(weights_only=True)`, which creates tensors only. From a
-checkpoint of a whole model it loads only the tensors of gates or scorers.
+It reads safetensors files, and pickle files by `torch.load(weights_only=True)`, which creates tensors only. From
+a checkpoint of a whole model it keeps only the tensors of gates or scorers.
 """
 
 from __future__ import annotations
@@ -107,13 +107,16 @@ def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.T
     for (at, name), tensor in tensors.items():
         if tensor.layout != torch.strided or published_checkpoints.dimensions(module, name) not in (None, tensor.dim()):
             raise SetupError(
-                f"{quote(source)}: tensor {quote(name)} of layer {at} has the shape "
-                f"{list(tensor.shape)}, which no {module} has."
+                f"{quote(source)}: tensor {quote(name)} of layer {at} has the shape {list(tensor.shape)}, which no "
+                f"{module} has; the checkpoint is damaged."
             )
         layers.setdefault(at, {})[name] = tensor.float()
     lacking = [i for i in range(len(layers)) if i not in layers]
     if lacking:
-        raise SetupError(f"{quote(source)}: layer {max(layers)} has tensors, but layer {lacking[0]} has none.")
+        raise SetupError(
+            f"{quote(source)}: layer {max(layers)} has tensors, but layer {lacking[0]} has none; "
+            "the checkpoint is incomplete."
+        )
     return [layers[i] for i in range(len(layers))]
 
 
@@ -193,7 +196,7 @@ def _gates(
     if len(kinds) != 1:
         raise UserError(
             "the gate reads hidden states (rg) or keys and values (rg2), which have the same size "
-            "here: say which with --gate."
+            "here; say which one it is with --gate rg or --gate rg2."
         )
     tensors = published_checkpoints.gates(checkpoint.layers, kinds[0])
     form = form_of(tensors)

@@ -1,7 +1,7 @@
 """Forward and backward passes of a model under eviction masks, for as many sequences at once as memory allows.
 
-Letters: b sequences, S tokens of the longest, n last positions of a batch (they begin where the first answer begins), V
-vocabulary.
+Letters: b sequences; S tokens in the longest sequence; n positions at the end of the S, from the earliest begin of an
+answer on; V entries of the vocabulary.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Answered:
 
 
 class Part:
-    """A micro-batch of sequences, `ids` [b, S]; shorter ones are padded at the end, which no answer token sees.
+    """A micro-batch of sequences, `ids` [b, S]. Shorter sequences are padded at the end; no answer token sees padding.
 
-    targets: [b, n] tokens that the last n logits predict; weights: [b, n] weight of each target in the loss, 0 outside
-    answers.
+    targets: [b, n] the tokens that the last n logits predict. weights: [b, n] the weight of each target in the loss; 0
+    for tokens that belong to no answer.
     """
 
     def __init__(self, sequences: Sequence[Answered], device: torch.device) -> None:

@@ -145,7 +145,9 @@ def test_full_takes_no_budget():
 
     full = methods.get("full")()
     check_budget("full", full, None)
-    assert message(check_budget, "full", full, 512) == "method 'full' evicts nothing and takes no --budget."
+    assert (
+        message(check_budget, "full", full, 512) == "method 'full' evicts nothing and takes no --budget; leave it out."
+    )
 
 
 def test_listing_methods_does_not_import_torch():

@@ -2,7 +2,7 @@
 
 Compute the matrix of cosine similarities of all keys of a head, with diagonal 0. In each of its rows, set the
 similarity to the most recent similar key (cosine above the threshold) to 0: this "spares" that key, so of several
-copies the newest survives. The mean over the matrix's rows and a softmax give one number per entry.
+copies the newest survives. Then take the mean over the rows, and a softmax over the entries: one number per entry.
 """
 
 from __future__ import annotations

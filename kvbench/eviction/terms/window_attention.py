@@ -1,7 +1,8 @@
 """Attention of a few queries to cached entries, from which every attention-based score is made.
 
-It is float32 throughout, causal by absolute position (the cache is not in text order and may have gaps), ignores
-invalid entries, and works in blocks of queries to bound scratch memory. Methods differ in domain, order and reductions.
+All arithmetic is in float32. Queries see only keys at or before their absolute position, because the cache is not in
+text order and may have gaps. Invalid entries are ignored. Blocks of queries bound the scratch memory. Methods differ in
+domain, order and reductions.
 """
 
 from __future__ import annotations

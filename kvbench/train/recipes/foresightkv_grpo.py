@@ -109,9 +109,9 @@ class PolicyRecipe(ScorerRecipe):
         return super().card() | {"began_with": dict(self.origin)}
 
     def _drawn(self, trace: Trace, number: int) -> TraceReading:
-        """Read a trace `group` times, each time with other evictions drawn by the scorer.
+        """Read a trace `group` times; each time the scorer draws other evictions.
 
-        number: selects the seeds.
+        number: makes the seeds of these draws, together with the training's seed.
         """
         group = self.settings.more["group"]
         seeds = [(self.settings.seed << 32) + number * group + i for i in range(group)]
