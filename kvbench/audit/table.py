@@ -86,7 +86,7 @@ def _styled(mark: Mark) -> Any:
 
 
 def _failures(checks: Sequence[Check]) -> list[str]:
-    """Return one line per method and broken invariant: the cause of the first failure, and where all occurred."""
+    """Return one line per method and broken invariant: the first failure's reason, and the places of all failures."""
     lines = []
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks if c.verdict == "FAIL"):
         failed = [c for c in checks_of(checks, method, invariant) if c.verdict == "FAIL"]

@@ -59,7 +59,7 @@ def execute(
     """Run a configuration to the end; if its run was begun before, generate and score only what is missing.
 
     resume: require that the run exists. notice: receives one-line warnings; by default they go to stderr. Raises
-    KVBenchError; after Ctrl-C, SIGTERM or SIGHUP this is Interrupted, and all finished rows are saved.
+    KVBenchError. After Ctrl-C, SIGTERM or SIGHUP it saves all finished rows and raises Interrupted.
     """
     say = notice or terminal.warning
     name = run_name or config.run_name()

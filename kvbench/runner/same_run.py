@@ -68,11 +68,12 @@ def began(out: Path, name: str, config: RunConfig, *, resume: bool) -> Mapping[s
 def check(
     run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, allow_version_change: bool = False
 ) -> list[str]:
-    """Check that model, data, plug-ins and methods are those of the run's record; return notices about allowed changes.
+    """Compare the model, data, plug-ins, methods, number type and prompts with the run's record.
 
-    before, now: the run's record, and the record that a run begun now would have. Raises UserError.
+    Raises UserError if one of them changed. Returns notices about the changes that are allowed.
 
-    allow_version_change: methods of the same version may have another source.
+    before, now: the run's record, and the record that a run begun now would have. allow_version_change: methods of the
+    same version may have another source.
     """
     now = manifest.surroundings(now)  # as run.json would give it back
     check_model(run, before, now)
@@ -108,10 +109,10 @@ def check_model(
 
 
 def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError if one of the model's files changed that make prompts, such as the tokenizer's.
+    """Raise UserError if a file of the model that shapes prompts changed, such as the tokenizer's.
 
-    Scoring calls this instead of `check_model`, because it reads no weights. If one of the records has no hashes of the
-    model's files, only the chat template is compared here; scoring then compares each prompt.
+    Scoring calls this instead of `check_model`, because scoring reads no weights. If one of the records has no hashes
+    of the model's files, only the chat template is compared here; scoring then compares each prompt.
     """
     if now["model_files"] and before.get("model_files"):
         check_model(run, before, now, makes_prompts)

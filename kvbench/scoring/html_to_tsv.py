@@ -45,9 +45,9 @@ def row_dup_rate(prediction: str) -> float:
 
 
 def _table(prediction: str) -> str:
-    """Return the text inside an output's code fence.
+    """Return the text inside an output's ```tsv fence; without such a fence, the whole output.
 
-    An unclosed fence ends with the output; without a fence, return all.
+    A fence that is not closed ends with the output.
     """
     if fenced := _FENCED.search(prediction):
         return fenced[1]

@@ -97,7 +97,8 @@ def grade(
     inputs, outputs: text for standard input and output; or, if `function` names a function, its arguments (JSON, one
     per line) and its value.
 
-    Raises ValueError without tests, which LiveCodeBench would count as a pass; BoxError if the sandbox failed twice.
+    Raises ValueError if there are no tests, which LiveCodeBench would count as a pass, or if the numbers of inputs and
+    outputs differ. Raises BoxError if the sandbox failed twice.
     """
     if not inputs or len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} expected outputs")

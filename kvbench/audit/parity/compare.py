@@ -29,7 +29,7 @@ Watch = Callable[[list[LayerView]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """How far kvbench keeps the same entries as the reference at one step, over all units (heads) of a case."""
+    """How far kvbench and the reference keep the same entries at one step, over all units (heads) of a case."""
 
     step: int
     forced: bool  # started from the reference's state

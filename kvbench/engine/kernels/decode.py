@@ -112,8 +112,8 @@ def _tile(dim: int, value_dim: int, element: int) -> int:
 def _extent(LENGTHS, LIVE, at_length, at_live, rows, SPLITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return whether a slot is live, and three numbers for one of its heads.
 
-    They are the entries written before this step, those of them that the cache still holds (0 if the slot is not live),
-    and the most that one split reads.
+    The numbers say how many entries were written before this step, how many of these the cache still holds (0 if the
+    slot is not live), and how many entries one split reads at most.
     """
     live = tl.load(LIVE + at_live) != 0
     seen = tl.load(LENGTHS + at_length).to(tl.int32)

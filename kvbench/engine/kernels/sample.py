@@ -64,7 +64,7 @@ def _smallest(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Return the smallest number such that fewer than `limit` logits are larger.
 
-    WEIGHTED: such that the larger logits together weigh less than `limit`.
+    WEIGHTED: return instead the smallest number such that the larger logits together weigh less than `limit`.
 
     A logit z weighs exp(z - top) if it is at least `least`, else nothing. Every pass settles four bits of the number.
     """

@@ -47,9 +47,9 @@ class Speed:
     """The speed of a system when "fresh" or "warm", in tokens per second of CPU time (on CUDA of wall time).
 
     Attributes:
-        rate: median over the rounds of generated tokens per second, the time to read the prompts included.
-        low, high: `rate` in the slowest and in the fastest round.
-        decode: median speed after the first token of every sequence; None where that moment is not known.
+        rate: generated tokens per second, the median over the rounds. The time includes reading the prompts.
+        low, high: generated tokens per second in the slowest and in the fastest round.
+        decode: as `rate`, but from the moment when every sequence has its first token; None where this is not known.
         costs: per stretch of the answer, see `Setting.stretch`; rise: see the function `rise`.
     """
 
@@ -68,12 +68,12 @@ class Measured:
     Attributes:
         sequences: the number that the user asked for; decoded: the number that fitted into memory.
         first_seconds: time until every sequence had its first token; None where the system does not tell.
-        peak_bytes: most bytes allocated on the GPU, weights included; None on a CPU.
-        evict_share: share of evictions, those of prompts included, in the time to decode and evict.
-        evict_us: microseconds of eviction, that of prompts included, per generated token.
+        peak_bytes: most bytes allocated on the GPU, with the weights; None on a CPU.
+        evict_share: time of all evictions, also those of prompts, divided by the time of evictions and decoding.
+        evict_us: microseconds of all evictions, also those of prompts, per generated token.
         entries: entries per layer and KV head, a mean over sequences and steps; kv_bytes: most KV bytes of a sequence.
         roofline_share: decoded tokens per second of wall time, divided by the most that this machine's memory and
-            processor allow with the cache as it was at each step.
+            processor allow with `entries` in the cache.
         decoding: what computed the engine's decode steps, see `Engine.decoding`.
         attention: each backend's time for the attention of a decode step; empty on a CPU and for a baseline.
         fastest: the fastest backend, which the user can choose with --decode-attn. A run never chooses it by itself:
@@ -247,7 +247,7 @@ def rise(costs: Sequence[Cost]) -> float | None:
 def _forked(work: Callable[[], Result]) -> Result:
     """Return the result of a function that runs in a fork of this process, or raise its KVBenchError.
 
-    Raises SetupError where memory runs out.
+    Raises SetupError if memory runs out there, and KVBenchError if the fork ends without a result.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)

@@ -38,17 +38,17 @@ class Timing:
 
     @property
     def rate(self) -> float:
-        """Generated tokens per second, the time to read the prompts included."""
+        """Generated tokens per second; the time includes reading the prompts."""
         return self.sequences * self.tokens / self.seconds
 
     @property
     def decode_rate(self) -> float | None:
-        """Generated tokens per second after the first token of every sequence; None where that is not known."""
+        """Generated tokens per second from the moment when every sequence has its first token; None where unknown."""
         return None if self.first is None else self._after(self.seconds - self.first)
 
     @property
     def decode_wall_rate(self) -> float | None:
-        """`decode_rate` in wall time."""
+        """Like `decode_rate`, but in wall time."""
         return None if self.first_wall is None else self._after(self.wall - self.first_wall)
 
     def _after(self, seconds: float) -> float:

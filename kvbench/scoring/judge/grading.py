@@ -45,8 +45,8 @@ def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -
 
     The value is the mean; aux `outcome_1`, ... has each turn's outcome.
 
-    The judge sees every pair in both orders; a win or a loss needs the same verdict in both, else it is a tie
-    (FastChat's pairwise-baseline). Equal texts are a tie without a request. Raises as `rate` does.
+    The judge sees every pair in both orders (FastChat's pairwise-baseline). Different verdicts in the two orders are a
+    tie; if one order has no verdict, the turn has none. Equal texts are a tie without a request. Raises as `rate` does.
     """
     judge = connect(services)
     if judge is None:

@@ -82,7 +82,7 @@ class QuestionAnswering:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SetupError(
                 f"data of task {quote(self.room.name)} do not have the form of {self.documents} "
-                f"({type(error).__name__}: {quote(error)})."
+                f"({type(error).__name__}: {quote(error)}). Replace the file."
             ) from None
 
 
