@@ -23,7 +23,7 @@ Everything else has a default, which a method can override:
     a budget that is not constant  allowed()    entries that an eviction may leave
     extra tokens to run            probes()     run against the prompt's cache, shown to observe(), then dropped
     learned weights and tables     weights()    loaded, checked, and given as view.weights
-    all layers in one call         stacked      faster, above all on a GPU; `score` must not read `view.layer` then
+    all layers in one call         stacked      faster, above all on a GPU; then `score` must not read `view.layer`
 
 Shapes: b sequences, L layers, Hk KV heads, Hq query heads, g = Hq // Hk, N entries, w queries, d head dimension,
 T tokens seen.

@@ -93,7 +93,7 @@ class Combined(Method):
     def protect(self, budget: int) -> Protect:
         """Return the union of what the two methods protect.
 
-        An eviction itself asks only the method that decides, so it protects no more than that method does.
+        At each eviction, only the protection of the method that decides applies.
         """
         a, b = self.first.protect(budget), self.second.protect(budget)
         return Protect(sinks=max(a.sinks, b.sinks), recent=max(a.recent, b.recent), prompt=a.prompt or b.prompt)

@@ -164,7 +164,7 @@ def order_key(score: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return int64 keys that order entries by score, then by position: the largest keys are kept.
 
     The upper 32 bits are the float32 score mapped to an int32 of the same order, the lower 32 bits the position. One
-    integer top-k therefore decides ties exactly and equally on every device. Refuses NaN scores (BudgetViolation).
+    integer top-k therefore decides ties exactly and equally on every device. Raises BudgetViolation for NaN scores.
     """
     message = "the method returned NaN scores, so no entry can be chosen."
     refuse(torch.isnan(score).any(), lambda _: BudgetViolation(message))
@@ -222,7 +222,7 @@ def check(
     total: int,
     min_entries: int = 1,
 ) -> None:
-    """Refuse (BudgetViolation) a decision that drops protected entries, exceeds the budget or leaves a head too few.
+    """Raise BudgetViolation if a decision drops protected entries, exceeds the budget or leaves a head too few entries.
 
     Args:
         keeps, musts: the entries that stay, and the protected entries (None: nothing is protected). Each tensor has

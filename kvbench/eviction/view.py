@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class LayerView:
-    """Read-only tensors of a layer. b sequences, Hk KV heads, Hq query heads, N entries, w queries, d dimensions."""
+    """A layer's entries and queries, read-only.
+
+    Letters: b sequences, Hk KV heads, Hq query heads, N entries, w queries, d head dimension.
+    """
 
     layer: int
     keys: torch.Tensor  # [b, Hk, N, d] post-RoPE
@@ -70,7 +73,7 @@ class LayerView:
 
     @property
     def decided(self) -> tuple[tuple[int, int], ...]:
-        """Index and ordinal of each layer in axis 1 of `per_sequence`; () if `StackView.together` is ()."""
+        """(layer, ordinal) of each layer in axis 1 of what `per_sequence` returns; () if `StackView.together` is ()."""
         return ((self.layer, self.ordinal),)
 
     @property
@@ -87,9 +90,10 @@ class LayerView:
         reduce_q: Reduce | None = "mean",
         among: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the attention of `queries` to the entries (`window_attention`), [b, Hk, N] if both axes are reduced.
+        """Return the attention of `queries` to the entries, by default [b, Hk, N]: a mean over query heads and queries.
 
-        among: [b, Hk, N] bool; the softmax runs over these entries only, and always over a probe's own keys.
+        The arguments are those of `window_attention`. among: [b, Hk, N] bool; the softmax runs over these entries only,
+        and always over a probe's own keys.
         """
         visible = self.mask
         if among is not None:

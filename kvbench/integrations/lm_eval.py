@@ -8,8 +8,8 @@ sample), so equal prompts give equal answers. Repeats of a request are samples o
 once.
 
 Log-likelihoods are computed with the evicted cache: the engine reads the context except its last token, evicts, and
-then reads the last token and the continuation against the remaining entries. The usual way, logits of the prompt's
-forward pass, would score a one-token answer with the full cache for every method.
+then reads the last token and the continuation against the remaining entries. Logits of the prompt's forward pass, the
+usual way, would score a one-token answer with the full cache for every method.
 
 Not covered: `loglikelihood_rolling` (scores a text without a prompt, before anything is evicted), several processes
 (``accelerate launch``), images and sound.
@@ -106,7 +106,7 @@ class KVBenchLM(TemplateLM):
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Encode a text, with a start token unless the text already begins with it or is a rendered template."""
+        """Encode a text, with a start token unless the text begins with it already or comes from a template."""
         if add_special_tokens is None:
             add_special_tokens = not (self._templated or has_bos_prefix(string, self.tokenizer.bos_token))
         return prompts.encode(self.tokenizer, string, chat=not add_special_tokens)
@@ -224,7 +224,8 @@ class KVBenchLM(TemplateLM):
         )
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
-        """Return a prompt's tokens; with ``truncate=left`` only the last ones, if `output` more do not fit behind all.
+        """Return a prompt's tokens; ``truncate=left`` drops the first tokens until `output` tokens fit after the
+            others.
 
         Raises UserError when the model's context has no room for `least` tokens after the prompt.
         """

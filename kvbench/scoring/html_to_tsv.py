@@ -1,9 +1,9 @@
 """LongProc's score of a table extracted from a web page: F1 over whole rows (Ye et al. 2025).
 
-Equal to `eval_html_to_tsv` and `html_to_tsv_evaluator.py` of princeton-pli/LongProc, on plain rows instead of data
-frames. The first row is always the head. Cells are compared by position without case, ASCII punctuation, articles and
-blanks; the order and repetition of rows do not matter. A table that cannot be parsed, has no row below the head, or has
-another number of columns than the reference, scores 0 with extraction rate 0.
+Gives the same scores as `eval_html_to_tsv` and `html_to_tsv_evaluator.py` of princeton-pli/LongProc, but works on plain
+rows instead of data frames. The first row is always the head. Cells are compared by position without case, ASCII
+punctuation, articles and blanks; the order and repetition of rows do not matter. A table that cannot be parsed, has no
+row below the head, or has another number of columns than the reference, scores 0 with extraction rate 0.
 """
 
 from __future__ import annotations

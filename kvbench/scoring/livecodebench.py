@@ -5,8 +5,9 @@ ordinary process with an ordinary standard input.
 
 Programs run in a box (`kvbench.scoring.sandbox`) that never receives an expected output; this module compares their
 output outside the box. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with its bugs, see
-`kvbench.scoring.livecodebench_harness`. Error codes: 0 passed, -2 wrong, -3 time, -4 exception or nothing to run, -5
-the program ended the process. A program that runs out of time gets a second try; only one second try runs at a time.
+`kvbench.scoring.livecodebench_harness`. Error codes: 0 passed, -2 wrong, -3 out of time, -4 exception or nothing to
+run, -5 the program ended the process. A program that runs out of time gets a second try; only one second try runs at a
+time.
 
 kvbench has its own checker, because every other known checker runs programs in a process that also holds the expected
 outputs, without isolation.

@@ -102,8 +102,8 @@ def _of_lookup(problem: Problem) -> Example:
 def text_examples(encode: Encode, count: int, seed: int, first: Sequence[int], longest: int) -> list[Example]:
     """Return `count` English texts with six codes each; the question at the end asks for one code.
 
-    A text has at most 120 sentences and `longest` tokens. first: ids of the tokens before every text. Raises SetupError
-    when `longest` is too short.
+    A text has at most 120 sentences without codes, and at most `longest` tokens. first: ids of the tokens before every
+    text. Raises SetupError when `longest` is too short.
     """
     draws = [Draw("head tables", seed, number) for number in range(count)]
     return [_of_notes(encode, draw, first, longest, notes=NOTES, asked=1, sentences=SENTENCES) for draw in draws]

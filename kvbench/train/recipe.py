@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings on which the losses of a training depend. A checkpoint continues only with equal settings."""
+    """All settings on which the losses of a training depend. A checkpoint fits only a training with equal settings."""
 
     steps: int
     lr: float  # peak of AdamW's rate: linear warm-up over `warmup` steps, then a cosine to `floor` of the peak

@@ -1,7 +1,7 @@
 """Forward and backward passes of a model under eviction masks, for as many sequences at once as memory allows.
 
-Letters: b sequences; S tokens in the longest sequence; n positions at the end of the S, from the earliest begin of an
-answer on; V entries of the vocabulary.
+Letters: b sequences, S tokens in the longest sequence, n of the last positions (so many that they cover every answer),
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -72,10 +72,12 @@ Objective = Callable[[torch.Tensor, Part], torch.Tensor]
 def add_up(
     model: Any, sequences: Sequence[Answered], lifetimes: Lifetimes, objective: Objective, *, micro: int, again: bool
 ) -> torch.Tensor:
-    """Return the sum of an objective over all sequences, without a graph; add its gradient to that of the parameters.
+    """Sum an objective over all sequences, and add the sum's gradient to the gradients of the model's parameters.
+
+    Returns the sum, without a graph.
 
     Args:
-        objective: returns the loss of a micro-batch, given the model's logits [b, n, V] under the masks and the batch.
+        objective: returns the loss of a micro-batch, given the masked model's logits [b, n, V] and the micro-batch.
         micro: sequences per micro-batch.
         again: recompute a layer's activations for its gradient instead of holding them.
     """

@@ -77,7 +77,7 @@ class Trace:
 def built_in(
     tasks: Sequence[str], count: int, seed: int, loaded: LoadedModel, *, held_out: bool = False
 ) -> list[Question]:
-    """Return `count` questions: problems of the built-in tasks, with equally many from each task.
+    """Return `count` problems of the built-in tasks as questions, taken from the tasks in turn.
 
     held_out: use the problems that evaluations use, for held-out figures.
     """

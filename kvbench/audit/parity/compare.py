@@ -42,7 +42,8 @@ class StepResult:
 class ReferenceLayer:
     """The entries of one layer, without keys and values: positions [1, H, N], the mask `valid`, columns and states.
 
-    All heads are padded to the length of the longest. initial: by column name, the first values [H, T] of all tokens.
+    All heads are padded to the length of the longest. initial: by column name, the values [H, T] with which the column
+    starts for the T tokens; other columns start with their `init`.
     """
 
     def __init__(self, heads: int, group: int, method: Method, initial: Mapping[str, torch.Tensor]) -> None:

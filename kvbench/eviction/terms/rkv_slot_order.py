@@ -24,7 +24,7 @@ def slot_order(view: LayerView) -> torch.Tensor:
 
 
 def keep_in_score_order(view: LayerView, score: torch.Tensor, order: torch.Tensor, window: int) -> ScoreOut:
-    """Choose the best entries outside the window with ``torch.topk``, so many that window and chosen fill the budget.
+    """Choose the best entries outside the window with ``torch.topk``; together with the window they fill the budget.
 
     Return the ranks of the chosen entries, and scores made of the ranks. Other entries get rank NaN and score -inf.
     """

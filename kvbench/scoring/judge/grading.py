@@ -1,4 +1,4 @@
-"""Score a conversation by a judge: the judge rates each turn, or compares it with another method's in both orders.
+"""Score a conversation by a judge: the judge rates each turn, or compares it with a baseline's in both orders.
 
 A score is the mean over the turns that have a verdict. After a reply without a verdict the judge gets the same request
 once more; after a second such reply the turn has no verdict. Aux `invalid` counts these replies. A rating outside 1 to

@@ -58,9 +58,9 @@ def _check_judge(services: Services, judge: str) -> None:
 
 
 def connect(services: Services) -> Judge | None:
-    """Return the judge that the settings name, always the same object for equal settings; None if they name no judge.
+    """Return the judge that the settings name; None if they name no judge.
 
-    Raises as `check` does.
+    Equal settings always give the same object. Raises as `check` does.
     """
     if services.judge is None or _is_none(services.judge):
         return None

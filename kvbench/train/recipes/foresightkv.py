@@ -34,7 +34,7 @@ class ForesightRecipe(ScorerRecipe):
     `settings.more`: budget, interval, features, hidden, within (the oracle's option), margin.
 
     Held-out figures: `loss`, and `agreement`, the share of the oracle's dropped entries that the scorer drops too.
-    Training should improve agreement, because small outputs alone make the loss small.
+    Agreement is the main figure, because small outputs alone make the loss small.
     """
 
     name, figure, higher = "foresightkv", "agreement", True

@@ -129,7 +129,7 @@ class PolicyRecipe(ScorerRecipe):
         return rewards(added, full.entropy[0, first:], self.settings.more["reward"])
 
     def _policy(self, reading: TraceReading, worth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the policy loss of the G readings of a trace, and the divergence from the initial scorer in it.
+        """Return the policy loss of the G readings of a trace, and its term for the divergence from the initial scorer.
 
         worth: the advantage of each reading, [G].
         """

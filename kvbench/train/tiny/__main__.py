@@ -1,4 +1,4 @@
-"""Train the built-in model: first the tasks `chain` and `lookup`, then lines of `walk`, then all tasks together.
+"""Train the built-in model: first the tasks `chain` and `lookup`, then also lines of `walk`, then all of `walk`.
 
     OMP_WAIT_POLICY=PASSIVE python -m kvbench.train.tiny --out runs/tiny [--seed 0] [--threads 2] [--steps-scale 1.0]
 

@@ -1,9 +1,9 @@
 """Training data of the built-in model: the stages of training, their tasks, and each task's levels of difficulty.
 
 A task climbs a level when, for each kind of token in `GATES`, the model's accuracy is above the kind's threshold, and
-the task has had `PATIENCE` batches at its level. A
-batch is a pure function of (seed, step, stage, levels), so a resumed training draws the same batches. All problems of a
-batch have one task and the same generator settings (knobs), so they have equal length and no padding.
+the task has had `PATIENCE` batches at its level. A batch is a pure function of (seed, step, stage, levels), so a
+resumed training draws the same batches. All problems of a batch have one task and the same generator settings (knobs),
+so they have equal length and no padding.
 """
 
 from __future__ import annotations
