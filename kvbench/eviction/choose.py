@@ -33,7 +33,9 @@ def canonical(name: str) -> str:
     if len(parts) > 1 and not all(part.strip() for part in parts):
         raise UserError(f"method {quote(name)}: a name is missing beside the '+'; give two, as in snapkv+gkv.")
     if len(parts) > 2:
-        raise UserError(f"method {quote(name)}: at most two methods can be combined, one for the prompt and one after.")
+        raise UserError(
+            f"method {quote(name)}: at most two methods can be combined, one for the prompt and one for the answer."
+        )
     spelled = [methods.canonical(part) for part in parts]
     return "+".join(dict.fromkeys(spelled))  # a method combined with itself is that method
 

@@ -100,7 +100,10 @@ def _run(folder: RunFolder, plan: RunPlan, done: set[str], progress: Progress | 
             progress=progress,
         )
         if rescored.prompt_mismatch:
-            say(f"{rescored.prompt_mismatch} answers stay without a score, because their task now makes other prompts.")
+            say(
+                f"{rescored.prompt_mismatch} answers stay without a score, because their task now makes other prompts. "
+                "Put the task's former code, data and library versions back to score them."
+            )
         folder.seal()
     return RunResult(
         run_dir=folder.path,

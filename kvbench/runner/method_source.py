@@ -25,9 +25,10 @@ SELECTION = "kvbench.eviction.select"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The source of a method: one hash over all its files, and each file's own hash by the file's import path.
+    """The source of a method: one hash over all its files, and the hash of each file by its label.
 
-    A plug-in's file may be moved, so it is listed by its hash instead of its path.
+    A label is a path such as ``kvbench/methods/gkv.py``. A plug-in's file may be moved, so its label has its hash
+    instead.
     """
 
     hash: str
@@ -86,7 +87,7 @@ def _read(name: str) -> _Module | None:
 
 
 def _path(name: str) -> Path | None:
-    """Return a module's file, or None. If the module is not imported yet, the folders of its package are searched."""
+    """Return a module's file; None if it has none. For a module not yet imported, search the folders of its package."""
     if file := getattr(sys.modules.get(name), "__file__", None):
         return Path(file)
     package = next((p for p in (*SHARED, name.partition(".")[0]) if name.startswith(f"{p}.")), name)

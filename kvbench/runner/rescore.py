@@ -1,7 +1,7 @@
 """Scores stored answers, without generating: only the answers without a score, or all answers again.
 
-The run's tasks build the documents again; an answer is scored only if its prompt is still the same. A new score is
-one more record in the journal, with the same answer.
+The run's tasks build the documents again; an answer is scored only if its prompt is still the same. A new score
+becomes a new record in the journal, together with the old answer.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def method_record(states: Mapping[MethodChoice, MethodState]) -> dict[str, Any]:
 def began(out: Path, name: str, config: RunConfig, *, resume: bool) -> Mapping[str, Any]:
     """Return the record of the run of this name that is to be continued; empty if there is no such run.
 
-    Without `resume`, a run of this name with other settings is not continued.
+    Without `resume`, the result is also empty if the run of this name has other settings.
     """
     folder = out / check_run_name(name)
     if not (folder / manifest.NAME).is_file():
@@ -88,9 +88,9 @@ def check(
 def check_model(
     run: str, before: Mapping[str, Any], now: Mapping[str, Any], wanted: Callable[[str], bool] = lambda file: True
 ) -> None:
-    """Raise UserError if the model's files, its revision or the chat template differ.
+    """Raise UserError if the model's files, its revision or the chat template changed.
 
-    wanted: whether to compare the file of this name.
+    wanted: returns whether to compare the file of a given name.
     """
     if not before:
         return
@@ -186,7 +186,7 @@ def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
     if (was := before.get("dtype", now["dtype"])) != now["dtype"]:
         raise UserError(
             f"run {quote(run)} began in {bare(was)} on {bare(before.get('device'))}; on {now['device']} it would go on "
-            f"in {now['dtype']}. Continue it on such a device, or {NEW_RUN}."
+            f"in {now['dtype']}. Continue it on {bare(before.get('device'))}, or {NEW_RUN}."
         )
 
 

@@ -52,7 +52,7 @@ class Definition:
         return 0 if written else int(self.config.num_fewshot or 0)
 
     def resolved(self) -> dict[str, Any]:
-        """Return the content of the YAML file for lm-eval's task class, with the functions that it names imported."""
+        """Return the YAML file's content as lm-eval's task class takes it, with the named functions imported."""
         from lm_eval.tasks._yaml_loader import load_yaml
 
         return {k: v for k, v in load_yaml(self.path).items() if k not in ("tag", "group", "task_list")}
@@ -193,7 +193,7 @@ class LocalRows:
     def find(cls, of: Definition, source: DataSource, task: str) -> LocalRows | None:
         """Return a task's data from the user's data folder; None if the run has no data folder.
 
-        Raises SetupError if the folder lacks them.
+        Raises SetupError if the folder lacks these data.
         """
         folder = (source.path or source.env_path) if isinstance(source, Data) else None
         if folder is None:

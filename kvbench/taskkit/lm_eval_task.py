@@ -59,7 +59,7 @@ class LMEvalTask(Task):
     def version(self) -> str:  # type: ignore[override]
         """Return a version such as ``3.0+lm-eval-0.4.13``: the task's version in lm-eval, and lm-eval's own.
 
-        Marks may follow, joined by "+", which say how the documents differ from the official ones.
+        If the documents differ from the official ones, marks follow that say how; all parts are joined by "+".
         """
         import importlib.metadata
 

@@ -80,7 +80,7 @@ def read(source: Path, module: str) -> Checkpoint:
     source cannot be read or lacks tensors.
     """
     if not source.exists():
-        raise SetupError(f"{quote(source)} does not exist.")
+        raise SetupError(f"{quote(source)} does not exist; give a file or a folder.")
     folder = source if source.is_dir() else source.parent
     candidates = [source] if source.is_file() else _candidates(folder)
     tensors: dict[tuple[int, str], torch.Tensor] = {}
@@ -91,12 +91,15 @@ def read(source: Path, module: str) -> Checkpoint:
             used.append(file)
             tensors |= part
     if not tensors:
-        raise SetupError(f"{quote(source)} holds no tensors named '...layers.N.self_attn.{module}...'.")
+        raise SetupError(
+            f"{quote(source)} holds no tensors named '...layers.N.self_attn.{module}...'; give another file."
+        )
     layers = _layers(source, module, tensors)
     for i, layer in enumerate(layers):
         if {n: t.shape for n, t in layer.items()} != {n: t.shape for n, t in layers[0].items()}:
             raise SetupError(
-                f"{quote(source)}: the tensors of layer {i} differ in names or shapes from those of layer 0."
+                f"{quote(source)}: the tensors of layer {i} differ in names or shapes from those of layer 0; "
+                "the checkpoint is damaged."
             )
     return Checkpoint(layers, used, _config(folder / "config.json"))
 
@@ -127,7 +130,9 @@ def _candidates(folder: Path) -> list[Path]:
     """
     files = sorted(folder.glob("*.safetensors")) or sorted(f for f in folder.iterdir() if f.suffix in PICKLES)
     if not files:
-        raise SetupError(f"{quote(folder)} holds no safetensors and no {', '.join(PICKLES)} files.")
+        raise SetupError(
+            f"{quote(folder)} holds no safetensors and no {', '.join(PICKLES)} files; give another folder."
+        )
     return files
 
 
@@ -148,7 +153,7 @@ def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]
     if not isinstance(loaded, Mapping):
-        raise SetupError(f"{quote(file)} holds no dictionary of named tensors.")
+        raise SetupError(f"{quote(file)} holds no dictionary of named tensors; give another file.")
     tensors = {name: x for name, x in loaded.items() if isinstance(name, str) and isinstance(x, torch.Tensor)}
     return {place: tensors[name].clone() for name, place in published_checkpoints.wanted(tensors, module).items()}
 
@@ -241,5 +246,6 @@ def _same_heads(what: str, layers: int, heads: int, model: Sizes) -> None:
     wanted = model["num_hidden_layers"], model["num_key_value_heads"]
     if (layers, heads) != wanted:
         raise SetupError(
-            f"{what} weights are for {layers} layers x {heads} KV heads; the model has {wanted[0]} x {wanted[1]}."
+            f"{what} weights are for {layers} layers x {heads} KV heads; the model has {wanted[0]} x {wanted[1]}. "
+            "Give weights that were trained for this model."
         )

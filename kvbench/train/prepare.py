@@ -143,7 +143,7 @@ def _questions(
     if len(questions) <= entry.held_out:
         raise UserError(
             f"--data has {len(questions)} questions that leave the model room to answer; more than {entry.held_out} "
-            "are needed, because that many are held out."
+            "are needed, because that many are held out. Add questions."
         )
     return questions[entry.held_out :][:samples], questions[: entry.held_out]
 

@@ -1,7 +1,7 @@
-"""The function that computes a decode step's attention, by name.
+"""The functions that compute a decode step's attention, chosen by name.
 
-`triton` reads only the entries that a head holds, `torch` reads all places with PyTorch's own operations and masks the
-empty ones, `varlen` calls the attention that ships with torch 2.13. All give the same attention within rounding.
+`triton` reads only the entries that a head holds, `torch` reads all cache rows with PyTorch's own operations and masks
+the empty rows, `varlen` calls the attention that ships with torch 2.13. All give the same attention within rounding.
 """
 
 from __future__ import annotations

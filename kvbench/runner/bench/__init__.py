@@ -10,5 +10,5 @@ On a CPU each system gets a fresh copy of the process in every round and generat
 generation of a baseline is faster: a growing cache asks for new memory at every step, and in a fresh process glibc
 hands the old pages back to the system each time. After a first long generation glibc keeps them, and transformers
 becomes up to twice as fast. "fresh" is the speed of the first generation, "warm" that of the second. Both occur in
-practice: both are shown. On a GPU, where the process cannot be copied, all rounds run in one process.
+practice, so both are shown. On a GPU, where the process cannot be copied, all rounds run in one process.
 """

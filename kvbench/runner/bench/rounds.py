@@ -1,4 +1,4 @@
-"""Measures all systems in rounds, one after the other in each round, and takes the medians over the rounds."""
+"""Measures all systems in rounds: each round measures one system after the other. Figures are medians over rounds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """The speed of a system when "fresh" or "warm", in tokens per second of CPU time (on CUDA of wall time).
+    """The speed of a system when "fresh" or "warm" (see the package), in tokens per second of CPU time; on CUDA, of
+    wall time.
 
     Attributes:
         rate: generated tokens per second, the median over the rounds. The time includes reading the prompts.
@@ -161,9 +162,9 @@ class Contest:
         return system.run(ids, tokens)
 
     def apart(self, work: Callable[[], Result]) -> Result:
-        """Return the result of `work`, run with the setting's number of threads.
+        """Run `work` in a forked process, with the setting's number of threads; return its result.
 
-        It runs in a forked process. On CUDA, which does not survive a fork, it runs in this process.
+        On CUDA, which does not survive a fork, run it in this process.
         """
 
         def threaded() -> Result:

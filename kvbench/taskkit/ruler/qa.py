@@ -17,7 +17,7 @@ STEP = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question of the data set, its answers, and the numbers of the documents that belong to it.
+    """A question of the data set, its answers, and the indices of the documents that belong to it.
 
     `own`: documents that every prompt of the question holds: SQuAD's paragraph with the answer, or all paragraphs that
     HotpotQA lists for it. `near`: other documents of the same article, used before all other distractors.
