@@ -55,7 +55,10 @@ def _table(prediction: str) -> str:
 
 
 def _rows(table: str) -> list[Row]:
-    """Return a table's rows after its head, with normalised texts; [] if the table cannot be parsed."""
+    """Return a table's rows below its head, with normalised cells; [] if the table cannot be parsed.
+
+    A last row with another number of cells than the head is dropped. Other such rows get `_EMPTY` in every cell.
+    """
     try:
         head, *rows = csv.reader(table.strip().split("\n"), delimiter="\t")
     except (csv.Error, ValueError):  # ValueError: no row at all

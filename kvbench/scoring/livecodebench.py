@@ -275,7 +275,7 @@ def _twice(run: Callable[[], Verdict]) -> Verdict:
 def _alone() -> Iterator[None]:
     """Hold a lock while a second try runs, so that only one process of this user makes a second try at a time.
 
-    After waiting `_TURN_SECONDS` for the lock, the block runs without it.
+    After waiting `_TURN_SECONDS` for the lock, or if the lock's file cannot be opened, the block runs without it.
 
     Does not use the package filelock: the audit grades as a user who can import only the standard library.
     """

@@ -73,7 +73,7 @@ class Stopwatch:
         return clock(self.device), time.perf_counter()
 
     def lap(self, tokens: int) -> None:
-        """Note that every sequence has `tokens` tokens. Reads the clock at the first call and where stretches end."""
+        """Note that every sequence has `tokens` tokens. Reads the clock at the first call and between stretches."""
         if self._lap is None:
             self._lap = self._now(), tokens
         if self.stretch and tokens >= self._next:

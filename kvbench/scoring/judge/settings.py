@@ -150,7 +150,7 @@ def _check_folder(name: str) -> None:
     folder = Path(name).expanduser()
     if not (folder / "config.json").is_file():
         raise UserError(
-            f"--judge {quote(LOCAL + name)}: the folder holds no model (no config.json); give that of a chat model."
+            f"--judge {quote(LOCAL + name)}: there is no model in that folder (no config.json); give a chat model."
         )
     settings = folder / "tokenizer_config.json"
     text = settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else ""
