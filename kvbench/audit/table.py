@@ -116,10 +116,10 @@ def _unchecked(checks: Sequence[Check]) -> list[str]:
 
 
 def _where(some: Sequence[Check], every: Sequence[Check]) -> str:
-    """Return the models and layouts of the checks in `some`, in brackets; "" if no check in `every` applies.
+    """Return the models and layouts of the checks in `some`, as text in brackets.
 
-    some: some of a method's checks of one invariant; every: all of them. If `some` has all models of its layouts, only
-    the layouts are named.
+    every: all checks of the same method and invariant. If `some` has all models of its layouts, the text names only the
+    layouts. Returns "" if no check in `every` applies.
     """
     if overall(every) == "n/a":
         return ""

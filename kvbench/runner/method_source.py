@@ -1,10 +1,15 @@
 """The source files that decide which entries a method keeps, and one hash over them.
 
-The files are the method's own module; the modules that it imports, directly or indirectly, from `kvbench.methods`,
-`kvbench.eviction` and, if it is a plug-in, its own package; the same files of every method that it contains (both parts
-of ``snapkv+gkv``, the base of ``ada-kv``); and the module that selects entries by score. The files are read and parsed,
-never imported. Changes of the engine show in kvbench's version instead. Modules that a plug-in imports from elsewhere
-are not hashed.
+The files are:
+
+- the method's own module;
+- the modules that it imports, directly or indirectly, from `kvbench.methods`, from `kvbench.eviction` and, if it is a
+  plug-in, from its own package;
+- the same files of every method that it contains (both parts of ``snapkv+gkv``, the base of ``ada-kv``);
+- the module that selects entries by score.
+
+The files are read and parsed, never imported. Changes of the engine show in kvbench's version instead. Modules that a
+plug-in imports from elsewhere are not hashed.
 """
 
 from __future__ import annotations

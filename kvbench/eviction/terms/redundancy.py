@@ -60,9 +60,9 @@ def _column_sums(
 ) -> torch.Tensor:
     """Return the column sums [h, N] of the matrix of similarities after each of its rows spared an entry.
 
-    unit: [h, N, d] normalised keys; place: [h, N], 0..N: of its similar keys, a row of the matrix spares the one with
-    the highest place; by_place: [h, N + 1], the entry at each place; default: [h, N], the entry that a row without a
-    similar key spares.
+    unit: [h, N, d] normalised keys. place: [h, N], numbers from 0 to N; among the keys that are similar to its own, a
+    row of the matrix spares the key with the highest place. by_place: [h, N + 1], the entry at each place. default:
+    [h, N], the entry that a row without a similar key spares.
     """
     h, n, _ = unit.shape
     scratch = CPU_SCRATCH_FLOATS if unit.device.type == "cpu" else SCRATCH_FLOATS

@@ -58,8 +58,8 @@ class Timing:
 class Stopwatch:
     """Times one generation and its parts: the time until the first token, and stretches of `stretch` tokens.
 
-    A system reports its steps by `lap`. If each sequence has k tokens at the first report, the first token is taken to
-    have come k - 1 steps earlier, where a step takes its mean time after that report.
+    A system reports its steps by `lap`. At the first report each sequence may already have k tokens. The time of the
+    first token is then estimated: it came k - 1 steps earlier, at the mean time per step after this report.
     """
 
     def __init__(self, device: torch.device, stretch: int | None = None) -> None:
