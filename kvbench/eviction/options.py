@@ -127,7 +127,7 @@ def check_budget(
     if not method.takes_budget:
         if budget is not None:
             why = "with these options" if method.evicts else "evicts nothing and"
-            raise UserError(f"method {quote(method_name)} {why} takes no {word}; leave it out.")
+            raise UserError(f"method {quote(method_name)} {why} takes no {word}.")
         return
     if budget is None:
         example = f"{word} 512" if word.startswith("-") else f"{word}=512"

@@ -145,9 +145,7 @@ def test_full_takes_no_budget():
 
     full = methods.get("full")()
     check_budget("full", full, None)
-    assert (
-        message(check_budget, "full", full, 512) == "method 'full' evicts nothing and takes no --budget; leave it out."
-    )
+    assert message(check_budget, "full", full, 512) == "method 'full' evicts nothing and takes no --budget."
 
 
 def test_listing_methods_does_not_import_torch():

@@ -47,7 +47,7 @@ def test_slots_win_over_the_batch_size():
     [
         ({"methd": "gkv"}, "unknown key 'methd'. Did you mean 'method'? Options of a method are written"),
         ({"method": "gkv"}, "method 'gkv' needs budget. Example: budget=512."),
-        ({"method": "full", "budget": 64}, "method 'full' evicts nothing and takes no budget; leave it out."),
+        ({"method": "full", "budget": 64}, "method 'full' evicts nothing and takes no budget."),
         ({"method": "gkv", "budget": 8}, "budget must be at least 17; got 8."),
         ({"method": "gkv", "budget": 0.5}, "got '0.5'. Did you mean 50%?"),
         ({"method": "gkv", "budget": 64, "gkv.alpah": 1}, "no option 'alpah'. Did you mean 'alpha'?"),
