@@ -180,7 +180,7 @@ class _Training:
             loss += weight * value.item()
             figures = {name: figures.get(name, 0.0) + weight * figure for name, figure in shown.items()}
         if not math.isfinite(loss := self.processes.mean(loss)):
-            raise SetupError(f"the loss is {loss} at step {self.step}; try a smaller --lr.")
+            raise SetupError(f"the loss is {loss} at step {self.step + 1}; try a smaller --lr.")
         for p in self.parameters.values():  # all processes must average the same tensors
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         self.processes.average(p.grad for p in self.parameters.values() if p.grad is not None)
