@@ -24,8 +24,8 @@ PERMUTATIONS = 1_000  # sign flips; p of 5% is then known to 0.7 points
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best methods of a task at one budget: a leader and its rivals. `told`: False if no comparison can tell
-    methods apart, because scores are at the floor or at the ceiling."""
+    """The best methods of a task at one budget: a leader and its rivals. `told`: whether a comparison with the leader
+    can tell methods apart. False if all scores are at the floor or at the ceiling."""
 
     budget: Budget | None
     leader: ScoreCell
@@ -58,7 +58,7 @@ def best_per_budget(
 def _best(cells: Sequence[ScoreCell], scores: Sequence[list[list[float]]], clusters: Sequence[str]) -> Best:
     """Return the leader among the cells at one budget, and its rivals.
 
-    scores: for each cell, the scores of the samples of each shared question; clusters: of each shared question.
+    scores: for each cell, the samples' scores of each shared question. clusters: the cluster of each shared question.
     """
     means = [stats.question_means(own).mean() for own in scores]
     first, *others = sorted(range(len(cells)), key=lambda place: -means[place])

@@ -87,7 +87,7 @@ def test_rows_that_an_earlier_run_has_are_left_out_and_this_is_said(make_run: Ca
     loaded = load([today, yesterday, make_run("more", more)])
     assert loaded.repeated == [
         "4 rows of yesterday left out: today has the same rows, which count (all scores are equal). "
-        f"To test one against the other: kvbench compare {yesterday} {today}"
+        f"To compare the two runs: kvbench compare {yesterday} {today}"
     ]
     assert make_tables(loaded)[0].cells[0].samples == 8
     report = ScoreReport.make(loaded)
