@@ -141,7 +141,7 @@ def not_comparable(base: Cell, new: Cell, word: str, mine: str, theirs: str) -> 
     both = (base.run, new.run) if base.run != new.run else (f"base {base.run}", f"new {new.run}")
     return (
         f"{bare(base.key.cell)}: {word} is {mine} in {bare(both[0])} and {theirs} in {bare(both[1])}; "
-        "scores are not comparable. Compare runs in which both are equal."
+        "scores are not comparable. Compare runs without this difference."
     )
 
 
