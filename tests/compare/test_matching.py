@@ -197,7 +197,7 @@ def test_no_text_of_a_gated_task_is_quoted(make_run, rows) -> None:
 
 @pytest.mark.parametrize("sample", [-1, 2**20, 2**31 - 1])
 def test_samples_without_a_possible_number(side, rows, sample) -> None:
-    with pytest.raises(SetupError, match="samples have whole numbers from 0"):
+    with pytest.raises(SetupError, match="the numbers of samples are whole, from 0"):
         side("a", [row | {"sample": sample} for row in rows([1.0])])
 
 
