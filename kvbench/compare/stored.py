@@ -1,4 +1,5 @@
-"""Answers with their texts, as the runs of one side store them. A run is read when one of its answers is needed."""
+"""Finds stored answers with their texts in the runs of one side. A run is read only when one of its answers is
+needed."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ def warning(text: str) -> None:
 
 
 def fail(error: KVBenchError) -> None:
-    """Print every line of an error's message on stderr, each after "error: " unless the command was interrupted."""
+    """Print every line of an error's message on stderr. Each line begins with "error: ", unless the command was
+    interrupted."""
     prefix = "" if isinstance(error, Interrupted) else "error: "
     for line in str(error).split("\n"):
         print(f"{prefix}{clean(_redact().hide_keys(line))}", file=sys.stderr, flush=True)
@@ -54,7 +55,7 @@ def _tell(kind: str, text: str) -> None:
 
 
 def _redact() -> ModuleType:
-    """Import the module `redact` only when the first message needs it, so that commands start fast."""
+    """Return the module `redact`. It is imported only when the first message needs it, so that commands start fast."""
     from kvbench.console import redact
 
     return redact

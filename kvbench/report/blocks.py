@@ -26,10 +26,11 @@ number, percent = "{:.3f}".format, "{:.0%}".format
 class Column:
     """A column of a report: one figure that every line of a block has.
 
-    `name`: its key in CSV and JSON; empty for a column of tables only. `value`: a function of a line, or a dotted path
-    of attributes and keys, whose value is None if a key is missing or an attribute before the last is None. `header`:
-    its title in tables; empty for CSV and JSON only. `printed`: how tables show a value. `left`: whether tables align
-    it to the left, as they do their first column.
+    `name`: the column's key in CSV and JSON; empty if it is only in tables. `value`: a function that returns the value
+    for a line, or a dotted path of attributes and keys that leads to the value. The value is None if the path meets a
+    missing key, or None before its end. `header`: the column's title in tables; empty if it is only in CSV and JSON.
+    `printed`: a function that formats a value for tables. `left`: whether tables align the column to the left; their
+    first column always is.
     """
 
     name: str

@@ -7,7 +7,7 @@
 Rows are comparable when they agree in their settings (`agree.SAME`: model, sampling, seed, interval and so on), in the
 versions of task and method, in the judge, and in the prompt of each question. A task whose rows are not comparable is
 left out and named; the other tasks are not affected. If several runs have rows with the same key, only one of these
-rows counts: an ok row before a failed one. A line names the runs.
+rows is kept: a row with the status ok before a failed row. A note names the runs (`loaded.repeated`).
 """
 
 from __future__ import annotations

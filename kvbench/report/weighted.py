@@ -67,7 +67,7 @@ def of_cell(cell: ScoreCell) -> Mean:
 
 
 def weighted_mean(means: Sequence[tuple[float, Mean]]) -> Mean:
-    """Return the weighted mean of means; the weights sum to 1."""
+    """Return a weighted mean. means: pairs of a weight and a mean; the weights sum to 1."""
 
     def together(figure: Callable[[Mean], float]) -> float:
         """Return sqrt(sum (w f)^2) over the tasks, where w is a task's weight and f the figure of its mean."""

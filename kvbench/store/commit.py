@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 
 class Commit:
-    """A sync in a background thread. The constructor starts it. `keys`: the keys of the rows that are safe once the
-    sync has succeeded. `seconds`: how long the sync took."""
+    """A sync of a journal segment to disk, in a background thread. The constructor starts it. `keys`: the keys of the
+    rows that are safe once the sync has succeeded. `seconds`: how long the sync took."""
 
     def __init__(self, sync: Callable[[], None], keys: Sequence[str]) -> None:
         self.keys, self.seconds = list(keys), 0.0

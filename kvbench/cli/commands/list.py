@@ -1,4 +1,4 @@
-"""``kvbench list methods|tasks|models|runs [NAME]``: all of them, or one in full. Imports no torch."""
+"""``kvbench list methods|tasks|models|runs [NAME]``: lists all of them, or shows one in full. Imports no torch."""
 
 from __future__ import annotations
 

@@ -56,14 +56,16 @@ def read(report: ScoreReport) -> Kept:
 
 
 def _with_prompt(path: Path, keys: set[str]) -> Iterator[str]:
-    """Yield the row keys whose prompts the run stores. A run stores no prompts of gated data."""
+    """Yield each key in `keys`, the keys of rows, if the run stores the row's prompt. A run stores no prompts of gated
+    data."""
     if keys:
         texts = read_texts(path, keys=keys)
         yield from texts["row_key"][texts["prompt"].notna()]
 
 
 def _by_answer(runs: list[Path]) -> Iterator[tuple[Decisions, Iterator[Decisions]]]:
-    """Yield for each recorded answer the decisions of its first KV head, and those of all its KV heads."""
+    """Yield for each recorded answer the decisions of its first KV head, and an iterator over the decisions of all its
+    KV heads."""
     for path in runs:
         for _, group in itertools.groupby(decisions.read(path), key=lambda row: row.row_key):
             rows = iter(group)

@@ -111,7 +111,8 @@ def chosen(tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> list[str
 
 
 def _by_question(scored: Scored) -> dict[str, dict[int, float]]:
-    """Return, for each question, the score of every cell that the page shows, by the cell's place in the table."""
+    """Return for each question the scores that the page shows. The score of each cell has the cell's place in the table
+    as its key."""
     found: dict[str, dict[int, float]] = {}
     for place, cell in enumerate(scored.shown.values()):
         for question, score in cell.items():

@@ -55,8 +55,8 @@ def curves(
 
 
 def _bands(x: Spec, line: Spec, low: str, high: str) -> list[Spec]:
-    """Return layers for the fields `low` and `high`: bands around horizontal lines and curves, and a bar at each
-    point."""
+    """Return the layers that show the range from the field `low` to the field `high`: bands around horizontal lines and
+    curves, and a bar at each point."""
     band = {**line, "y": {**line["y"], "field": low}, "y2": {"field": high}}
     layers = [
         where("rule", {"type": "rect", "opacity": 0.08}, **band),
