@@ -1,4 +1,4 @@
-"""The program: parses a command line, calls the command, ends with its exit code. Commands: `kvbench.cli.commands`.
+"""The program: parses a command line, calls the command in `kvbench.cli.commands`, and returns the exit code.
 
 Exit codes: 0 done; 1 a bug; 2 wrong usage or input; 3 the environment; 4 rows missing or failed; 5 a regression; 6 the
 run is in use; 129, 130 and 143 interrupted. Errors are one line, ``error: ...``, on stderr; ``--debug`` anywhere adds

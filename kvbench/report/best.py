@@ -3,10 +3,10 @@
     for best in best_per_budget(cells, scores, clusters):
         best.leader.method, [cell.method for cell in best.rivals], best.told
 
-All methods at a budget are compared on the questions that all of them have. The leader has the highest mean score on
-them. Every other method is compared with it, question by question, with p-values adjusted by Holm over the budget. A
-method that is not significantly worse stays a rival. The leader is chosen after its scores were seen, which favours it:
-a list without rivals is weaker evidence than one comparison planned beforehand.
+All methods at a budget are compared on the questions that all of them have. The leader is the method with the highest
+mean score on these questions. Every other method is compared with the leader, question by question, with p-values
+adjusted by Holm over the budget. A method that is not significantly worse is a rival. The leader is chosen by its
+scores, which favours it: a list without rivals is weaker evidence than a single comparison planned beforehand.
 """
 
 from __future__ import annotations

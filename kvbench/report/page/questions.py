@@ -89,8 +89,8 @@ def chosen(tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> list[str
     """Return the questions of a task to show, at most MOST_QUESTIONS, in order. tables: all tables of the task.
 
     Questions with recorded decisions come first. Then each cell gets a question on which it scores unlike the first
-    cell of its table (the full cache's if it was run), if there is one. The other questions follow, those whose scores
-    differ most between cells first.
+    cell of its table, if there is such a question; the first cell is the full cache's if it was run. The other
+    questions follow, in the order of how much their scores differ between cells.
     """
     spread: dict[str, float] = {}  # for each question its widest spread of scores in any table
     unlike: dict[str, set[tuple[int, int]]] = {}  # for each question the cells that score unlike their table's first

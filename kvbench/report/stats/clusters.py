@@ -2,8 +2,8 @@
 a cluster.
 
 A mean over questions whose clusters are about equally large gets the bias-reduced standard error CR2 (Bell and
-McCaffrey 2002) with Satterthwaite's degrees of freedom. With one question per cluster, both equal the ordinary t
-test's.
+McCaffrey 2002) with Satterthwaite's degrees of freedom. With one question per cluster, the standard error and the
+degrees of freedom are those of the ordinary t test.
 
 If one cluster has a much larger weight than the others, the residuals hardly show its part of the error, and no t test
 holds its level. Such clusters are `lopsided`: tests flip the signs of whole clusters instead, and the standard error
