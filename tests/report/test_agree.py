@@ -129,7 +129,7 @@ def test_the_command_for_repeated_rows_runs_as_it_stands(
     shutil.move(tmp_path / "results", tmp_path / "kept")
     monkeypatch.chdir(tmp_path)
     (line,) = load([Path("kept/r"), Path("t 1/rows.parquet")]).repeated
-    command = shlex.split(line.partition("other: ")[2])
+    command = shlex.split(line.partition("two runs: ")[2])
     assert command == ["kvbench", "compare", "t 1/rows.parquet", "kept/r"]
     assert main(command[1:]) == 0
     assert "BASE t 1/rows.parquet: " in capsys.readouterr().out
