@@ -3,8 +3,8 @@
     for table in make_tables(load([Path("results/demo")]), baseline="full"):
         table.cells[0].score.mean, table.cells[0].against.paired.diff
 
-All numbers come from the rows alone. Comparisons are paired question by question and their p-values adjusted by Holm
-over the table. A cell without a comparison has `against` None.
+All numbers come from the rows alone. Comparisons are paired question by question, and their p-values are Holm-adjusted
+over the table. For a cell without a comparison, `against` is None.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class TaskTable:
 
 
 def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
-    """Return one table per group of comparable rows. `baseline`: a method, or its name with options as tables print it;
-    by default the full cache if it was run."""
+    """Return one table per group of comparable rows. `baseline`: the name of a method, or a method with options as
+    tables print it. By default the baseline is the full cache; if it was not run, nothing is compared."""
     pairs = _variants(loaded)
     shared = shared_options(loaded)
     there = sorted(shared)
@@ -91,7 +91,8 @@ def shared_options(loaded: Loaded) -> dict[str, dict[str, Any]]:
 
 
 def _shared(options: Sequence[str]) -> dict[str, Any]:
-    """Return the options that have one value in all of these JSON texts, which are those of one method."""
+    """Return the options that have the same value in all texts. options: several variants of one method's options, each
+    as JSON text."""
     tables = [options_of(text) for text in options]
     return {k: v for k, v in tables[0].items() if all(k in table and table[k] == v for table in tables)}
 
@@ -134,8 +135,8 @@ def headline_of(task: str) -> str:
 def _compare(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], clusters: dict[str, str], baseline: str
 ) -> list[ScoreCell]:
-    """Compare each cell with the baseline's cell: the one without a budget or, if there is none, the one at the same
-    budget."""
+    """Compare each cell with the baseline's cell. This is the baseline's cell without a budget or, if there is none,
+    its cell at the same budget."""
     label = _baseline_label([cell.method for cell in cells], baseline)
     places = {_budget(cell): i for i, cell in reversed(list(enumerate(cells))) if cell.method == label}
     comparisons: dict[int, tuple[int, stats.Paired]] = {}
@@ -162,8 +163,8 @@ def _budget(cell: ScoreCell) -> str:
 
 
 def _baseline_label(labels: Sequence[str], baseline: str) -> str:
-    """Return the baseline's label in a table: `baseline` itself or, if that is a method's name, the method's only
-    variant."""
+    """Return the label that the baseline has in a table. If `baseline` is the name of a method that was run with other
+    options than its defaults, the label has these options. Raises UserError if there are several such labels."""
     variants = sorted({label for label in labels if label.split("(")[0] == baseline})
     if baseline in labels or not variants:
         return baseline
@@ -175,8 +176,8 @@ def _baseline_label(labels: Sequence[str], baseline: str) -> str:
 def _ratios(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], parts: Sequence[Rows]
 ) -> list[ScoreCell]:
-    """Add each cell's score, bytes and speed as shares of the full cache's, on the questions that both have. Without a
-    full cache, the cells stay as they are."""
+    """Return the cells with their score, bytes and speed as shares of the full cache's, on the questions that both
+    have. Without a full cache, the cells stay unchanged."""
     full = next((i for i, cell in enumerate(cells) if not cell.evicts), None)
     if full is None:
         return list(cells)
@@ -249,7 +250,7 @@ def _exact_above_partial(cell: ScoreCell) -> bool:
 
 
 def _load(cells: Sequence[ScoreCell]) -> list[str]:
-    """Return a note on the machine's load while the cells ran, without which their speeds cannot be judged."""
+    """Return a note on the machine's load while the cells ran. Speeds can be judged only together with the load."""
     timed = [cell for cell in cells if not math.isnan(cell.tokens_per_second)]
     loads = [cell.machine_load for cell in timed if not math.isnan(cell.machine_load)]
     if not timed:
