@@ -37,7 +37,8 @@ COLUMNS = (
     *("artefacts", "budget", "budget_share", "decode_bounded", "status", "stop_reason", "prompt_sha256"),
     *("prompt_tokens", "judge", "output_tokens", "extracted", "score", "score_partial", "score_strict", "floor"),
     *("no_answer", "entries_after_evict", "entries_peak", "entries_mean", "kv_bytes_peak", "kv_bytes_extra"),
-    *("kv_bytes_mean", "kv_bytes_prefill_peak", "decode_seconds", "evict_seconds", "roofline_share", "machine_load"),
+    *("kv_bytes_mean", "kv_bytes_prefill_peak", "state_bytes", "decode_seconds", "evict_seconds", "roofline_share"),
+    "machine_load",
     *(column for column, _, _ in NOTED),
 )
 

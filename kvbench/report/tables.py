@@ -9,8 +9,9 @@ over the table. For a cell without a comparison, `against` is None.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from kvbench.report.cells import (
     speed,
     speed_sd,
 )
+from kvbench.report.layers import Layer, evictable_note, evictable_share, later_tokens, layers_of
 from kvbench.report.load import Group, Loaded
 from kvbench.report.rows import Rows
 from kvbench.taskkit.names import get_task
@@ -70,7 +72,8 @@ def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
         raise UserError(
             f"--baseline {quote(name)} was not run.{did_you_mean(name, there)} Methods: {', '.join(there)}."
         )
-    return [_table(group, name, loaded.unfinished, shared) for group in loaded.groups]
+    layers = functools.cache(functools.partial(layers_of, loaded))
+    return [_table(group, name, loaded.unfinished, shared, layers) for group in loaded.groups]
 
 
 def _variants(loaded: Loaded) -> list[tuple[str, str]]:
@@ -98,7 +101,11 @@ def _shared(options: Sequence[str]) -> dict[str, Any]:
 
 
 def _table(
-    group: Group, baseline: str, unfinished: dict[str, str], shared: Mapping[str, Mapping[str, Any]]
+    group: Group,
+    baseline: str,
+    unfinished: dict[str, str],
+    shared: Mapping[str, Mapping[str, Any]],
+    layers: Callable[[], Mapping[str, Sequence[Layer] | None]],
 ) -> TaskTable:
     rows, headline = group.rows, headline_of(group.task)
     cells: list[ScoreCell] = []
@@ -119,7 +126,7 @@ def _table(
         headline=headline,
         interval=interval,
         cells=cells,
-        notes=_notes(cells, scores),
+        notes=[*_notes(cells, scores), *_states(rows, layers)],
         best=best_per_budget(cells, scores, clusters),
     )
 
@@ -210,6 +217,13 @@ def _shared_rows(rows: Rows, other: Rows) -> Rows:
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
+
+
+def _states(rows: Rows, layers: Callable[[], Mapping[str, Sequence[Layer] | None]]) -> list[str]:
+    """Return a line on the memory that eviction can touch, for models whose layers keep states."""
+    if not (rows.number("state_bytes") > 0).any():
+        return []
+    return evictable_note(evictable_share(rows, later_tokens(rows), layers()))
 
 
 def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]]) -> list[str]:
