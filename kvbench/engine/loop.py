@@ -173,7 +173,7 @@ class Engine:
         timer = Timer(self.loaded.device)
         rules = self.setup.rules_for_prompt(len(request.prompt_ids))
         with timer.running():
-            prompt = self.reader.read(request.prompt_ids, rules, request.noise_key(-1), request.compress_at)
+            prompt = self.reader.read(request, rules)
         prompt.seconds = timer.seconds() - prompt.evict_seconds
         return prompt, deque(sequences)
 
@@ -209,6 +209,7 @@ class Engine:
         self.cache.install(prompt.layers, slots, prompt.tokens)
         self.cache.install_states(prompt.recurrent, 0, slots)
         for slot, sequence in self.slots.of(slots):
+            sequence.delta = prompt.delta
             self._hold(sequence, slot)
             if self.evictor is not None:
                 self.evictor.start(slot, prompt.budget, prompt.tokens, sequence.key, prompt.decisions)

@@ -118,6 +118,7 @@ class Sequence:
     key: int  # noise key, as int64
     tokens: list[int] = field(default_factory=list)  # generated in this turn
     pending: deque[int] = field(default_factory=deque)  # tokens to read, one per step, before the next one is drawn
+    delta: int = 0  # the rotary position of a generated token less its index, see `images`
     clock: int = 0  # decode steps since the prompt, by which the trigger decides
     meter: Meter = field(default_factory=Meter)
     answers: tuple[str, ...] = ()  # texts of earlier turns
@@ -232,7 +233,9 @@ class Sequence:
         self.room = min(self.request.max_new_tokens, limit - read)
         if follow.fresh:
             self.clock = 0
-            self.request = replace(self.request, prompt_ids=follow.ids, samples=(self.sample,), compress_at=None)
+            self.request = replace(
+                self.request, prompt_ids=follow.ids, images=follow.images, samples=(self.sample,), compress_at=None
+            )
         else:
             self.pending.extend([*unread, *follow.ids])
         return follow

@@ -80,6 +80,8 @@ class MemoryCell:
     beside_bytes: float  # stored beside keys and values
     beside_share: float  # of measured_bytes
     reading_bytes: float  # at the peak of reading the prompt
+    kept_text: float  # share of the text's tokens that were held at the end, mean over samples; NaN without images
+    kept_images: float
     over: bool  # whether any sample is over its bound; tables mark the cell with !
     samples: int  # with measured bytes
 
@@ -104,9 +106,12 @@ COLUMNS = [
     *own("ratio", "largest_ratio", "allowed_bytes", "beside_bytes"),
     Column("beside_share", "beside_share", "beside", percent),
     Column("reading_bytes", "reading_bytes", "while reading", size),
+    Column("kept_text", "kept_text", "text kept", percent),
+    Column("kept_images", "kept_images", "images kept", percent),
     *own("over", "samples"),
 ]
 SHOWN = ("method", "budget", "entries", "peak", "nominal", "measured", "ratio", "beside", "while reading")
+KEPT = ("text kept", "images kept")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +123,12 @@ class MemoryTable:
 
     def block(self) -> Block:
         columns = [Column("group", lambda _: self.group), Column("task", lambda _: self.task), *COLUMNS]
+        images = any(not math.isnan(cell.kept_images) for cell in self.cells)
         return Block(
             title=", ".join(filter(None, (self.task, self.group))),
             lines=self.cells,
             columns=columns,
-            grids=[chosen(columns, SHOWN)],
+            grids=[chosen(columns, SHOWN + KEPT * images)],
             notes=self.notes,
             facts={"group": self.group, "task": self.task},
         )
@@ -138,7 +144,7 @@ class MemoryReport(Report):
         "every layer and KV head, at most those of the whole sequence. Measured: live keys and values at the peak of "
         "decoding; a head's last page may be part-filled. Beside: positions, method columns, stored queries and "
         "states, as a share of measured keys and values. While reading: everything held at the peak of reading the "
-        "prompt."
+        "prompt. Text kept, images kept: the share of their tokens that an entry held at the end."
     )
     tables: list[MemoryTable]
 
@@ -304,9 +310,17 @@ def _cell(method: str, budget: Budget | None, held: Held) -> MemoryCell:
         beside_bytes=beside,
         beside_share=beside / measured if measured else math.nan,
         reading_bytes=reading,
+        kept_text=_mean(held.rows, "kept_text"),
+        kept_images=_mean(held.rows, "kept_images"),
         over=bool(held.over.any()),
         samples=len(present(held.measured)),
     )
+
+
+def _mean(rows: Rows, column: str) -> float:
+    """Return the mean of a column over the rows that have a number in it; NaN if none has."""
+    numbers = present(rows.number(column))
+    return float(numbers.mean()) if len(numbers) else math.nan
 
 
 def _largest(held: Held) -> int:

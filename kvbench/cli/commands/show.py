@@ -269,6 +269,7 @@ def _print_sample(entry: dict[str, Any], *, known: bool) -> None:
     print(f"== {terminal.clean(title)}\n{terminal.clean(', '.join(facts))}")
     if not known:
         _print_text("prompt", entry["prompt"])
+        _print_images(entry.get("image_list"))
     if "turns" not in entry:
         _print_text("output", entry["output"])
     for number, turn in enumerate(entry.get("turns", ()), 1):
@@ -277,6 +278,13 @@ def _print_sample(entry: dict[str, Any], *, known: bool) -> None:
         _print_text(f"output {number}", turn["output"])
     if entry.get("extracted"):
         print(f"-- answer: {terminal.clean(entry['extracted'])}")
+
+
+def _print_images(stored: str | None) -> None:
+    """Print name, size and tokens of each image of a question, in the order of their places in its prompts."""
+    for number, image in enumerate(parse(stored) if stored else (), 1):
+        size, place = f"{image['width']}x{image['height']} pixels", f"turn {image['turn']}"
+        print(f"-- image {number}: {terminal.clean(image['name'])}, {size}, {image['tokens']} tokens, {place}")
 
 
 def _print_text(title: str, content: str | None) -> None:
