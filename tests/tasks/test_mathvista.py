@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import judges
 from support.judges import say
-from support.pictures import picture
+from support.vision import picture
 
 from kvbench.errors import SetupError
 from kvbench.sources.data import Data
@@ -17,6 +17,7 @@ from kvbench.task import IMAGE, Output, Services
 from kvbench.taskkit.names import get_task
 
 serve = judges.serve  # the fixture
+PNG, JPEG = picture(seed=1).data, picture(seed=2, kind="JPEG").data
 ABOUT = {"task": "geometry problem solving", "source": "Made", "context": "synthetic scene"}
 PLAIN = {"choices": None, "unit": None, "precision": None, "question_type": "free_form", "metadata": ABOUT}
 CHOICE = PLAIN | {
@@ -42,8 +43,8 @@ COUNT = PLAIN | {"id": "3", "question": "How many?", "image": "images/1.png", "a
 
 def folder(path: Path, *rows: dict) -> Path:
     (path / "mathvista" / "images").mkdir(parents=True, exist_ok=True)
-    (path / "mathvista" / "images" / "1.png").write_bytes(picture("blue"))
-    (path / "mathvista" / "images" / "2.jpg").write_bytes(picture("red", "JPEG"))
+    (path / "mathvista" / "images" / "1.png").write_bytes(PNG)
+    (path / "mathvista" / "images" / "2.jpg").write_bytes(JPEG)
     (path / "mathvista" / "testmini.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -69,7 +70,7 @@ def test_documents(tmp_path: Path):
         "final value, e.g., 1.23, 1.34, 1.45, at the end.\nQuestion: What does it cost? (Unit: $)"
     )
     assert count.turns[0].question.startswith("Hint: Please answer the question requiring an integer answer")
-    assert [doc.turns[0].images[0].read() for doc in (choice, price)] == [picture("blue"), picture("red", "JPEG")]
+    assert [doc.turns[0].images[0].read() for doc in (choice, price)] == [PNG, JPEG]
     assert choice.meta == {"category": "geometry problem solving", "source": "Made", "context": "synthetic scene"}
     assert [doc.doc_id for doc in docs(tmp_path, limit=2)] == ["1", "2"]
     released = docs(tmp_path, style="released")[0].turns[0].question

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import judges
 from support.judges import say
-from support.pictures import picture
+from support.vision import picture
 
 from kvbench.errors import SetupError
 from kvbench.sources.data import Data
@@ -17,7 +17,7 @@ from kvbench.task import IMAGE, Output, Services
 from kvbench.taskkit.names import get_task
 
 serve = judges.serve  # the fixture
-PNG, JPEG, WEBP = picture("red"), picture("blue", "JPEG"), picture("green", "WEBP")
+PNG, JPEG, WEBP = (picture(seed=seed, kind=kind).data for seed, kind in enumerate(("PNG", "JPEG", "WEBP")))
 TALK = [
     {"from": "user", "value": "Image1: <ImageHere>. Image2: <ImageHere>.\nCompare them."},
     {"from": "assistant", "value": "One is red, one is blue."},
