@@ -37,6 +37,7 @@ from kvbench.engine.setup import Setup
 from kvbench.engine.timer import Timer
 from kvbench.engine.writers import BlockWriter, Heard
 from kvbench.eviction.api import Probe
+from kvbench.eviction.modality import check_images
 from kvbench.records import Request
 
 Prefill = Literal["full", "chunked"]
@@ -94,6 +95,7 @@ class PromptReader:
         """Read the prompt of a request, at least one token, and evict it."""
         ids, key, images = request.prompt_ids, request.noise_key(-1), None
         if request.images is not None:
+            check_images(type(rules.method).__name__, rules.method)
             images = PromptImages.of(self.model.model, ids, request.images)
         cache, logits, evictions = self._read([ids], rules, [key], request.compress_at, images)
         return PromptState(
@@ -229,13 +231,23 @@ class PromptReader:
         """Return logits [b, V] after the last of the tokens [b][t]; with keep=0, [b, t, V] after every token."""
         ids = torch.tensor([list(row) for row in tokens], device=self.setup.loaded.device)
         images = writer.cache.images
-        given = {} if images is None else images.inputs(self.model.model, start, start + ids.shape[1])
-        logits = self._run(writer, start, ids.shape[1], keep, input_ids=ids, **given)
+        end, given, modality = start + ids.shape[1], dict[str, torch.Tensor](), None
+        if images is not None:
+            given, modality = images.inputs(self.model.model, start, end), images.modality[start:end]
+        logits = self._run(writer, start, end - start, keep, modality, input_ids=ids, **given)
         return logits[:, -1] if keep else logits
 
-    def _run(self, writer: BlockWriter, start: int, rows: int, keep: int, **inputs: torch.Tensor) -> torch.Tensor:
+    def _run(
+        self,
+        writer: BlockWriter,
+        start: int,
+        rows: int,
+        keep: int,
+        modality: torch.Tensor | None = None,
+        **inputs: torch.Tensor,
+    ) -> torch.Tensor:
         """Return logits [b, keep, V] after the last `keep` input tokens or embeddings; keep=0: after all of them."""
-        inputs = {"position_ids": writer.begin(start, rows)[None]} | inputs
+        inputs = {"position_ids": writer.begin(start, rows, modality)[None]} | inputs
         out = self.model.run(writer, writer.cache.recurrent, **inputs, logits_to_keep=keep)
         writer.cache.measure()  # states of the layers after the last attention
         return out.logits

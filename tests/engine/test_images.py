@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 
 import pytest
 import torch
 from support import zoo
 from support.families import MROPE
-from support.methods import small
+from support.methods import small, with_tables
 from support.models import Words
 
 from kvbench.engine import sampler
@@ -16,6 +17,7 @@ from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import prepare
 from kvbench.engine.reference import KeptHistory, dense_logits
 from kvbench.eviction import noise
+from kvbench.eviction.choose import make
 from kvbench.records import Images, Request, Sampling
 
 TOKENS = {"image_token_id": 500, "vision_start_token_id": 501, "vision_end_token_id": 502, "video_token_id": 503}
@@ -145,3 +147,58 @@ def generated(loaded, request, **more):
     mask, length = torch.ones_like(ids), request.max_new_tokens
     out = loaded.model.generate(ids, attention_mask=mask, max_new_tokens=length, do_sample=False, **given, **more)
     return out[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("method", ["gkv", "h2o", "ada-kv", "laq", "cake", "retention", "text-first", "two methods"])
+def test_every_way_to_read_a_prompt_equals_the_dense_reference(method, qwen, monkeypatch):
+    """Layer by layer, whole, with probes after the prompt, and in the paged layout."""
+    loaded = with_tables(qwen)
+    worst, evictions = worst_difference(loaded, monkeypatch, mixed(loaded), method=method)
+    assert evictions > 0
+    assert worst < 1e-4
+
+
+@pytest.mark.parametrize("prefill", ["full", "chunked"])
+def test_chunks_split_no_image_and_compression_before_the_question_reads_images_too(prefill, qwen, monkeypatch):
+    todo = [dataclasses.replace(r, compress_at=len(r.prompt_ids) - 3) for r in mixed(qwen)]
+    worst, evictions = worst_difference(qwen, monkeypatch, todo, prefill=prefill, prefill_chunk=6)
+    assert evictions > 8
+    assert worst < 1e-4
+
+
+@pytest.mark.parametrize("base", ["snapkv-decode(window=4)", "retention"])
+def test_no_text_is_evicted_while_an_image_is_held(base, qwen):
+    loaded, kept = with_tables(qwen), defaultdict(list)
+    todo = mixed(loaded)
+
+    def log(key, seen, layer, heads):
+        kept[key].append((seen, [set(head.tolist()) for head in heads]))
+
+    method = make("text-first", {"base": base})
+    running = Engine(loaded, method, budget=BUDGET, interval=INTERVAL, slots=2, max_tokens=ROOM, log=log)
+    list(running.generate(todo))
+    full, lost = 0, 0
+    for request in todo:
+        inside = {p for a, b in request.images.spans for p in range(a, b)} if request.images else set()
+        events = [*kept[noise.signed64(request.noise_key(-1))], *kept[noise.signed64(request.noise_key(0))]]
+        gone = defaultdict(set)  # by head, text that an earlier eviction dropped
+        for number, (seen, heads) in enumerate(events):
+            for head, positions in enumerate(heads):
+                place = number % len(qwen.geometry), head
+                text = set(range(seen)) - inside - gone[place]
+                recent = {p for p in positions if p >= seen - 4}
+                if positions & inside - recent:
+                    assert text <= positions
+                    full += 1
+                lost += len(inside - positions) > 0
+                gone[place] |= text - positions
+    assert full > 0
+    assert lost > 0
+
+
+def test_without_images_text_first_decides_as_its_base(qwen):
+    todo = [ask(qwen, 5, (50,), (), 30), ask(qwen, 6, (9,), (), 40)]
+    tokens = [
+        {d.request.doc_id: d.token_ids for d in engine(qwen, name).generate(todo)} for name in ("gkv", "text-first")
+    ]
+    assert tokens[0] == tokens[1]
