@@ -63,7 +63,7 @@ class PromptImages:
         return last
 
     def inputs(self, model: Any, first: int, last: int) -> dict[str, torch.Tensor]:
-        """Return the model's inputs besides token ids for the prompt's tokens from `first` up to `last`, exclusive.
+        """Return the model's inputs besides token ids for the tokens from `first` up to `last`, exclusive.
 
         Raises ValueError if an image lies only partly among these tokens.
         """
@@ -75,7 +75,19 @@ class PromptImages:
             whole = len(inside) == len(self.images.spans)
             given = self.read if whole else self.images.inputs(range(inside[0], inside[-1] + 1))
         made = {name: on_device(model, value) for name, value in given.items()}
-        return made if self.axes is None else made | {"position_ids": self.axes[..., first:last]}
+        return made if self.axes is None else made | {"position_ids": self._rotary(self.axes, first, last)}
+
+    def modality_of(self, first: int, last: int) -> torch.Tensor:
+        """Return the modality of the tokens from `first` up to `last`, exclusive; tokens after the prompt are text."""
+        known = self.modality[first:last]
+        return torch.nn.functional.pad(known, (0, last - first - len(known)))
+
+    def _rotary(self, axes: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """Return the rotary positions [3, 1, t] of the tokens from `first` up to `last`, also of those after the
+        prompt."""
+        length = axes.shape[-1]
+        later = torch.arange(max(first, length), max(last, length), device=axes.device) + self.delta(length)
+        return torch.cat([axes[..., first:last], later.expand(3, 1, -1)], dim=-1)
 
 
 def image_tokens(model: Any, ids: torch.Tensor) -> torch.Tensor:

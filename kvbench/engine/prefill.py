@@ -38,7 +38,7 @@ from kvbench.engine.timer import Timer
 from kvbench.engine.writers import BlockWriter, Heard
 from kvbench.eviction.api import Probe
 from kvbench.eviction.modality import check_images
-from kvbench.records import Request
+from kvbench.records import Images, Request
 
 Prefill = Literal["full", "chunked"]
 
@@ -93,10 +93,8 @@ class PromptReader:
 
     def read(self, request: Request, rules: Rules) -> PromptState:
         """Read the prompt of a request, at least one token, and evict it."""
-        ids, key, images = request.prompt_ids, request.noise_key(-1), None
-        if request.images is not None:
-            check_images(type(rules.method).__name__, rules.method)
-            images = PromptImages.of(self.model.model, ids, request.images)
+        ids, key = request.prompt_ids, request.noise_key(-1)
+        images = self._images(ids, request.images, rules)
         cache, logits, evictions = self._read([ids], rules, [key], request.compress_at, images)
         return PromptState(
             layers={index: layer.pack(0) for index, layer in cache.layers.items()},
@@ -116,14 +114,25 @@ class PromptReader:
         )
 
     def open(
-        self, prompts: Sequence[Sequence[int]], rules: Rules, noise_keys: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        rules: Rules,
+        noise_keys: Sequence[int],
+        images: Images | None = None,
     ) -> tuple[PromptCache, torch.Tensor]:
         """Read equally long prompts into a cache that `go_on` extends; also return the next token's logits [b, V].
 
-        A method that runs probes takes one prompt at a time.
+        A method that runs probes takes one prompt at a time, as does every method with images. images: of the prompt.
         """
-        cache, logits, _ = self._read(prompts, rules, noise_keys)
+        cache, logits, _ = self._read(prompts, rules, noise_keys, images=self._images(prompts[0], images, rules))
         return cache, logits
+
+    def _images(self, ids: Sequence[int], images: Images | None, rules: Rules) -> PromptImages | None:
+        """Return the images of a prompt as the model reads them. Raises UserError if the method cannot have them."""
+        if images is None:
+            return None
+        check_images(type(rules.method).__name__, rules.method)
+        return PromptImages.of(self.model.model, ids, images)
 
     def go_on(self, cache: PromptCache, tokens: Sequence[Sequence[int]], heard: Heard | None = None) -> torch.Tensor:
         """Read the next t tokens of every sequence of an open cache; return the logits [b, t, V] after each token.
@@ -233,7 +242,7 @@ class PromptReader:
         images = writer.cache.images
         end, given, modality = start + ids.shape[1], dict[str, torch.Tensor](), None
         if images is not None:
-            given, modality = images.inputs(self.model.model, start, end), images.modality[start:end]
+            given, modality = images.inputs(self.model.model, start, end), images.modality_of(start, end)
         logits = self._run(writer, start, end - start, keep, modality, input_ids=ids, **given)
         return logits[:, -1] if keep else logits
 

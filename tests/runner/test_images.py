@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from support.runs import model_folder
-from support.vision import IMAGE_TOKEN, picture, repository
+from support.vision import IMAGE_TOKEN, model_reader, picture, repository
 
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.errors import SetupError, UserError
@@ -64,10 +64,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reader(model: Path) -> ModelReader:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    config = transformers.AutoConfig.from_pretrained(model)
-    vision = image_processor.load("m", str(model), None, config, tokenizer)
-    return ModelReader(tokenizer=tokenizer, model_type="qwen3_vl", context=4096, chat=True, vision=vision)
+    return model_reader(model)
 
 
 def configuration(model: Path | str = "m", *methods: str, **changes: Any) -> RunConfig:
