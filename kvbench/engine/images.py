@@ -52,6 +52,11 @@ class PromptImages:
         """Return the rotary position of the token after the first `tokens` ones of the prompt, less its index."""
         return 0 if self.axes is None else int(self.axes[..., :tokens].max()) + 1 - tokens
 
+    def kept(self, held: Sequence[Sequence[torch.Tensor]]) -> tuple[float, float]:
+        """Return `kept_shares` of a prompt that was read. held: of each layer, the positions of each head's entries."""
+        heads = [positions for layer in held for positions in layer]
+        return kept_shares(heads, self.images.spans, len(self.modality))
+
     def border(self, first: int, last: int) -> int:
         """Return where a pass that begins at `first` ends, at `last` if possible, so that it splits no image.
 
@@ -76,6 +81,16 @@ class PromptImages:
             given = self.read if whole else self.images.inputs(range(inside[0], inside[-1] + 1))
         made = {name: on_device(model, value) for name, value in given.items()}
         return made if self.axes is None else made | {"position_ids": self.axes[..., first:last]}
+
+
+def kept_shares(held: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]], seen: int) -> tuple[float, float]:
+    """Return the shares of the tokens of text, and of images, whose entries are held: a mean over heads.
+
+    held: positions of the entries of each head, in all layers; spans: of the images; seen: tokens read.
+    """
+    shown, every = sum(end - start for start, end in spans), torch.cat(list(held))
+    inside = int(sum(((every >= start) & (every < end)).sum() for start, end in spans))
+    return (len(every) - inside) / len(held) / (seen - shown), inside / len(held) / shown
 
 
 def image_tokens(model: Any, ids: torch.Tensor) -> torch.Tensor:
