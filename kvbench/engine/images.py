@@ -110,9 +110,10 @@ def rotary_axes(
     inner = getattr(model, "model", model)
     if not hasattr(inner, "get_rope_index"):
         return None
-    grids = {name: on_device(model, value) for name, value in inputs.items() if name.endswith("_grid_thw")}
-    axes, deltas = inner.get_rope_index(ids, mm_token_type_ids=shown.int(), attention_mask=mask, **grids)
-    return axes, deltas.flatten()
+    grids = {name: value.cpu() for name, value in inputs.items() if name.endswith("_grid_thw")}
+    where, mask = ids.device, None if mask is None else mask.cpu()  # the function reads number by number
+    axes, deltas = inner.get_rope_index(ids.cpu(), mm_token_type_ids=shown.cpu().int(), attention_mask=mask, **grids)
+    return axes.to(where), deltas.flatten().to(where)
 
 
 def on_device(model: Any, value: Any) -> Any:
