@@ -52,6 +52,11 @@ class PromptImages:
         """Return the rotary position of the token after the first `tokens` ones of the prompt, less its index."""
         return 0 if self.axes is None else int(self.axes[..., :tokens].max()) + 1 - tokens
 
+    def kept(self, held: Sequence[Sequence[torch.Tensor]]) -> tuple[float, float]:
+        """Return `kept_shares` of a prompt that was read. held: of each layer, the positions of each head's entries."""
+        heads = [positions for layer in held for positions in layer]
+        return kept_shares(heads, self.images.spans, len(self.modality))
+
     def border(self, first: int, last: int) -> int:
         """Return where a pass that begins at `first` ends, at `last` if possible, so that it splits no image.
 
@@ -90,6 +95,16 @@ class PromptImages:
         return torch.cat([axes[..., first:last], later.expand(3, 1, -1)], dim=-1)
 
 
+def kept_shares(held: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]], seen: int) -> tuple[float, float]:
+    """Return the shares of the tokens of text, and of images, whose entries are held: a mean over heads.
+
+    held: positions of the entries of each head, in all layers; spans: of the images; seen: tokens read.
+    """
+    shown, every = sum(end - start for start, end in spans), torch.cat(list(held))
+    inside = int(sum(((every >= start) & (every < end)).sum() for start, end in spans))
+    return (len(every) - inside) / len(held) / (seen - shown), inside / len(held) / shown
+
+
 def image_tokens(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return which of the tokens [b, T] stand for images, [b, T] bool."""
     names = (getattr(model.config, name, None) for name in ("image_token_id", "image_token_index"))
@@ -107,9 +122,10 @@ def rotary_axes(
     inner = getattr(model, "model", model)
     if not hasattr(inner, "get_rope_index"):
         return None
-    grids = {name: on_device(model, value) for name, value in inputs.items() if name.endswith("_grid_thw")}
-    axes, deltas = inner.get_rope_index(ids, mm_token_type_ids=shown.int(), attention_mask=mask, **grids)
-    return axes, deltas.flatten()
+    grids = {name: value.cpu() for name, value in inputs.items() if name.endswith("_grid_thw")}
+    where, mask = ids.device, None if mask is None else mask.cpu()  # the function reads number by number
+    axes, deltas = inner.get_rope_index(ids.cpu(), mm_token_type_ids=shown.cpu().int(), attention_mask=mask, **grids)
+    return axes.to(where), deltas.flatten().to(where)
 
 
 def on_device(model: Any, value: Any) -> Any:

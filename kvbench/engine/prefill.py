@@ -60,6 +60,7 @@ class PromptState:
     bytes_peak: int
     recurrent: RecurrentStates | None  # states of layers beside attention, in one row
     delta: int = 0  # the rotary position of the next token less its index, see `images`
+    kept: tuple[float, float] | None = None  # shares of text and of images that are left; None without images
     seconds: float = 0.0  # reading
     evict_seconds: float = 0.0  # evicting, and reading probes
 
@@ -96,8 +97,9 @@ class PromptReader:
         ids, key = request.prompt_ids, request.noise_key(-1)
         images = self._images(ids, request.images, rules)
         cache, logits, evictions = self._read([ids], rules, [key], request.compress_at, images)
+        layers = {index: layer.pack(0) for index, layer in cache.layers.items()}
         return PromptState(
-            layers={index: layer.pack(0) for index, layer in cache.layers.items()},
+            layers=layers,
             logits=logits[0],
             tokens=len(ids),
             budget=rules.budget,
@@ -110,6 +112,7 @@ class PromptReader:
             bytes_peak=cache.peak_bytes,
             recurrent=cache.recurrent,
             delta=0 if images is None else images.delta(len(ids)),
+            kept=None if images is None else images.kept([layers[g.index].held() for g in cache.evicting]),
             evict_seconds=evictions.timer.seconds(),
         )
 
