@@ -52,6 +52,11 @@ class PromptImages:
         """Return the rotary position of the token after the first `tokens` ones of the prompt, less its index."""
         return 0 if self.axes is None else int(self.axes[..., :tokens].max()) + 1 - tokens
 
+    def kept(self, held: Sequence[Sequence[torch.Tensor]]) -> tuple[float, float]:
+        """Return `kept_shares` of a prompt that was read. held: of each layer, the positions of each head's entries."""
+        heads = [positions for layer in held for positions in layer]
+        return kept_shares(heads, self.images.spans, len(self.modality))
+
     def border(self, first: int, last: int) -> int:
         """Return where a pass that begins at `first` ends, at `last` if possible, so that it splits no image.
 
@@ -63,7 +68,7 @@ class PromptImages:
         return last
 
     def inputs(self, model: Any, first: int, last: int) -> dict[str, torch.Tensor]:
-        """Return the model's inputs besides token ids for the prompt's tokens from `first` up to `last`, exclusive.
+        """Return the model's inputs besides token ids for the tokens from `first` up to `last`, exclusive.
 
         Raises ValueError if an image lies only partly among these tokens.
         """
@@ -75,7 +80,29 @@ class PromptImages:
             whole = len(inside) == len(self.images.spans)
             given = self.read if whole else self.images.inputs(range(inside[0], inside[-1] + 1))
         made = {name: on_device(model, value) for name, value in given.items()}
-        return made if self.axes is None else made | {"position_ids": self.axes[..., first:last]}
+        return made if self.axes is None else made | {"position_ids": self._rotary(self.axes, first, last)}
+
+    def modality_of(self, first: int, last: int) -> torch.Tensor:
+        """Return the modality of the tokens from `first` up to `last`, exclusive; tokens after the prompt are text."""
+        known = self.modality[first:last]
+        return torch.nn.functional.pad(known, (0, last - first - len(known)))
+
+    def _rotary(self, axes: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """Return the rotary positions [3, 1, t] of the tokens from `first` up to `last`, also of those after the
+        prompt."""
+        length = axes.shape[-1]
+        later = torch.arange(max(first, length), max(last, length), device=axes.device) + self.delta(length)
+        return torch.cat([axes[..., first:last], later.expand(3, 1, -1)], dim=-1)
+
+
+def kept_shares(held: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]], seen: int) -> tuple[float, float]:
+    """Return the shares of the tokens of text, and of images, whose entries are held: a mean over heads.
+
+    held: positions of the entries of each head, in all layers; spans: of the images; seen: tokens read.
+    """
+    shown, every = sum(end - start for start, end in spans), torch.cat(list(held))
+    inside = int(sum(((every >= start) & (every < end)).sum() for start, end in spans))
+    return (len(every) - inside) / len(held) / (seen - shown), inside / len(held) / shown
 
 
 def image_tokens(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -95,9 +122,10 @@ def rotary_axes(
     inner = getattr(model, "model", model)
     if not hasattr(inner, "get_rope_index"):
         return None
-    grids = {name: on_device(model, value) for name, value in inputs.items() if name.endswith("_grid_thw")}
-    axes, deltas = inner.get_rope_index(ids, mm_token_type_ids=shown.int(), attention_mask=mask, **grids)
-    return axes, deltas.flatten()
+    grids = {name: value.cpu() for name, value in inputs.items() if name.endswith("_grid_thw")}
+    where, mask = ids.device, None if mask is None else mask.cpu()  # the function reads number by number
+    axes, deltas = inner.get_rope_index(ids.cpu(), mm_token_type_ids=shown.cpu().int(), attention_mask=mask, **grids)
+    return axes.to(where), deltas.flatten().to(where)
 
 
 def on_device(model: Any, value: Any) -> Any:

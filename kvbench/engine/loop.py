@@ -320,10 +320,13 @@ class Engine:
     def _go_on(self, slot: int, sequence: Sequence) -> None:
         """Begin the next turn of a finished sequence. Without one, or if it waits as a new prompt, free the slot."""
         if sequence.finished and not self._follow(sequence, self.cache.seen[slot]):
+            if self.evictor is not None and sequence.request.images is not None:
+                sequence.meter.kept = self.evictor.kept(slot, sequence.request.images.spans)
             self._finish(sequence)
-            self._release(slot)
-        elif not sequence.tokens and not sequence.pending:
-            self._release(slot)
+        elif sequence.tokens or sequence.pending:
+            return
+        self.slots.clear(slot)
+        self.cache.clear(slot)
 
     def _follow(self, sequence: Sequence, seen: int) -> bool:
         """Begin the next turn of a finished sequence, in its slot or as a new prompt at the head of the queue.
@@ -343,8 +346,3 @@ class Engine:
 
     def _finish(self, sequence: Sequence) -> None:
         self._done.append(sequence.generation(self.loaded.decode, self.cache, self.decoding))
-
-    def _release(self, slot: int) -> None:
-        """Free a slot. Steps still run an idle slot, as a sequence of one token, and ignore its output."""
-        self.slots.clear(slot)
-        self.cache.clear(slot)

@@ -37,7 +37,8 @@ from kvbench.engine.setup import Setup
 from kvbench.engine.timer import Timer
 from kvbench.engine.writers import BlockWriter, Heard
 from kvbench.eviction.api import Probe
-from kvbench.records import Request
+from kvbench.eviction.modality import check_images
+from kvbench.records import Images, Request
 
 Prefill = Literal["full", "chunked"]
 
@@ -59,6 +60,7 @@ class PromptState:
     bytes_peak: int
     recurrent: RecurrentStates | None  # states of layers beside attention, in one row
     delta: int = 0  # the rotary position of the next token less its index, see `images`
+    kept: tuple[float, float] | None = None  # shares of text and of images that are left; None without images
     seconds: float = 0.0  # reading
     evict_seconds: float = 0.0  # evicting, and reading probes
 
@@ -92,12 +94,12 @@ class PromptReader:
 
     def read(self, request: Request, rules: Rules) -> PromptState:
         """Read the prompt of a request, at least one token, and evict it."""
-        ids, key, images = request.prompt_ids, request.noise_key(-1), None
-        if request.images is not None:
-            images = PromptImages.of(self.model.model, ids, request.images)
+        ids, key = request.prompt_ids, request.noise_key(-1)
+        images = self._images(ids, request.images, rules)
         cache, logits, evictions = self._read([ids], rules, [key], request.compress_at, images)
+        layers = {index: layer.pack(0) for index, layer in cache.layers.items()}
         return PromptState(
-            layers={index: layer.pack(0) for index, layer in cache.layers.items()},
+            layers=layers,
             logits=logits[0],
             tokens=len(ids),
             budget=rules.budget,
@@ -110,18 +112,30 @@ class PromptReader:
             bytes_peak=cache.peak_bytes,
             recurrent=cache.recurrent,
             delta=0 if images is None else images.delta(len(ids)),
+            kept=None if images is None else images.kept([layers[g.index].held() for g in cache.evicting]),
             evict_seconds=evictions.timer.seconds(),
         )
 
     def open(
-        self, prompts: Sequence[Sequence[int]], rules: Rules, noise_keys: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        rules: Rules,
+        noise_keys: Sequence[int],
+        images: Images | None = None,
     ) -> tuple[PromptCache, torch.Tensor]:
         """Read equally long prompts into a cache that `go_on` extends; also return the next token's logits [b, V].
 
-        A method that runs probes takes one prompt at a time.
+        A method that runs probes takes one prompt at a time, as does every method with images. images: of the prompt.
         """
-        cache, logits, _ = self._read(prompts, rules, noise_keys)
+        cache, logits, _ = self._read(prompts, rules, noise_keys, images=self._images(prompts[0], images, rules))
         return cache, logits
+
+    def _images(self, ids: Sequence[int], images: Images | None, rules: Rules) -> PromptImages | None:
+        """Return the images of a prompt as the model reads them. Raises UserError if the method cannot have them."""
+        if images is None:
+            return None
+        check_images(type(rules.method).__name__, rules.method)
+        return PromptImages.of(self.model.model, ids, images)
 
     def go_on(self, cache: PromptCache, tokens: Sequence[Sequence[int]], heard: Heard | None = None) -> torch.Tensor:
         """Read the next t tokens of every sequence of an open cache; return the logits [b, t, V] after each token.
@@ -229,13 +243,23 @@ class PromptReader:
         """Return logits [b, V] after the last of the tokens [b][t]; with keep=0, [b, t, V] after every token."""
         ids = torch.tensor([list(row) for row in tokens], device=self.setup.loaded.device)
         images = writer.cache.images
-        given = {} if images is None else images.inputs(self.model.model, start, start + ids.shape[1])
-        logits = self._run(writer, start, ids.shape[1], keep, input_ids=ids, **given)
+        end, given, modality = start + ids.shape[1], dict[str, torch.Tensor](), None
+        if images is not None:
+            given, modality = images.inputs(self.model.model, start, end), images.modality_of(start, end)
+        logits = self._run(writer, start, end - start, keep, modality, input_ids=ids, **given)
         return logits[:, -1] if keep else logits
 
-    def _run(self, writer: BlockWriter, start: int, rows: int, keep: int, **inputs: torch.Tensor) -> torch.Tensor:
+    def _run(
+        self,
+        writer: BlockWriter,
+        start: int,
+        rows: int,
+        keep: int,
+        modality: torch.Tensor | None = None,
+        **inputs: torch.Tensor,
+    ) -> torch.Tensor:
         """Return logits [b, keep, V] after the last `keep` input tokens or embeddings; keep=0: after all of them."""
-        inputs = {"position_ids": writer.begin(start, rows)[None]} | inputs
+        inputs = {"position_ids": writer.begin(start, rows, modality)[None]} | inputs
         out = self.model.run(writer, writer.cache.recurrent, **inputs, logits_to_keep=keep)
         writer.cache.measure()  # states of the layers after the last attention
         return out.logits

@@ -48,6 +48,7 @@ class Meter:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     evict_seconds: float = 0.0
+    kept: tuple[float, float] | None = None  # shares of text and of images, see `images.kept_shares`
 
     def note_prompt(self, prompt: PromptState, samples: int, copies: int) -> None:
         """Note the time and memory of reading a prompt; its samples share the time equally.
@@ -60,6 +61,7 @@ class Meter:
         self.prefill_peak = max(self.prefill_peak, prompt.entries_peak * copies)
         self.prefill_bytes = max(self.prefill_bytes, prompt.bytes_peak)
         self.evictions += prompt.evictions
+        self.kept = prompt.kept
         if self.first_eviction is None:
             self.first_eviction = prompt.first_eviction
         if prompt.after_evict is not None:
@@ -85,7 +87,7 @@ class Meter:
             self.first_eviction = seen
 
     def usage(self, prompt_tokens: int, output_tokens: int, cache: SlotCache, decoding: str) -> Usage:
-        steps = max(1, self.steps)
+        steps, (text, images) = max(1, self.steps), self.kept or (None, None)
         return Usage(
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
@@ -106,6 +108,8 @@ class Meter:
             decode_seconds=self.decode_seconds,
             evict_seconds=self.evict_seconds,
             decoding=decoding,
+            kept_text=text,
+            kept_images=images,
         )
 
 

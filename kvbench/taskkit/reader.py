@@ -71,8 +71,9 @@ class ModelReader:
         pictures = self.vision.pictures(doc.turns[:turns])
         if (places := ids.count(self.vision.token)) != len(pictures):
             raise UserError(
-                f"question {quote(doc.doc_id)}: chat template {self.origin} writes {quote(self.vision.text)} {places} "
-                f"times for {len(pictures)} images. Pass another --chat-template, or take it out of the question."
+                f"question {quote(doc.doc_id)}: its prompt by chat template {self.origin} holds "
+                f"{quote(self.vision.text)} {places} times, not once per image ({len(pictures)}). Pass another "
+                "--chat-template, or take this text out of the question."
             )
         return self.vision.expand(ids, pictures)
 
@@ -93,8 +94,8 @@ class ModelReader:
             return turn, 0
         if turn.images:
             raise UserError(
-                f"a prompt with {len(turn.images)} images has {length} tokens and the limit is {limit}: prompts with "
-                "images are not cut. Give a larger --max-prompt-tokens or leave it out."
+                f"a prompt with images has {length} tokens and the limit is {limit}: prompts with images are not cut. "
+                "Give a larger --max-prompt-tokens or leave it out."
             )
         half = limit // 2
         kept = "".join(self.tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:half], ids[-half:]))

@@ -97,4 +97,6 @@ def check_markers(turns: Iterable[Turn], question: str) -> None:
     """Raise UserError unless every turn with images holds `IMAGE` once for each. question: its name, for messages."""
     for turn in turns:
         if turn.images and (markers := turn.user.count(IMAGE)) != len(turn.images):
-            raise UserError(f"{question} has {len(turn.images)} images and {markers} places for them in its text.")
+            raise UserError(
+                f"{question} has a turn with {len(turn.images)} images, but {markers} places for images in its text."
+            )

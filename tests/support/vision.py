@@ -14,7 +14,9 @@ from typing import Any
 import transformers
 
 from kvbench import tiny
+from kvbench.runner import image_processor
 from kvbench.task import Image
+from kvbench.taskkit.reader import ModelReader
 from support import zoo
 
 SPECIAL = {
@@ -76,6 +78,14 @@ def repository(folder: Path, model_type: str = "qwen3_vl", seed: int = 0, **text
         eos_token_id=SPECIAL["<|im_end|>"], pad_token_id=257, do_sample=False
     ).save_pretrained(folder)
     return folder
+
+
+def model_reader(folder: Path) -> ModelReader:
+    """What renders prompts with images for the model in a folder."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    settings = transformers.AutoConfig.from_pretrained(folder)
+    vision = image_processor.load("m", str(folder), None, settings, tokenizer)
+    return ModelReader(tokenizer=tokenizer, model_type=settings.model_type, context=4096, chat=True, vision=vision)
 
 
 def picture(name: str = "a.png", size: tuple[int, int] = (32, 32), seed: int = 0, kind: str = "PNG") -> Image:

@@ -281,10 +281,17 @@ def _print_sample(entry: dict[str, Any], *, known: bool) -> None:
 
 
 def _print_images(stored: str | None) -> None:
-    """Print name, size and tokens of each image of a question, in the order of their places in its prompts."""
-    for number, image in enumerate(parse(stored) if stored else (), 1):
-        size, place = f"{image['width']}x{image['height']} pixels", f"turn {image['turn']}"
-        print(f"-- image {number}: {terminal.clean(image['name'])}, {size}, {image['tokens']} tokens, {place}")
+    """Print name, size, tokens and turn of each image of a question, in the order of their places in its prompts."""
+    try:
+        images = parse(stored) if isinstance(stored, str) else []
+    except ValueError:
+        images = []
+    for number, image in enumerate(images if isinstance(images, list) else [], 1):
+        name, width, height, tokens, turn = (
+            terminal.clean(str(image.get(key, "?")) if isinstance(image, dict) else "?")
+            for key in ("name", "width", "height", "tokens", "turn")
+        )
+        print(f"-- image {number}: {name}, {width}x{height} pixels, {tokens} tokens, turn {turn}")
 
 
 def _print_text(title: str, content: str | None) -> None:
