@@ -2,7 +2,8 @@
 
 Variants: grid-4 (default: four pictures of 4 x 4 numbers before four questions), grid-3 (two of 3 x 3 before two:
 short), grid-6 (six of 6 x 6 before six), spread-4 (every turn brings a picture and asks about one of those so far). The
-text does not hold the numbers, so every answer needs the entries of one picture, long after the picture was read.
+text does not hold the numbers, so every answer needs the entries of one picture, read in the first turn (in spread-4,
+whose later pictures make every turn a new prompt, in the same turn).
 
 The headline score is the share of right answers; the other score is 1 if all are right. Guessing gets 1/90.
 """
