@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import signal
 from collections.abc import Iterator
@@ -10,15 +11,18 @@ from pathlib import Path
 
 import pytest
 import transformers
-from support import vision
+from support import judges, vision
 from support.commands import Command, Ended, end_all, watch
 from support.final_tables import differences
+from support.judges import KEY, say
 
 from kvbench.engine.model.random_weights import draw
 from kvbench.engine.model.weights import Base, save_weights
 from kvbench.eviction.choose import make
+from kvbench.scoring.judge.dialogue import DIMENSIONS
 from kvbench.store import read_run
 
+serve = judges.serve  # the fixture
 METHODS = ("full", "gkv", "rkv", "h2o", "retention")
 LIMIT = 2
 
@@ -100,3 +104,28 @@ def test_a_picture_that_changed_between_kill_and_resume_is_refused(model: Path, 
     broken = run(model, words.replace("name r", "name b"), cwd=tmp_path)
     assert broken.code == 2, broken.err
     assert "image 'images/0.png'" in broken.err
+
+
+def test_dialogues_are_stored_and_judged_later(model: Path, tmp_path: Path, serve):
+    pictures = [vision.picture(seed=n).data for n in range(2)]
+    folder = tmp_path / "data" / "mmdu"
+    (folder / "mmdu_pics").mkdir(parents=True)
+    for n, data in enumerate(pictures):
+        (folder / "mmdu_pics" / f"{n}.png").write_bytes(data)
+    said = ["One: <ImageHere>. Two: <ImageHere>. Compare.", "They differ.", "And now?", "They still do."]
+    talk = [{"from": who, "value": text} for who, text in zip(("user", "assistant") * 2, said)]
+    row = {"id": "d", "image": ["/mmdu_pics/0.png", "/mmdu_pics/1.png"], "conversations": talk}
+    (folder / "benchmark.json").write_text(json.dumps([row]))
+    words = "--method gkv --task mmdu --max-new-tokens 16 --data data --allow-data-mismatch --judge none --run-name d"
+    stored = run(model, words, cwd=tmp_path)
+    assert stored.code == 0, stored.err
+    server = serve(say(str(dict.fromkeys(DIMENSIONS, 6))))
+    judge = f"--judge {server.url} --judge-model judge-1 --judge-key-env JUDGE_KEY"
+    scored = Command(f"score d {judge}", cwd=tmp_path, env={"JUDGE_KEY": KEY}).end()
+    assert scored.code == 0, scored.err
+    rows = read_run(tmp_path / "results" / "d").rows
+    assert rows["score"].tolist() == [0.6]
+    assert len(server.got) == 2
+    for got in server.got:
+        shown = [part["image_url"]["url"].partition(";base64,")[2] for part in got.user[1:]]
+        assert [base64.b64decode(picture) for picture in shown] == pictures
