@@ -304,6 +304,8 @@ def test_the_full_cache_answers_as_transformers_does(run: Any, model: Path, read
     assert set(rows.image_tokens) == {22}
     assert json.loads(rows.image_list["gkv"])[1] == dict(name="l.png", width=64, height=64, tokens=16, turn=1)
     assert (rows.entries_after_evict[["gkv", "h2o"]] == 24).all()
+    assert rows.kept_images["full"] == rows.kept_text["full"] == 1
+    assert (rows.kept_images[["gkv", "h2o"]] < 1).all()
 
 
 @pytest.mark.parametrize("multi_turn", ["keep", "reset"])
@@ -318,6 +320,32 @@ def test_a_conversation_goes_on_from_a_cache_with_images(run: Any) -> None:
     rows = run("full", "h2o", turns=(asked(WIDE), Turn(question="so?")), multi_turn="keep")
     assert set(rows.status) == {"ok"}
     assert set(rows.multi_turn_cache) == {"keep"}
+
+
+def test_a_plan_counts_image_tokens_and_reads_no_weights(model: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(workload, "load_task", lambda name, file: talk(asked(WIDE, LARGE)))
+    for weights in model.glob("*.safetensors"):
+        monkeypatch.setattr("kvbench.runner.run_plan.load", None)  # weights are not loaded
+        assert weights.is_file()
+    planned = execute(configuration(model, "full"), out=tmp_path, dry_run=True, notice=lambda text: None)
+    (cell,) = planned.plans
+    assert {len(row.prompt.ids) for row in cell.rows} == {cell.max_tokens - 6}
+    assert cell.rows[0].prompt.ids.count(IMAGE_TOKEN) == 22
+
+
+def test_a_changed_image_is_another_prompt_for_a_resumed_run(model: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "x.png"
+    turn = asked(Image(name="x.png", path=path))
+    monkeypatch.setattr(workload, "load_task", lambda name, file: talk(turn))
+
+    def again(seed: int) -> Any:
+        path.write_bytes(picture(size=(48, 32), seed=seed).data)
+        return execute(configuration(model, "full"), out=tmp_path, run_name="r", notice=lambda text: None)
+
+    assert again(1).done == 2
+    assert again(1).repeated
+    with pytest.raises(UserError, match="'talks'"):
+        again(2)
 
 
 def test_plans_hold_no_pixels(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
