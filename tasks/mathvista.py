@@ -108,7 +108,7 @@ class MathVista(Task):
 
 
 def _doc(style: str, row: Mapping[str, Any]) -> Doc:
-    name, about = str(row["id"]), row["metadata"]
+    name = str(row["id"])
     wanted = _wanted(row, name)
     question = _text(row, "question", name) + (f" (Unit: {row['unit']})" if row["unit"] else "")
     options = [f"({chr(ord('A') + i)}) {choice}" for i, choice in enumerate(wanted.choices)]
@@ -125,7 +125,7 @@ def _doc(style: str, row: Mapping[str, Any]) -> Doc:
             ),
         ),
         reference=wanted,
-        meta={"category": str(about["task"]), "source": str(about["source"]), "context": str(about["context"])},
+        meta={"category": str(row["metadata"]["task"])},
     )
 
 

@@ -18,7 +18,7 @@ from kvbench.taskkit.names import get_task
 
 serve = judges.serve  # the fixture
 PNG, JPEG = picture(seed=1).data, picture(seed=2, kind="JPEG").data
-ABOUT = {"task": "geometry problem solving", "source": "Made", "context": "synthetic scene"}
+ABOUT = {"task": "geometry problem solving"}
 PLAIN = {"choices": None, "unit": None, "precision": None, "question_type": "free_form", "metadata": ABOUT}
 CHOICE = PLAIN | {
     "id": "1",
@@ -71,7 +71,7 @@ def test_documents(tmp_path: Path):
     )
     assert count.turns[0].question.startswith("Hint: Please answer the question requiring an integer answer")
     assert [doc.turns[0].images[0].read() for doc in (choice, price)] == [PNG, JPEG]
-    assert choice.meta == {"category": "geometry problem solving", "source": "Made", "context": "synthetic scene"}
+    assert choice.meta == {"category": "geometry problem solving"}
     assert [doc.doc_id for doc in docs(tmp_path, limit=2)] == ["1", "2"]
     released = docs(tmp_path, style="released")[0].turns[0].question
     assert released.startswith("Question: Which colour?\nChoices:\n(A) red\n(B) blue\nHint: ")

@@ -80,7 +80,7 @@ def test_vneedle_runs_to_its_end_and_after_a_kill(model: Path, tmp_path: Path):
 def test_a_picture_that_changed_between_kill_and_resume_is_refused(model: Path, tmp_path: Path):
     data = tmp_path / "data" / "mathvista"
     (data / "images").mkdir(parents=True)
-    about = {"task": "t", "source": "s", "context": "c"}
+    about = {"task": "t"}
     rows = [
         {"id": str(n), "question": "How many?", "image": f"images/{n}.png", "answer": "3", "answer_type": "integer"}
         | {"choices": None, "unit": None, "precision": None, "question_type": "free_form", "metadata": about}
