@@ -7,12 +7,12 @@ from collections import defaultdict
 
 import pytest
 import torch
-from support import zoo
-from support.families import MROPE
+from support.images import LARGE, ask, generated, load, mixed
 from support.methods import small, with_tables
 from support.models import Words, build
 from support.pretend_cuda import pretended_cuda
 
+from kvbench import EvictionCache
 from kvbench.engine import sampler
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import prepare
@@ -21,80 +21,16 @@ from kvbench.errors import UserError
 from kvbench.eviction import noise
 from kvbench.eviction.choose import from_label, make
 from kvbench.eviction.modality import check_images
-from kvbench.records import FollowUp, Images, Request, Sampling
+from kvbench.records import FollowUp, Request, Sampling
 from kvbench.sources.refusals import check_images_of
 
-TOKENS = {"image_token_id": 500, "vision_start_token_id": 501, "vision_end_token_id": 502, "video_token_id": 503}
-PATCH = {"patch_size": 2, "in_channels": 3}
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-SMALL, WIDE, LARGE = (1, 4, 4), (1, 4, 8), (1, 8, 8)  # 4, 8 and 16 tokens
 BUDGET, INTERVAL, ROOM = 24, 8, 160
-
-
-def load(model_type, scale=0.7):
-    config = zoo.configuration(model_type, MROPE | TOKENS | {"vision_config": PATCH})
-    model = zoo.build(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(scale)
-    # Random models draw these too, and the reference would take them for images.
-    model.lm_head.register_buffer("special", torch.tensor(sorted(TOKENS.values())), persistent=False)
-    model.lm_head.register_forward_hook(lambda head, args, out: out.index_fill(-1, head.special, -30.0))
-    return prepare(model, Words())
 
 
 @pytest.fixture(scope="module")
 def qwen():
     return load("qwen3_vl")
-
-
-def pixels(loaded, grids, seed):
-    """Random pixel values and grids of several images."""
-    vision = loaded.model.config.vision_config
-    size = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-    made = torch.Generator().manual_seed(seed)
-    parts = [torch.randn(t * h * w, size, generator=made) for t, h, w in grids]
-    return parts, torch.tensor(grids)
-
-
-def ask(loaded, doc, texts, grids, new_tokens, samples=1, **more):
-    """A request whose prompt is texts[0], an image, texts[1], an image ...; `texts` are numbers of tokens."""
-    draw = torch.Generator().manual_seed(10 * doc + 1)
-    parts, sizes = pixels(loaded, grids, doc)
-    ids, spans = [], []
-    for i, count in enumerate(texts):
-        ids += torch.randint(3, 250, (count,), generator=draw).tolist()
-        if i < len(grids):
-            tokens = grids[i][0] * grids[i][1] * grids[i][2] // 4
-            spans.append((len(ids) + 1, len(ids) + 1 + tokens))
-            ids += [501, *[500] * tokens, 502]
-    images = Images(
-        spans=tuple(spans),
-        inputs=lambda some: {
-            "pixel_values": torch.cat([parts[i] for i in some]),
-            "image_grid_thw": sizes[some.start : some.stop],
-        },
-    )
-    return Request(
-        task="t",
-        doc_id=str(doc),
-        prompt_ids=tuple(ids),
-        samples=tuple(range(samples)),
-        max_new_tokens=new_tokens,
-        images=images if grids else None,
-        **{"sampling": Sampling(temperature=1.0)} | more,
-    )
-
-
-def mixed(loaded, **more):
-    """Prompts with several images, with one, and without."""
-    return [
-        ask(loaded, 1, (5, 7, 4), (LARGE, WIDE), 30, **more),
-        ask(loaded, 2, (20,), (), 25, **more),
-        ask(loaded, 3, (3, 12), (SMALL,), 40, **more),
-        ask(loaded, 4, (2, 3, 3, 20), (WIDE, SMALL, LARGE), 15, **more),
-    ]
 
 
 def engine(loaded, method="snapkv-decode", slots=2, **more):
@@ -141,15 +77,6 @@ def test_full_gives_the_tokens_of_generate(family):
     todo = mixed(loaded, sampling=Sampling())
     for done in list(engine(loaded, "full", slots=3).generate(todo)):
         assert list(done.token_ids) == generated(loaded, done.request)
-
-
-def generated(loaded, request, **more):
-    ids = torch.tensor([request.prompt_ids])
-    count = len(request.images.spans) if request.images else 0
-    given = request.images.inputs(range(count)) | {"mm_token_type_ids": (ids == 500).int()} if count else {}
-    mask, length = torch.ones_like(ids), request.max_new_tokens
-    out = loaded.model.generate(ids, attention_mask=mask, max_new_tokens=length, do_sample=False, **given, **more)
-    return out[0, ids.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("method", ["gkv", "h2o", "ada-kv", "laq", "cake", "retention", "text-first", "two methods"])
@@ -321,3 +248,34 @@ def test_a_prompt_that_does_not_fit_its_images_is_refused(qwen):
     text = build("qwen3")
     with pytest.raises(UserError, match="reads text only"):
         list(engine(text, "full").generate([dataclasses.replace(request, prompt_ids=(1, 2, 3, 4))]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", ["full", "gkv"])
+def test_generate_with_an_eviction_cache_has_the_engine_s_tokens(family, method):
+    loaded = load(family)
+    options = {"budget": None if method == "full" else BUDGET, "interval": INTERVAL, "max_tokens": ROOM}
+    for done in list(engine(loaded, method, slots=3).generate(mixed(loaded, sampling=Sampling()))):
+        with EvictionCache(loaded.model, small(method), **options) as cache:
+            assert generated(loaded, done.request, past_key_values=cache) == list(done.token_ids)
+
+
+@pytest.mark.parametrize("method", ["gkv", "laq", "text-first", "retention"])
+def test_padded_prompts_with_images_keep_their_own_positions(method, qwen):
+    loaded = with_tables(qwen)
+    asked = [dataclasses.replace(r, max_new_tokens=30) for r in mixed(loaded, sampling=Sampling())]
+    todo = [request for request in asked if request.images]
+    loaded.model.config._name_or_path = str(loaded.folder)
+    expected = {d.request.doc_id: list(d.token_ids) for d in engine(loaded, method, slots=3).generate(todo)}
+    longest = max(len(r.prompt_ids) for r in todo)
+    ids = torch.tensor([[3] * (longest - len(r.prompt_ids)) + list(r.prompt_ids) for r in todo])
+    mask = torch.tensor([[0] * (longest - len(r.prompt_ids)) + [1] * len(r.prompt_ids) for r in todo])
+    given = [request.images.inputs(range(len(request.images.spans))) for request in todo]
+    images = {name: torch.cat([some[name] for some in given]) for name in given[0]}
+    options = {"budget": BUDGET, "interval": INTERVAL, "max_tokens": ROOM, "tokenizer": loaded.tokenizer}
+    with EvictionCache(loaded.model, small(method), **options) as cache:
+        more = {"past_key_values": cache, "mm_token_type_ids": (ids == 500).int(), **images}
+        out = loaded.model.generate(ids, attention_mask=mask, max_new_tokens=30, do_sample=False, **more)
+    for request, row in zip(todo, out[:, longest:].tolist()):
+        answer = expected[request.doc_id]
+        assert row[: len(answer)] == answer  # pads follow an end token
