@@ -7,32 +7,33 @@ from typing import Any
 
 from transformers.processing_utils import ProcessorMixin
 
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, quote
 from kvbench.sources import image_files, models
+from kvbench.sources.refusals import check_images_of
 from kvbench.taskkit.vision import Vision
 
 
 def load(name: str, where: str, revision: str | None, config: Any, tokenizer: Any) -> Vision:
     """Load what is needed to put images into prompts.
 
-    name: the model's, for messages. where: its folder or its name on the hub. Raises UserError for a model that reads
-    text only or is of a family that kvbench cannot show images, SetupError if files or Pillow are missing.
+    name: the model's, for messages. where: its folder or its name on the hub. Raises UserError for a model
+    whose images the engine does not read, SetupError if files or Pillow are missing.
     """
-    token = getattr(config, "image_token_id", None)
-    if getattr(config, "vision_config", None) is None or token is None:
-        raise UserError(f"model {quote(name)} ({config.model_type}) reads text only. Choose a vision-language model.")
+    check_images_of(config.to_dict(), name)
     if importlib.util.find_spec("PIL") is None:
         raise SetupError(f"questions with images need Pillow. {image_files.EXTRA}")
     with models.reading(name, where):
         processor = _processor(name, where, revision)
         template = ProcessorMixin.get_processor_dict(where, revision=revision)[0].get("chat_template")
-    if "image_grid_thw" not in processor.model_input_names or not hasattr(processor, "get_number_of_image_patches"):
-        raise UserError(
-            f"model {quote(name)} ({config.model_type}): its image processor gives no grid of patches, so that kvbench "
-            "cannot place its images. Choose a model like Qwen2.5-VL or Qwen3-VL."
+    if "image_grid_thw" not in processor.model_input_names:
+        kind = type(processor).__name__
+        raise SetupError(
+            f"model {quote(name)} ({config.model_type}): image processor {quote(kind)} in its preprocessor_config.json "
+            "gives no grid of patches. Download the model again."
         )
     if isinstance(template, dict):  # several templates by name
         template = template.get("default")
+    token = config.image_token_id
     return Vision(processor=processor, token=token, text=str(tokenizer.convert_ids_to_tokens(token)), template=template)
 
 

@@ -75,8 +75,8 @@ class PromptMaker:
             talk = Talk(doc, reader, spec.thinking, config.multi_turn == "keep", self.thinking)
             if config.compress == "query-agnostic" and talk.mode != "keep":
                 raise UserError(
-                    f"task {quote(self.task.name)}: the chat template or --multi-turn reset makes every later turn a "
-                    "new prompt, which cannot be evicted before its question. Use --compress query-aware."
+                    f"task {quote(self.task.name)}: the chat template, later images or --multi-turn reset make every "
+                    "later turn a new prompt, which cannot be evicted before its question. Use --compress query-aware."
                 )
         later = spec.max_new_tokens  # tokens after the prompt
         if talk:

@@ -71,7 +71,12 @@ def refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupErr
 
 
 # Model types whose images the engine reads, each tested against the model's own `generate` (transformers 5.17).
-WITH_IMAGES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
+WITH_IMAGES = frozenset(
+    {
+        *("glm4v", "glm4v_moe", "internvl", "llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_5"),
+        *("qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
+    }
+)
 BOTH_WAYS = frozenset({"gemma3", "gemma4", "gemma4_unified", "paligemma"})  # between the tokens of an image
 
 

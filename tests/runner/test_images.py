@@ -245,7 +245,7 @@ def load(model: Path, **config: Any) -> Any:
 
 
 def test_models_that_cannot_see_are_refused(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"model 'm' \(qwen3\) reads text only"):
+    with pytest.raises(UserError, match=r"model 'm' \(model type 'qwen3'\) reads text only"):
         load(model_folder(tmp_path / "text"))
     bare = repository(tmp_path / "bare")
     (bare / "preprocessor_config.json").unlink()
@@ -253,7 +253,7 @@ def test_models_that_cannot_see_are_refused(model: Path, tmp_path: Path, monkeyp
         load(bare)
     settings = {"image_processor_type": "CLIPImageProcessor"}
     (bare / "preprocessor_config.json").write_text(json.dumps(settings))
-    with pytest.raises(UserError, match="gives no grid of patches"):
+    with pytest.raises(SetupError, match=r"image processor 'CLIPImageProcessor\w*' .* gives no grid of patches"):
         load(bare)
     (bare / "preprocessor_config.json").write_text("{")
     with pytest.raises(SetupError, match="m"):
@@ -322,11 +322,13 @@ def test_a_conversation_goes_on_from_a_cache_with_images(run: Any) -> None:
     assert set(rows.multi_turn_cache) == {"keep"}
 
 
+def no_weights(*_: Any, **__: Any) -> Any:
+    raise AssertionError("weights are loaded")
+
+
 def test_a_plan_counts_image_tokens_and_reads_no_weights(model: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(workload, "load_task", lambda name, file: talk(asked(WIDE, LARGE)))
-    for weights in model.glob("*.safetensors"):
-        monkeypatch.setattr("kvbench.runner.run_plan.load", None)  # weights are not loaded
-        assert weights.is_file()
+    monkeypatch.setattr("kvbench.runner.run_plan.load", no_weights)
     planned = execute(configuration(model, "full"), out=tmp_path, dry_run=True, notice=lambda text: None)
     (cell,) = planned.plans
     assert {len(row.prompt.ids) for row in cell.rows} == {cell.max_tokens - 6}
@@ -355,6 +357,12 @@ def test_plans_hold_no_pixels(run: Any, monkeypatch: pytest.MonkeyPatch) -> None
     run("full", turns=(asked(WIDE, LARGE),))
     # once per file for the plan, then once per prompt
     assert read == ["wide.png", "l.png", *["wide.png", "l.png"] * 2]
+
+
+def test_methods_that_cannot_have_images_are_refused_before_weights(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvbench.runner.run_plan.load", no_weights)
+    with pytest.raises(UserError, match="'expected-attention' undoes RoPE by one position per token"):
+        run("full", "expected-attention", turns=(asked(WIDE),))
 
 
 def test_without_a_chat_template_images_have_no_place(run: Any) -> None:

@@ -24,6 +24,7 @@ from kvbench.sources import hub
 from kvbench.sources.data import Data
 from kvbench.store import again, manifest, read_run, read_texts
 from kvbench.store.strict_json import parse
+from kvbench.task import IMAGE
 from kvbench.taskkit.names import get_task
 
 if TYPE_CHECKING:
@@ -207,9 +208,12 @@ def _later_questions(info: dict[str, Any], entry: dict[str, Any]) -> list[str]:
     except Exception:  # from the task's own code, which may need the model's tokenizer
         return []
     doc, prompt = docs.get(entry["doc_id"]), entry["prompt"] or ""
-    if doc is None or doc.turns[0].question not in prompt:  # other data, or a prompt that may not be stored
+    if doc is None:
         return []
-    return [turn.user for turn in doc.turns[1:]]
+    parts = doc.turns[0].question.split(IMAGE) if doc.turns[0].images else [doc.turns[0].question]
+    if not all(part in prompt for part in parts):  # other data, or a prompt that may not be stored
+        return []
+    return [turn.user.replace(IMAGE, "[image]") if turn.images else turn.user for turn in doc.turns[1:]]
 
 
 def _method(folder: Path, name: str, there: list[str]) -> str:
