@@ -69,7 +69,9 @@ class Session:
         config, inputs, work = self.config, self.inputs, self.work
         load_model = partial(load, inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)
         shape, early = known_shape(inputs.config, load_model)
-        target = Target(shape.geometry, inputs.config, inputs.info.folder, max(self.longest.values()))
+        images = any(prompt.images for task in self.works.values() for prompt in task.prompts)
+        longest = max(self.longest.values())
+        target = Target(shape.geometry, inputs.config, inputs.info.folder, longest, images=images)
         plan(work.named, work.every, config.budgets, target)
         use_threads(shape, pick_device(config.device))
         loaded = early or load_model()
