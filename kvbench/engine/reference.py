@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -89,7 +90,7 @@ def dense_logits(
         return (weights @ v.double()).to(call.query.dtype).transpose(1, 2)
 
     with route(loaded.model, attend):
-        inputs = {"position_ids": torch.arange(length, device=device)[None]}
+        inputs: dict[str, Any] = {"position_ids": torch.arange(length, device=device)[None]}
         if images is not None:
             inputs |= PromptImages.of(loaded.model, ids, images).inputs(loaded.model, 0, length)
         out = run(loaded.model, input_ids=torch.tensor([ids], device=device), **inputs)

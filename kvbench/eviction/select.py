@@ -117,6 +117,7 @@ def _jointly(
         return torch.cat([v.per_sequence(p).flatten(1, 2) for v, p in zip(views, padded)], dim=1)
 
     must = [m if m is not None else torch.zeros_like(v.valid) for m, v in zip(musts, views)]
+    texts = [text for view in views if (text := text_of(method, view)) is not None]
     keep = keep_mask(
         join([out.score.float() for out in outs], 0.0),
         join([v.positions for v in views], -1),
@@ -125,7 +126,7 @@ def _jointly(
         views[0].budget,
         "model",
         method.selector(),
-        None if (text := [text_of(method, view) for view in views])[0] is None else join(text, False),
+        join(texts, False) if texts else None,
     )
     heads = [v.positions.shape[1] for v in views]
     parts = keep.split([len(v.decided) * count for v, count in zip(views, heads)], dim=1)

@@ -293,7 +293,7 @@ class EvictionCache(FixedBatch):
         writer = self._reader.writer(cache)
         if (images := self._images) is not None:
             cache.images = images.rows[rows[0]]  # for probes, which read one row
-        writer.begin(0, length, images and images.modality(rows))
+        writer.begin(0, length, None if images is None else images.modality(rows))
         return PromptGroup(rows, pads, cache, writer)
 
     def _noise_key(self, row: int, sample: int) -> int:

@@ -78,7 +78,9 @@ def test_full_gives_the_tokens_of_generate(family):
         assert list(done.token_ids) == generated(loaded, done.request)
 
 
-@pytest.mark.parametrize("method", ["gkv", "h2o", "ada-kv", "laq", "cake", "retention", "text-first", "two methods"])
+@pytest.mark.parametrize(
+    "method", ["gkv", "h2o", "ada-kv", "laq", "lookaheadkv", "cake", "retention", "text-first", "two methods"]
+)
 def test_every_way_to_read_a_prompt_equals_the_dense_reference(method, qwen, monkeypatch):
     """Layer by layer, whole, with probes after the prompt, and in the paged layout."""
     loaded = with_tables(qwen)
