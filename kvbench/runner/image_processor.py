@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers.processing_utils import ProcessorMixin
 
-from kvbench.errors import SetupError, quote
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.sources import image_files, models
 from kvbench.sources.refusals import check_images_of
 from kvbench.taskkit.vision import Vision
@@ -26,10 +26,10 @@ def load(name: str, where: str, revision: str | None, config: Any, tokenizer: An
         processor = _processor(name, where, revision)
         template = ProcessorMixin.get_processor_dict(where, revision=revision)[0].get("chat_template")
     if "image_grid_thw" not in processor.model_input_names:
-        kind = type(processor).__name__
-        raise SetupError(
-            f"model {quote(name)} ({config.model_type}): image processor {quote(kind)} in its preprocessor_config.json "
-            "gives no grid of patches. Download the model again."
+        raise UserError(
+            f"model {quote(name)} (model type {quote(config.model_type)}): tasks cannot place its images in prompts, "
+            f"because its image processor {quote(type(processor).__name__)} gives no grid of patches. "
+            "Choose a model like Qwen3-VL or GLM-4V."
         )
     if isinstance(template, dict):  # several templates by name
         template = template.get("default")

@@ -108,8 +108,9 @@ class PromptMaker:
 
     def _facts(self, doc: Doc) -> tuple[Mapping[str, Any], ...]:
         vision = self.reader.vision
-        turns = enumerate(doc.turns, 1) if vision else ()
-        return tuple(picture.facts(n) for n, turn in turns for picture in vision.pictures([turn]))
+        if vision is None:
+            return ()
+        return tuple(p.facts(number) for number, turn in enumerate(doc.turns, 1) for p in vision.pictures([turn]))
 
     def _cut(self, doc: Doc, spec: GenSpec) -> tuple[Doc, int]:
         """Shorten a document's first turn so that it fits into the model's context or --max-prompt-tokens.

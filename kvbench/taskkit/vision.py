@@ -70,7 +70,9 @@ class Vision:
 
         Returns the ids, and the images for the engine (None without images).
         """
-        left, spans, expanded = iter(pictures), [], []
+        left = iter(pictures)
+        spans: list[tuple[int, int]] = []
+        expanded: list[int] = []
         for token in ids:
             count = next(left).tokens if token == self.token else 1
             if token == self.token:

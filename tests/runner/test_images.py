@@ -253,7 +253,7 @@ def test_models_that_cannot_see_are_refused(model: Path, tmp_path: Path, monkeyp
         load(bare)
     settings = {"image_processor_type": "CLIPImageProcessor"}
     (bare / "preprocessor_config.json").write_text(json.dumps(settings))
-    with pytest.raises(SetupError, match=r"image processor 'CLIPImageProcessor\w*' .* gives no grid of patches"):
+    with pytest.raises(UserError, match=r"image processor 'CLIPImageProcessor\w*' gives no grid of patches"):
         load(bare)
     (bare / "preprocessor_config.json").write_text("{")
     with pytest.raises(SetupError, match="m"):
@@ -279,7 +279,7 @@ def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def go(*methods: str, turns: tuple[Turn, ...], **changes: Any) -> pd.DataFrame:
         monkeypatch.setattr(workload, "load_task", lambda name, file: talk(*turns))
-        config = configuration(model, *methods, **changes)
+        config = configuration(changes.pop("model", model), *methods, **changes)
         result = execute(config, out=tmp_path, run_name="r", notice=lambda text: None)
         assert result.run_dir is not None
         rows = read_rows(result.run_dir).merge(read_texts(result.run_dir), on="row_key")
@@ -288,10 +288,12 @@ def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return go
 
 
-def test_the_full_cache_answers_as_transformers_does(run: Any, model: Path, reader: ModelReader) -> None:
-    turn = asked(WIDE, LARGE)
-    rows = run("full", "gkv", "h2o", turns=(turn,))
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "glm4v"])
+def test_the_full_cache_answers_as_transformers_does(run: Any, family: str, tmp_path: Path) -> None:
+    turn, model = asked(WIDE, LARGE), repository(tmp_path / "model", family)
+    rows = run("full", "gkv", "h2o", turns=(turn,), model=model)
     assert set(rows.status) == {"ok"}
+    reader = model_reader(model)
     made = prompt(reader, turn)
     assert made.images is not None
     whole = transformers.AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).eval()

@@ -41,7 +41,6 @@ TEMPLATE = (
 )
 PATCH = 8  # pixels; four patches make one token
 PREPROCESSOR = {
-    "image_processor_type": "Qwen2VLImageProcessorFast",  # as in the released repositories
     "patch_size": PATCH,
     "temporal_patch_size": 2,
     "merge_size": 2,
@@ -50,22 +49,24 @@ PREPROCESSOR = {
     "image_std": [0.5, 0.5, 0.5],
 }
 ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # image processor, vision part
+    "qwen3_vl": ("Qwen2VLImageProcessorFast", {"deepstack_visual_indexes": [0], "num_position_embeddings": 64}),
+    "qwen2_5_vl": ("Qwen2VLImageProcessor", {"fullatt_block_indexes": [1], "window_size": 32}),
+    "glm4v": ("Glm4vImageProcessor", {"image_size": 64}),
+}
 
 
-def config(model_type: str = "qwen3_vl", **text: Any) -> Any:
-    """The configuration of a small model of the family qwen3_vl or qwen2_5_vl. text: what differs in its text part."""
-    vision = {"patch_size": PATCH, "spatial_merge_size": 2, "depth": 2}
-    if model_type.startswith("qwen2_5"):
-        vision |= {"fullatt_block_indexes": [1], "window_size": 32}
-    else:
-        vision |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 64}
-    changes = {"text_config": {"rope_parameters": ROPE} | text, "vision_config": vision, **IMAGE_TOKENS}
-    return zoo.configuration(model_type, changes)
+def config(family: str = "qwen3_vl", **text: Any) -> Any:
+    """The configuration of a small model of one of `FAMILIES`. text: what differs in its text part."""
+    vision = {"patch_size": PATCH, "spatial_merge_size": 2, "depth": 2} | FAMILIES[family][1]
+    return zoo.configuration(
+        family, {"text_config": {"rope_parameters": ROPE} | text, "vision_config": vision, **IMAGE_TOKENS}
+    )
 
 
-def repository(folder: Path, model_type: str = "qwen3_vl", seed: int = 0, **text: Any) -> Path:
+def repository(folder: Path, family: str = "qwen3_vl", seed: int = 0, **text: Any) -> Path:
     """Configuration, random weights, tokenizer, chat template, image processor and generation configuration."""
-    zoo.repository(folder, config(model_type, **text), seed)
+    zoo.repository(folder, config(family, **text), seed)
     whole = json.loads((tiny.path() / "tokenizer.json").read_text(encoding="utf-8"))
     plain = whole["added_tokens"][0]
     whole["added_tokens"] += [plain | {"id": id_, "content": content} for content, id_ in SPECIAL.items()]
@@ -73,7 +74,9 @@ def repository(folder: Path, model_type: str = "qwen3_vl", seed: int = 0, **text
     settings = json.loads((tiny.path() / "tokenizer_config.json").read_text(encoding="utf-8"))
     settings |= {"chat_template": TEMPLATE, "eos_token": "<|im_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR), encoding="utf-8")
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps(PREPROCESSOR | {"image_processor_type": FAMILIES[family][0]}), encoding="utf-8"
+    )
     transformers.GenerationConfig(
         eos_token_id=SPECIAL["<|im_end|>"], pad_token_id=257, do_sample=False
     ).save_pretrained(folder)
