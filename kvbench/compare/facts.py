@@ -51,8 +51,8 @@ KNOWN = (
     *("device", "slots", "threads", "chunk"),
 )
 OBJECTS = ("libraries", "artefacts")  # facts that are JSON objects
-FILLED = {"stop": "[]"}  # facts whose absence has a meaning
-MAPPED = ("model_revision",)  # may differ where the user maps one model to another
+FILLED = {"stop": "[]", "adapter": "none"}  # facts whose absence has a meaning
+MAPPED = ("model_revision", "adapter")  # may differ where the user maps one model to another
 assert {name for name, _, _ in NOTED} <= {*FACTS}
 
 

@@ -66,7 +66,14 @@ class Session:
         Raises KVBenchError for a named method that cannot run, if possible before the model is loaded.
         """
         config, inputs, work = self.config, self.inputs, self.work
-        load_model = partial(load, inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)
+        load_model = partial(
+            load,
+            inputs.where,
+            revision=config.revision,
+            device=config.device,
+            dtype=config.dtype,
+            adapter=inputs.adapter,
+        )
         shape, early = known_shape(inputs.config, load_model)
         target = Target(shape.geometry, inputs.config, inputs.info.folder, max(self.longest.values()))
         plan(work.named, work.every, config.budgets, target)

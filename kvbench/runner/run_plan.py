@@ -24,7 +24,7 @@ from kvbench.errors import quote
 from kvbench.runner import env, same_run
 from kvbench.runner.cell import CellPlan, CellPlanner, MethodState, dtype_name
 from kvbench.runner.inputs import Inputs, Notice, read_inputs
-from kvbench.sources import models
+from kvbench.sources import adapters, models
 from kvbench.store import again
 
 
@@ -53,9 +53,10 @@ class RunPlan:
         dtype = pick_dtype(config.dtype, device)
         check_attn(config.attn, device, dtype)
         info = models.fetched(config.model_place, config.revision)
-        model = same_run.model_record(config, models.state(info))
+        adapter = adapters.find(config.adapter)
+        model = same_run.model_record(config, models.state(info), adapter)
         same_run.check_model(name, before, model)
-        inputs = read_inputs(config, say, info)
+        inputs = read_inputs(config, say, info, adapter)
         shape, early = (
             (_plan_shape(inputs, say), None) if dry_run else known_shape(inputs.config, _loader(config, inputs, device))
         )
@@ -128,7 +129,15 @@ class RunPlan:
 
 def _loader(config: RunConfig, inputs: Inputs, device: torch.device) -> partial[LoadedModel]:
     revision = inputs.info.commit or config.revision
-    return partial(load, inputs.where, revision=revision, device=str(device), dtype=config.dtype, attn=config.attn)
+    return partial(
+        load,
+        inputs.where,
+        revision=revision,
+        device=str(device),
+        dtype=config.dtype,
+        attn=config.attn,
+        adapter=inputs.adapter,
+    )
 
 
 def _plan_shape(inputs: Inputs, say: Notice) -> ModelShape:

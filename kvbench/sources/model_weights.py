@@ -26,13 +26,18 @@ def check(name: str, folder: Path) -> None:
     if missing := lacking(folder):
         raise SetupError(f"{quote(name)} lacks weights that its index names: {few(missing, 1)}. Download it again.")
     for path in files:
-        size = path.stat().st_size
-        expected = _safetensors_size(path)
-        if expected is None or size < expected:
-            sizes = "its header cannot be read"
-            if expected is not None:
-                sizes = f"header says {expected:,} bytes, file has {size:,}"
-            raise SetupError(f"{path.name} is damaged ({sizes}). Download it again.")
+        check_file(path)
+
+
+def check_file(path: Path) -> None:
+    """Raise SetupError for a safetensors file with a broken header or of less than its full length."""
+    size = path.stat().st_size
+    expected = _safetensors_size(path)
+    if expected is None or size < expected:
+        sizes = "its header cannot be read"
+        if expected is not None:
+            sizes = f"header says {expected:,} bytes, file has {size:,}"
+        raise SetupError(f"{path.name} is damaged ({sizes}). Download it again.")
 
 
 def none_there(name: str, files: Sequence[Path]) -> SetupError:

@@ -61,6 +61,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("decode_bounded", "bool", "", "whether the budget also bounds generated entries"),
     Column("model", "name", "", "model name or path"),
     Column("model_revision", "name", "", "commit, or hash of the files that decide its tokens"),
+    Column("adapter", "name", "", "LoRA adapter merged into the model: its folder's name and a hash of its files"),
     Column("seed", "name", "", "run seed, an unsigned 64-bit integer as text"),
     Column("prompt_style", "name", "", "variant of the task's prompt"),
     Column("thinking", "bool", "", "the chat template's thinking switch; null: it has none"),
@@ -136,6 +137,7 @@ ADDED = (
     "device_bytes_planned",
     "device_bytes_peak",
     "state_bytes",
+    "adapter",
 )  # since the first tables of this format; in tables without these columns they read as null
 NAMES = tuple(c.name for c in COLUMNS)
 DETERMINISTIC = tuple(c.name for c in COLUMNS if not c.varies)

@@ -17,9 +17,11 @@ from kvbench.engine.attention.flash import Attn, check_attn
 from kvbench.engine.attention.geometry import LayerGeometry, read_layers
 from kvbench.engine.attention.positions import check_positions, check_states
 from kvbench.engine.cache.recurrent import StateShape
+from kvbench.engine.model.adapter import merge
 from kvbench.engine.model.fingerprint import fingerprint
 from kvbench.errors import KVBenchError, SetupError, UserError, quote
 from kvbench.sources import vocabulary
+from kvbench.sources.adapters import Adapter
 from kvbench.sources.models import describe
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -76,12 +78,18 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def load(
-    path: str, *, revision: str | None = None, device: str = "auto", dtype: str = "auto", attn: Attn = "sdpa"
+    path: str,
+    *,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    attn: Attn = "sdpa",
+    adapter: Adapter | None = None,
 ) -> LoadedModel:
-    """Load weights and tokenizer from a folder or hub id.
+    """Load weights and tokenizer from a folder or hub id, and merge the adapter into the weights.
 
     Raises SetupError (weights missing, damaged or not safetensors; hub unreachable; device or flash-attn missing) and
-    UserError (architecture not supported, unknown device or dtype).
+    UserError (architecture not supported, unknown device or dtype, adapter of another model).
     """
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
@@ -99,6 +107,8 @@ def load(
             raise
         reason = (words(error).strip().splitlines() or [type(error).__name__])[0]
         raise SetupError(f"model {quote(path)} cannot be loaded: {reason}") from error
+    if adapter is not None:  # before the model moves: every device then has the same weights
+        model = merge(model, adapter)
     return replace(prepare(_move(model, where).eval(), tokenizer), attn=attn)
 
 

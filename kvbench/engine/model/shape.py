@@ -47,7 +47,7 @@ def read_shape(config: Any) -> ModelShape:
 
     Raises UserError when the model is not supported, ProbeFailed when the layers can be read only from a loaded model.
     """
-    return shape_of_model(_on_meta(config))
+    return shape_of_model(on_meta(config))
 
 
 def shape_of_model(model: Any) -> ModelShape:
@@ -80,11 +80,14 @@ def estimate_shape(config: Any) -> ModelShape:
     except Exception as error:  # some configurations have one number per layer and raise on access
         raise _only_loaded(config, error) from error
     layer = {"query_heads": heads, "kv_heads": kv_heads, "head_dim": dim, "value_dim": dim, "scaling": dim**-0.5}
-    return _shape(_on_meta(config), tuple(LayerGeometry(index=i, **layer) for i in range(layers)))
+    return _shape(on_meta(config), tuple(LayerGeometry(index=i, **layer) for i in range(layers)))
 
 
-def _on_meta(config: Any) -> Any:
-    """Build the model without weights, in bfloat16: the dtype that every operator accepts on the meta device."""
+def on_meta(config: Any) -> Any:
+    """Build the model without weights, in bfloat16: the dtype that every operator accepts on the meta device.
+
+    Raises UserError when it is not supported, ProbeFailed when its code needs weights.
+    """
     refuse_unsupported(config)
     kind = auto_class(config)
     try:
