@@ -13,12 +13,12 @@ import transformers
 
 from kvbench.config.run_config import RunConfig
 from kvbench.engine.attention.geometry import ProbeFailed
-from kvbench.engine.model.adapter import check
+from kvbench.engine.model.adapter import check, refuse_quantised
 from kvbench.engine.model.shape import on_meta
 from kvbench.errors import UserError, quote
 from kvbench.runner import task_data
 from kvbench.runner.workload import TaskWork
-from kvbench.sources import adapters, models, vocabulary
+from kvbench.sources import adapters, models, quantised, vocabulary
 from kvbench.sources.adapters import Adapter
 from kvbench.sources.data.missing import DataMissing
 
@@ -62,6 +62,7 @@ def read_inputs(
         vocabulary.check(len(tokenizer), getattr(model_config.get_text_config(), "vocab_size", None))
         context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
     if adapter := adapter or adapters.find(config.adapter):
+        refuse_quantised(adapter, quantised.form_of(info.config))
         with contextlib.suppress(ProbeFailed):  # then loading checks it
             check(adapter, on_meta(model_config))
     data = task_data.source(config)

@@ -13,14 +13,14 @@ from kvbench.store.strict_json import lenient
 _CONVERT = "kvbench loads safetensors only; convert it, for example with 'save_pretrained' of transformers."
 
 
-def _weights(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """Return the files with the model's own weights, not a method's."""
     return [path for path in sorted(folder.glob("*.safetensors")) if not model_files.is_of_a_method(path)]
 
 
 def check(name: str, folder: Path) -> None:
     """Raise SetupError for missing, pickled or truncated weights."""
-    files = _weights(folder)
+    files = weight_files(folder)
     if not files:
         raise none_there(name, sorted(folder.iterdir()))
     if missing := lacking(folder):
@@ -50,7 +50,7 @@ def lacking(folder: Path) -> list[str]:
     """Return the names of the weight files that the folder should have but lacks."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
-        return [] if _weights(folder) else ["model.safetensors"]
+        return [] if weight_files(folder) else ["model.safetensors"]
     named = read_json(index).get("weight_map")
     files = sorted(set(map(str, named.values()))) if isinstance(named, dict) else []
     return [file for file in files if not (folder / file).is_file()]

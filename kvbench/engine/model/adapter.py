@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from kvbench.console.faults import words
 from kvbench.errors import KVBenchError, UserError, bare, few, quote
 from kvbench.sources.adapters import MERGE, Adapter
+from kvbench.sources.quantised import Form
 
 NAME = "default"  # of the adapter inside peft's layers
 PREFIX = "base_model.model."  # of the model inside peft's wrapper
@@ -44,6 +45,15 @@ def check(adapter: Adapter, model: Any) -> None:
     _attach(model, adapter, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
 
 
+def refuse_quantised(adapter: Adapter | None, form: Form | None) -> None:
+    """Raise UserError for an adapter on weights that stay quantised: merged, they would have to be rounded again."""
+    if adapter is not None and form is not None and form.kept:
+        raise UserError(
+            f"adapter {quote(adapter.folder)} cannot be merged into weights that stay quantised ({form.name}); give "
+            "the base model without quantisation."
+        )
+
+
 def merge(model: Any, adapter: Adapter) -> Any:
     """Return the model with an adapter merged into its weights. Raises UserError if the adapter does not fit."""
     attached = _attach(model, adapter, load_file(adapter.weights))
@@ -55,11 +65,6 @@ def _attach(model: Any, adapter: Adapter, tensors: Mapping[str, torch.Tensor]) -
     """Return the model inside peft's wrapper, with the adapter's tensors in its layers."""
     from peft import PeftModel, set_peft_model_state_dict
 
-    if getattr(model, "is_quantized", False):
-        raise UserError(
-            f"adapter {quote(adapter.folder)} cannot be merged into weights that stay quantised "
-            f"({bare(model.quantization_method)}). {MERGE}."
-        )
     config = _config(adapter)
     tied = {weight for weight, count in Counter(id(w) for _, w in _weights(model)).items() if count > 1}
     names = {name for name, weight in _weights(model) if id(weight) in tied}

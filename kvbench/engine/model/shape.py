@@ -14,6 +14,7 @@ from kvbench.engine.attention.interface import text_model
 from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.model.load import LoadedModel, auto_class
 from kvbench.errors import quote
+from kvbench.sources.quantised import StoredBytes
 
 SMALL = 20_000_000  # parameters below which one CPU thread is fastest
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -29,6 +30,7 @@ class ModelShape:
         streamed: parameters that every step reads, without routed experts.
         routed: parameters of routed experts; `active`: the share of them that one token uses.
         states: of layers beside attention, per sequence.
+        stored: bytes of weights that stay quantised in memory; None: all are numbers of the run's dtype.
         width: numbers per token that a layer's activations hold at their widest; `vocabulary`: logits per token.
     """
 
@@ -40,6 +42,23 @@ class ModelShape:
     states: tuple[StateShape, ...] = ()
     width: int = 0
     vocabulary: int = 0
+    stored: StoredBytes | None = None
+
+    def weight_bytes(self, element: int) -> int:
+        """Return the bytes of all weights. element: bytes per number of weights that are not quantised."""
+        return self.parameters * element if self.stored is None else self.stored.total
+
+    def bytes_read(self, element: int, slots: int) -> float:
+        """Return the bytes of weights that a step of `slots` sequences reads.
+
+        What it does not read (embedding tables, a vision tower) is counted as not quantised.
+        """
+        streamed, routed = self.streamed * element, self.routed * element
+        if self.stored is not None:
+            unread = (self.parameters - self.streamed - self.routed) * element
+            routed = self.stored.routed
+            streamed = max(0, self.stored.total - routed - unread)
+        return streamed + routed * (1 - (1 - self.active) ** slots)
 
 
 def read_shape(config: Any) -> ModelShape:
