@@ -2,8 +2,8 @@
 
 A program serves one KV head of one slot: the query heads of its group form one matrix. It attends to the new entry from
 registers, writes the entry to the cache, and reads the older entries in tiles with an online softmax in float32. There
-are S * Hk * splits programs. Those of a head share its older entries, the first one takes the new entry too, and
-`_combine` adds their partial sums.
+are S * Hk * splits programs. The programs of a head share its older entries; the first of them also takes the new
+entry; `_combine` adds their partial sums.
 
 The number of splits depends only on sizes that are fixed for the life of an engine. Which entries a split reads depends
 only on the number of entries that its head holds. So the bits of a slot's result never depend on its neighbours or its
@@ -112,8 +112,8 @@ def _tile(dim: int, value_dim: int, element: int) -> int:
 def _extent(LENGTHS, LIVE, at_length, at_live, rows, SPLITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return whether a slot is live, and three numbers for one of its heads.
 
-    They are the entries written before this step, those of them that the cache still holds (0 if the slot is not live),
-    and the most that one split reads.
+    The numbers say how many entries were written before this step, how many of these the cache still holds (0 if the
+    slot is not live), and how many entries one split reads at most.
     """
     live = tl.load(LIVE + at_live) != 0
     seen = tl.load(LENGTHS + at_length).to(tl.int32)
