@@ -70,7 +70,7 @@ def _attach(model: Any, adapter: Adapter, tensors: Mapping[str, torch.Tensor]) -
     names = {name for name, weight in _weights(model) if id(weight) in tied}
     with _in_one_line(adapter):
         attached = PeftModel(model, config, NAME, low_cpu_mem_usage=True)
-        found = set_peft_model_state_dict(attached, dict(tensors), NAME, low_cpu_mem_usage=True)
+        found: Any = set_peft_model_state_dict(attached, dict(tensors), NAME, low_cpu_mem_usage=True)
     if found.unexpected_keys:
         raise _another(adapter, f"the model lacks what {_some(found.unexpected_keys)} changes")
     if lacking := [key for key in found.missing_keys if any(part in key for part in OWN)]:
