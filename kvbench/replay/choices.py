@@ -1,7 +1,7 @@
 """Chooses the methods and budgets that a replay compares: the methods that the user names, and two yardsticks.
 
-For ``all`` it chooses every method that can run. The yardsticks are `random` and the oracle `golden`; without budgets
-there are none.
+If the user names ``all``, every method that can run is chosen. The yardsticks are `random` and the oracle `golden`. If
+the user gives no budget, there are no yardsticks.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ ORACLE, FLOOR = MethodChoice(name="golden"), MethodChoice(name="random")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A method that the replay leaves out because it cannot run at this budget, and why.
+    """A method that the replay leaves out because it cannot run at this budget, and the reason.
 
-    The budget is None if the method cannot run at any of the budgets, or takes none.
+    The budget is None if the method cannot run at any of the budgets for the same reason, or if it takes no budget.
     """
 
     method: str
@@ -37,7 +37,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A method with its options and a budget, both chosen for a replay."""
+    """A method with its options, and a budget, as one choice for a replay."""
 
     method: MethodChoice
     budget: Budget | None
@@ -58,7 +58,7 @@ FULL = Chosen(method=MethodChoice(name="full"), budget=None)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What decides which methods can run: facts about the model, and the length of the sequences."""
+    """The facts that decide which methods can run: facts about the model, and the length of the sequences."""
 
     geometry: Sequence[LayerGeometry]
     config: Any  # of transformers
@@ -79,10 +79,10 @@ class Target:
 def plan(
     named: Sequence[MethodChoice], every: Sequence[MethodChoice], budgets: Sequence[Budget], target: Target
 ) -> tuple[list[Chosen], list[LeftOut]]:
-    """Return what to replay (pairs of method and budget, the yardsticks first), and the methods that cannot run.
+    """Return the pairs of method and budget to replay, the yardsticks first, and the methods that are left out.
 
-    named: methods that must run; every: methods that are left out if they cannot run. Raises KVBenchError when one of
-    `named` cannot run.
+    named: methods that must run. every: methods that are left out if they cannot run. Raises KVBenchError if a method
+    in `named` cannot run.
     """
     chosen: list[Chosen] = []
     left_out: list[LeftOut] = []

@@ -170,12 +170,12 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
 
 
 def as_stored(column: str, value: Any) -> Any:
-    """Return a value in the JSON type in which rows hold it in this column. Raises ValueError on a wrong type."""
+    """Return a value in the JSON type that rows have in this column. Raises ValueError for a wrong type."""
     return None if value is None else _convert(_BY_NAME[column], value)
 
 
 def read_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a row from a journal with every column, or None if a column has a value that `check_row` never gives."""
+    """Return a row from a journal with every column. None if `check_row` could not have returned this row."""
     checked: dict[str, Any] = {}
     for name, fits in _FITS:
         value = checked[name] = row.get(name)
@@ -237,7 +237,7 @@ _FITS = tuple((column.name, _fitting(column)) for column in COLUMNS)
 
 
 def clean_text(text: str) -> str:
-    """Return text that UTF-8 can hold: half surrogate pairs, which models do write, become U+FFFD."""
+    """Return the text with U+FFFD in place of half surrogate pairs, which models do write and UTF-8 cannot hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -258,7 +258,7 @@ def sort_key(row: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key for text in which digits in sequence compare as one number: q2 before q10."""
+    """Return a sort key for a text. Successive digits compare as one number: q2 comes before q10."""
     parts = re.split(r"([0-9]+)", text)
     return tuple((0, len(p.lstrip("0")), p.lstrip("0")) if p.isdigit() else (1, 0, p) for p in parts if p)
 

@@ -91,7 +91,7 @@ def test_logits_equal_the_dense_reference(family, monkeypatch):
     assert worst < CLOSE.get(family.name, 1e-4)
 
 
-@pytest.mark.parametrize("method", ["gkv", "kvzip", "laq", "cake", "ada-kv", "retention"])
+@pytest.mark.parametrize("method", ["gkv", "kvzip", "laq", "cake", "ada-kv", "retention", "lookaheadkv", "foresightkv"])
 def test_every_way_to_read_a_prompt_equals_the_dense_reference(method, qwen, monkeypatch):
     """Layer by layer, whole, with probes whose tokens must not stay in the states, and in the paged layout."""
     worst, evictions = worst_difference(with_tables(qwen), monkeypatch, method=method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import math
@@ -14,6 +15,7 @@ import pytest
 
 from kvbench.report.load import load
 from kvbench.report.memory import PAGE, MemoryCell, MemoryReport
+from kvbench.report.page import html as page
 from kvbench.report.render import FORMATS
 from kvbench.report.scores import ScoreReport
 
@@ -159,6 +161,31 @@ def test_windows_count_on_both_sides(make_run: Callable, measured: Callable, win
     bytes_ = (80 + held) * ENTRY
     run = make_run("r1", measured("gkv", 48, 80, kv_bytes_peak=bytes_), kv_cache=CACHE | {"layers": layers})
     assert cells(run)["gkv"].nominal_bytes == bytes_
+
+
+def test_models_whose_layers_keep_states_say_what_eviction_can_touch(make_run: Callable, measured: Callable) -> None:
+    tokens, states = 46 + 300 - 1, 40_000
+    layers = [LAYER, LAYER | {"window": 100}]
+    keys, ring = tokens * (ENTRY + 2 * 4), 100 * ENTRY  # a position of four bytes in both heads
+    share = keys / (keys + ring + states)
+    run = make_run("r1", measured("gkv", 48, 80, state_bytes=states), kv_cache=CACHE | {"layers": layers})
+    cell = cells(run)["gkv"]
+    assert (cell.evictable_share, cell.state_bytes) == (pytest.approx(share), states)
+    report, scores = MemoryReport.make(load([run])), ScoreReport.make(load([run]))
+    assert json.loads(FORMATS["json"](report))["tables"][0]["cells"][0]["evictable_share"] == pytest.approx(share)
+    assert next(csv.DictReader(io.StringIO(FORMATS["csv"](report))))["state_bytes"] == "40000.0"
+    (line,) = [line for line in FORMATS["text"](report).splitlines() if line.startswith("gkv")]
+    assert line.split()[-1] == f"{share:.0%}"
+    line = f"evictable KV: {share:.0%} of a sequence's memory"
+    assert all(line in " ".join(FORMATS[kind](r).split()) for kind in ("text", "markdown") for r in (report, scores))
+    assert line in html.unescape(page(scores))
+
+
+def test_models_without_states_or_windows_say_nothing_of_it(make_run: Callable, measured: Callable) -> None:
+    run = make_run("r1", measured("gkv", 48, 80), kv_cache=CACHE)
+    assert cells(run)["gkv"].evictable_share == 1
+    for report in (MemoryReport.make(load([run])), ScoreReport.make(load([run]))):
+        assert "evictable" not in FORMATS["text"](report) + FORMATS["markdown"](report)
 
 
 def test_a_run_that_does_not_say_what_an_entry_takes(make_run: Callable, measured: Callable) -> None:

@@ -1,7 +1,7 @@
 """``kvbench show RUN [--ids | --sample ID]``: a run's record, its questions, the texts of one question. No torch.
 
-Model-written text is printed with control characters escaped, never raw. A run stores the first prompt and every answer
-of a conversation; the later questions come from the task's data, if they are on this machine.
+Control characters in model-written text are always escaped. Of a conversation, a run stores the first prompt and every
+answer. The later questions come from the task's data, if these are on this machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EPILOG = """Examples:
   kvbench show demo --ids
   kvbench show results/demo --sample orbit-300-1000000000 --method gkv
 """
-COPIED = ("run", "command")  # lines that a user copies
+COPIED = ("run", "command")  # lines that a user copies, which are therefore not broken
 
 
 def show_(
@@ -68,14 +68,14 @@ def show_(
 
 
 def one_run(name: str, out: Path) -> Path:
-    """Return the folder of the one run that `name` means, a path or a run's name.
+    """Return the folder of one run. name: a path, or the name of a run in the results folder `out`.
 
-    Raises UserError if it means no run, several runs, or a table.
+    Raises UserError if the name stands for no run, for several runs, or for a table.
     """
     runs = find_runs([name], out)
     if len(runs) > 1 or not runs[0].is_dir():
         listed = ", ".join(path.name for path in runs)
-        raise UserError(f"{quote(name)} is not the folder of one run; it holds {listed}. Name one.")
+        raise UserError(f"{quote(name)} is not the folder of one run; it holds {listed}. Name one run's folder.")
     return runs[0]
 
 
@@ -119,7 +119,7 @@ def _print_summary(document: dict[str, Any]) -> None:
 
 
 def _wrapped(key: str, value: str) -> str:
-    """Return a line of the summary, broken at the terminal's width; never within a path or a command, to be copied."""
+    """Return a line of the summary, broken at the terminal's width. Lines in `COPIED` are not broken."""
     width = terminal.console().width if key not in COPIED else sys.maxsize
     indent = " " * 10
     return textwrap.fill(
@@ -128,7 +128,7 @@ def _wrapped(key: str, value: str) -> str:
 
 
 def _questions(folder: Path) -> list[dict[str, Any]]:
-    """Return every question of a run, with the number of its rows and their mean, lowest and highest score."""
+    """Return every question of a run, with the number of its rows and with their mean, lowest and highest score."""
     rows = read_run(folder, ("task", "doc_id", "category", "status", "score")).rows
     found = []
     for (task, doc), part in rows.groupby(["task", "doc_id"], sort=False, observed=True):
@@ -213,7 +213,8 @@ def _later_questions(info: dict[str, Any], entry: dict[str, Any]) -> list[str]:
 
 
 def _method(folder: Path, name: str, there: list[str]) -> str:
-    """Return the name in the run's rows of the method that the user named. The method need not be installed here."""
+    """Return the name that a method has in the run's rows. name: the name that the user typed. there: the names in the
+    rows. The method need not be installed here."""
     plain = name.strip().lower()
     if plain in there:
         return plain
@@ -251,7 +252,8 @@ def _turns(text: str) -> list[str] | None:
 
 
 def _print_samples(entries: list[dict[str, Any]]) -> None:
-    """Print the samples of a question. A prompt that several samples share is printed once, with the first of them."""
+    """Print the samples of a question. If successive samples have the same prompt, it is printed only with the first of
+    them."""
     former: tuple[Any, Any] | None = None
     for entry in entries:
         prompt = entry["doc_id"], entry["prompt"]
@@ -260,7 +262,7 @@ def _print_samples(entries: list[dict[str, Any]]) -> None:
 
 
 def _print_sample(entry: dict[str, Any], *, known: bool) -> None:
-    """Print one sample. known: leave out the prompt, because it was printed with the sample before."""
+    """Print one sample. known: leave out the prompt, because it was printed with the previous sample."""
     budget = f" at {entry['budget']}" if "budget" in entry else ""
     budget += f" ({label(entry['budget_share'])})" if "budget_share" in entry else ""
     title = f"{entry['task']} {entry['doc_id']} sample {entry.get('sample', 0)}: {entry['method']}{budget}"
