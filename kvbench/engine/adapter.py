@@ -40,7 +40,8 @@ def fit_adapter(shapes: Mapping[str, tuple[int, ...]], model: Any) -> dict[str, 
     Shapes that a configuration gives name projections that hybrid models lack in layers without attention, and other
     widths than those of attention with an output gate.
     """
-    places, fitted = projections(model), {}
+    places = projections(model)
+    fitted: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
         part, _, place = name.partition(".")
         if part not in ("A", "B"):

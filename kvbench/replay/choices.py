@@ -18,6 +18,7 @@ from kvbench.engine.model.weights import load_weights
 from kvbench.errors import KVBenchError
 from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget, label
+from kvbench.eviction.modality import check_images
 from kvbench.eviction.options import check_budget
 
 ORACLE, FLOOR = MethodChoice(name="golden"), MethodChoice(name="random")
@@ -65,12 +66,15 @@ class Target:
     folder: Path | None
     longest: int  # prompt plus answer
     fingerprint: str | None = None  # known once the model is loaded
+    images: bool = False  # whether any prompt has images
 
     def check(self, choice: MethodChoice, budget: Budget | None) -> None:
         """Raise KVBenchError when the method cannot run on this model at this budget."""
         method = choose.make(choice.name, dict(choice.options))
         check_budget(choice.label, method, budget, group=largest_group(self.geometry))
         method.drafts()
+        if self.images:
+            check_images(choice.label, method)
         fit(self.geometry, method, self.longest)
         if (needed := method.weights()) is not None:
             load_weights(needed, self.folder, self.config, "cpu", self.fingerprint)

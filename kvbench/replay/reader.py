@@ -114,12 +114,14 @@ class TraceReader:
     ) -> None:
         """Read traces whose prompts and answers are equally long, and inform the listener about every step.
 
-        future: the future attention that an oracle reads as its weights (`Reference.future`).
+        A trace with images is read alone. future: the future attention that an oracle reads as its weights
+        (`Reference.future`).
         """
         rules = self.setup.rules_for_prompt(len(traces[0].prompt))
         rules = replace(rules, weights={**rules.weights, **(future or {})})
         with self.reader.model.routed():
-            cache, logits = self.reader.open([t.prompt for t in traces], rules, _keys(traces, prompt=True))
+            prompts, images = [t.prompt for t in traces], traces[0].request.images
+            cache, logits = self.reader.open(prompts, rules, _keys(traces, prompt=True), images)
             cache.begin_decoding(_keys(traces))
             listener.opened(cache)
             listener.predicted(0, logits[:, None])

@@ -184,10 +184,11 @@ def readings(
 def batches(traces: Sequence[ForcedTrace], loaded: LoadedModel, interval: int) -> Iterator[list[ForcedTrace]]:
     """Yield batches of traces whose prompts and answers are equally long.
 
-    A batch is as large as MOST_BYTES and MOST_TRACES allow, and has at least one trace.
+    A batch is as large as MOST_BYTES and MOST_TRACES allow, and has at least one trace. A trace with images is alone.
     """
+    yield from ([trace] for trace in traces if trace.request.images)
     alike: dict[tuple[int, int], list[ForcedTrace]] = {}
-    for trace in traces:
+    for trace in (trace for trace in traces if not trace.request.images):
         alike.setdefault((len(trace.prompt), len(trace.answer)), []).append(trace)
     vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
     for (prompt, answer), group in alike.items():

@@ -76,7 +76,9 @@ class Session:
             adapter=inputs.adapter,
         )
         shape, early = known_shape(inputs.config, load_model)
-        target = Target(shape.geometry, inputs.config, inputs.info.folder, max(self.longest.values()))
+        images = any(prompt.images for task in self.works.values() for prompt in task.prompts)
+        longest = max(self.longest.values())
+        target = Target(shape.geometry, inputs.config, inputs.info.folder, longest, images=images)
         plan(work.named, work.every, config.budgets, target)
         use_threads(shape, pick_device(config.device))
         loaded = early or load_model()

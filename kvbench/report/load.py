@@ -38,7 +38,7 @@ COLUMNS = (
     *("prompt_tokens", "judge", "output_tokens", "extracted", "score", "score_partial", "score_strict", "floor"),
     *("no_answer", "entries_after_evict", "entries_peak", "entries_mean", "kv_bytes_peak", "kv_bytes_extra"),
     *("kv_bytes_mean", "kv_bytes_prefill_peak", "state_bytes", "decode_seconds", "evict_seconds", "roofline_share"),
-    "machine_load",
+    *("machine_load", "kept_text", "kept_images"),
     *(column for column, _, _ in NOTED),
 )
 

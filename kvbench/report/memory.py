@@ -81,6 +81,8 @@ class MemoryCell:
     reading_bytes: float  # at the peak of reading the prompt
     evictable_share: float  # of the sequence's full cache, see `evictable_share`
     state_bytes: float  # part of beside_bytes: states of layers beside attention
+    kept_text: float  # share of the text's tokens that were held at the end, mean over samples; NaN without images
+    kept_images: float
     over: bool  # whether any sample is over its bound; tables mark the cell with !
     samples: int  # with measured bytes
 
@@ -107,9 +109,13 @@ COLUMNS = [
     Column("reading_bytes", "reading_bytes", "while reading", size),
     *own("state_bytes", "evictable_share"),
     Column("", lambda cell: cell.evictable_share if cell.evictable_share < 1 else None, "evictable", percent),
+    Column("kept_text", "kept_text", "text kept", percent),
+    Column("kept_images", "kept_images", "images kept", percent),
     *own("over", "samples"),
 ]
 SHOWN = ("method", "budget", "entries", "peak", "nominal", "measured", "ratio", "beside", "while reading")
+EVICTABLE = ("evictable",)  # where eviction cannot touch all of some cell's memory
+KEPT = ("text kept", "images kept")  # where prompts have images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,18 +127,16 @@ class MemoryTable:
 
     def block(self) -> Block:
         columns = [Column("group", lambda _: self.group), Column("task", lambda _: self.task), *COLUMNS]
+        bounded = any(cell.evictable_share < 1 for cell in self.cells)
+        images = any(not math.isnan(cell.kept_images) for cell in self.cells)
         return Block(
             title=", ".join(filter(None, (self.task, self.group))),
             lines=self.cells,
             columns=columns,
-            grids=[chosen(columns, (*SHOWN, *(["evictable"] if self._bounded() else [])))],
+            grids=[chosen(columns, SHOWN + EVICTABLE * bounded + KEPT * images)],
             notes=self.notes,
             facts={"group": self.group, "task": self.task},
         )
-
-    def _bounded(self) -> bool:
-        """Return whether eviction can touch only a part of some cell's memory."""
-        return any(cell.evictable_share < 1 for cell in self.cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ class MemoryReport(Report):
         "every layer and KV head, at most those of the whole sequence. Measured: live keys and values at the peak of "
         "decoding; a head's last page may be part-filled. Beside: positions, method columns, stored queries and "
         "states, as a share of measured keys and values. While reading: everything held at the peak of reading the "
-        "prompt."
+        "prompt. Text kept, images kept: the share of their tokens that an entry held at the end."
     )
     tables: list[MemoryTable]
 
@@ -264,9 +268,17 @@ def _cell(method: str, budget: Budget | None, held: Held) -> MemoryCell:
         reading_bytes=reading,
         evictable_share=float(held.evictable[shown]),
         state_bytes=states,
+        kept_text=_mean(held.rows, "kept_text"),
+        kept_images=_mean(held.rows, "kept_images"),
         over=bool(held.over.any()),
         samples=len(present(held.measured)),
     )
+
+
+def _mean(rows: Rows, column: str) -> float:
+    """Return the mean of a column over the rows that have a number in it; NaN if none has."""
+    numbers = present(rows.number(column))
+    return float(numbers.mean()) if len(numbers) else math.nan
 
 
 def _largest(held: Held) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from kvbench.engine.attention.geometry import ProbeFailed
 from kvbench.engine.model.adapter import check, refuse_quantised
 from kvbench.engine.model.shape import on_meta
 from kvbench.errors import UserError, quote
-from kvbench.runner import task_data
+from kvbench.runner import image_processor, task_data
 from kvbench.runner.workload import TaskWork
 from kvbench.sources import adapters, models, quantised, vocabulary
 from kvbench.sources.adapters import Adapter
@@ -66,10 +67,11 @@ def read_inputs(
         with contextlib.suppress(ProbeFailed):  # then loading checks it
             check(adapter, on_meta(model_config))
     data = task_data.source(config)
+    vision = cache(partial(image_processor.load, config.model, where, config.revision, model_config, tokenizer))
     works: dict[str, TaskWork] = {}
     for name in config.tasks:
         try:
-            works[name] = TaskWork.load(name, config, data, tokenizer, model_config.model_type, context)
+            works[name] = TaskWork.load(name, config, data, tokenizer, model_config.model_type, context, vision=vision)
         except DataMissing as error:
             raise task_data.all_missing(error, [n for n in config.tasks if n not in works], config, data) from None
     _check_end(config, where, tokenizer, model_config, works)

@@ -228,3 +228,15 @@ def test_the_page_is_that_of_the_engine() -> None:
     from kvbench.engine.cache import paged
 
     assert paged.PAGE == PAGE
+
+
+def test_kept_shares_are_shown_where_a_run_has_images(make_run: Callable, measured: Callable) -> None:
+    text = make_run("r1", measured("full", None, 345), measured("gkv", 48, 76), kv_cache=CACHE)
+    (shown,) = MemoryReport.make(load([text])).blocks()
+    assert "images kept" not in [column.header for column in shown.grids[0]]
+    kept = {"kept_text": 0.25, "kept_images": 0.125, "images": 1}
+    seen = make_run("r2", measured("full", None, 345), measured("gkv", 48, 76, **kept), kv_cache=CACHE)
+    assert (cells(seen)["gkv"].kept_text, cells(seen)["gkv"].kept_images) == (0.25, 0.125)
+    assert math.isnan(cells(seen)["full"].kept_images)
+    (shown,) = MemoryReport.make(load([seen])).blocks()
+    assert "images kept" in [column.header for column in shown.grids[0]]

@@ -198,7 +198,7 @@ def _tasks() -> list[dict[str, Any]]:
                 "name": name,
                 "suite": cls.suite,
                 "questions": _questions(members),
-                "needs": sorted(cls.needs),
+                "needs": sorted({need for member in members for need in member.needs}),
                 "data": _kinds(members) or "--task-file",
                 "summary": f"variant of {base}" if slash else cls.summary,
             }

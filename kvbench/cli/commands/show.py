@@ -24,6 +24,7 @@ from kvbench.sources import hub
 from kvbench.sources.data import Data
 from kvbench.store import again, manifest, read_run, read_texts
 from kvbench.store.strict_json import parse
+from kvbench.task import IMAGE
 from kvbench.taskkit.names import get_task
 
 if TYPE_CHECKING:
@@ -207,9 +208,12 @@ def _later_questions(info: dict[str, Any], entry: dict[str, Any]) -> list[str]:
     except Exception:  # from the task's own code, which may need the model's tokenizer
         return []
     doc, prompt = docs.get(entry["doc_id"]), entry["prompt"] or ""
-    if doc is None or doc.turns[0].question not in prompt:  # other data, or a prompt that may not be stored
+    if doc is None:
         return []
-    return [turn.user for turn in doc.turns[1:]]
+    parts = doc.turns[0].question.split(IMAGE) if doc.turns[0].images else [doc.turns[0].question]
+    if not all(part in prompt for part in parts):  # other data, or a prompt that may not be stored
+        return []
+    return [turn.user.replace(IMAGE, "[image]") if turn.images else turn.user for turn in doc.turns[1:]]
 
 
 def _method(folder: Path, name: str, there: list[str]) -> str:
@@ -271,6 +275,7 @@ def _print_sample(entry: dict[str, Any], *, known: bool) -> None:
     print(f"== {terminal.clean(title)}\n{terminal.clean(', '.join(facts))}")
     if not known:
         _print_text("prompt", entry["prompt"])
+        _print_images(entry.get("image_list"))
     if "turns" not in entry:
         _print_text("output", entry["output"])
     for number, turn in enumerate(entry.get("turns", ()), 1):
@@ -279,6 +284,20 @@ def _print_sample(entry: dict[str, Any], *, known: bool) -> None:
         _print_text(f"output {number}", turn["output"])
     if entry.get("extracted"):
         print(f"-- answer: {terminal.clean(entry['extracted'])}")
+
+
+def _print_images(stored: str | None) -> None:
+    """Print name, size, tokens and turn of each image of a question, in the order of their places in its prompts."""
+    try:
+        images = parse(stored) if isinstance(stored, str) else []
+    except ValueError:
+        images = []
+    for number, image in enumerate(images if isinstance(images, list) else [], 1):
+        name, width, height, tokens, turn = (
+            terminal.clean(str(image.get(key, "?")) if isinstance(image, dict) else "?")
+            for key in ("name", "width", "height", "tokens", "turn")
+        )
+        print(f"-- image {number}: {name}, {width}x{height} pixels, {tokens} tokens, turn {turn}")
 
 
 def _print_text(title: str, content: str | None) -> None:

@@ -24,6 +24,7 @@ from kvbench.sources import quantised, vocabulary
 from kvbench.sources.adapters import Adapter
 from kvbench.sources.models import describe
 from kvbench.sources.quantised import Form
+from kvbench.sources.refusals import WITH_IMAGES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -145,10 +146,11 @@ def _convert(model: Any, kind: torch.dtype) -> None:
 def auto_class(config: Any) -> Any:
     """Return the transformers auto class that builds the model with its language-model head.
 
-    AutoModelForCausalLM if it knows the configuration, else AutoModelForImageTextToText. Raises UserError when neither
-    knows it.
+    AutoModelForCausalLM if it knows the configuration, else AutoModelForImageTextToText; the other way round for model
+    types whose images the engine reads. Raises UserError when neither knows it.
     """
-    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText):
+    autos = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+    for auto in reversed(autos) if config.model_type in WITH_IMAGES else autos:
         if type(config) in auto._model_mapping:
             return auto
     raise UserError(
