@@ -41,10 +41,8 @@ def _processor(name: str, where: str, revision: str | None) -> Any:
     # transformers 5.17 offers its top-level name only beside torchvision, which kvbench does not need.
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-    try:  # use_fast: as transformers 5.2 calls the backend
-        return AutoImageProcessor.from_pretrained(
-            where, revision=revision, backend="pil", use_fast=False, trust_remote_code=False
-        )
+    try:
+        return AutoImageProcessor.from_pretrained(where, revision=revision, backend="pil", trust_remote_code=False)
     except OSError as error:
         if "preprocessor_config.json" not in str(error):
             raise
