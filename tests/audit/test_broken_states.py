@@ -45,7 +45,7 @@ def test_an_engine_that_installs_the_states_in_all_slots(hybrid: Subject, monkey
 
     monkeypatch.setattr(RecurrentStates, "install", everywhere)
     names, _ = verdicts(Good(), hybrid)
-    assert {"oracle", "batch"} <= names
+    assert "oracle" in names
 
 
 def test_an_engine_whose_probes_leave_a_trace_in_the_states(hybrid: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
