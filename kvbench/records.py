@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from kvbench.task import GenSpec
@@ -25,12 +26,26 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """The images of one prompt.
+
+    spans: of each image, the prompt's tokens that stand for it, as (first, last + 1). inputs: makes what the model
+    reads of the images with these indices (from 0) besides token ids, by the name of its argument: `pixel_values` and,
+    in families with such an argument, `image_grid_thw`.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+    inputs: Callable[[range], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUp:
     """The model's next input after an answer: tokens that continue the cached sequence or, if `fresh`, a whole new
     prompt."""
 
     ids: tuple[int, ...]
     fresh: bool
+    images: Images | None = None  # of a whole new prompt
 
 
 class Conversation(Protocol):
@@ -63,6 +78,7 @@ class Request:
     max_tokens: int | None = None
     seed: int = 0
     compress_at: int | None = None  # how many prompt tokens are read before the prompt is evicted; None: all
+    images: Images | None = None
 
     def noise_key(self, sample: int) -> int:
         """Return the 64-bit key of a sample's random numbers: a hash of run seed, task, question and sample only."""

@@ -12,15 +12,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+IMAGE = "\ufffc"  # Unicode's object replacement character: stands in a turn's text where an image is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """A picture of a question as an encoded file (PNG, JPEG or WebP), either on disk (`path`) or in memory (`data`)."""
+
+    name: str  # for messages and for the page, such as "images/17.png"
+    path: Path | None = None
+    data: bytes = b""
+
+    def read(self) -> bytes:
+        """Return the bytes of the encoded file."""
+        return self.data if self.path is None else self.path.read_bytes()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One user message, in parts, because a run may evict after the context (query-agnostic) or after the question."""
+    """One user message, in parts, because a run may evict after the context (query-agnostic) or after the question.
+
+    Where a turn has images, its text holds `IMAGE` once for each of them, in their order.
+    """
 
     context: str = ""
     question: str
     answer_prefix: str = ""  # text after the assistant header that the model continues
     system: str | None = None
+    images: tuple[Image, ...] = ()
 
     @property
     def user(self) -> str:

@@ -62,7 +62,7 @@ def read_goldens(folder: Path) -> dict[str, list[Golden]]:
 
 
 def audit(goldens: Mapping[str, Sequence[Golden]]) -> Iterator[ScoredGolden]:
-    """Score every golden with kvbench's scorer, and yield both results."""
+    """Score the input of every golden with kvbench's scorer, and yield the golden with this result."""
     with ScorePool() as pool:
         for name, rows in goldens.items():
             for number, row in enumerate(rows, start=1):

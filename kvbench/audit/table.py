@@ -86,7 +86,7 @@ def _styled(mark: Mark) -> Any:
 
 
 def _failures(checks: Sequence[Check]) -> list[str]:
-    """Return one line per method and broken invariant: the cause of the first failure, and where all occurred."""
+    """Return one line per method and broken invariant: the first failure's reason, and the places of all failures."""
     lines = []
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks if c.verdict == "FAIL"):
         failed = [c for c in checks_of(checks, method, invariant) if c.verdict == "FAIL"]
@@ -116,10 +116,10 @@ def _unchecked(checks: Sequence[Check]) -> list[str]:
 
 
 def _where(some: Sequence[Check], every: Sequence[Check]) -> str:
-    """Return the models and layouts of the checks in `some`, in brackets; "" if no check in `every` applies.
+    """Return the models and layouts of the checks in `some`, as text in brackets.
 
-    some: some of a method's checks of one invariant; every: all of them. If `some` has all models of its layouts, only
-    the layouts are named.
+    every: all checks of the same method and invariant. If `some` has all models of its layouts, the text names only the
+    layouts. Returns "" if no check in `every` applies.
     """
     if overall(every) == "n/a":
         return ""

@@ -23,7 +23,7 @@ Everything else has a default, which a method can override:
     a budget that is not constant  allowed()    entries that an eviction may leave
     extra tokens to run            probes()     run against the prompt's cache, shown to observe(), then dropped
     learned weights and tables     weights()    loaded, checked, and given as view.weights
-    all layers in one call         stacked      faster, above all on a GPU; `score` must not read `view.layer` then
+    all layers in one call         stacked      faster, above all on a GPU; then `score` must not read `view.layer`
 
 Shapes: b sequences, L layers, Hk KV heads, Hq query heads, g = Hq // Hk, N entries, w queries, d head dimension,
 T tokens seen.
@@ -143,7 +143,7 @@ class Method(ABC):
     def quotas(self, allocation: Allocation) -> torch.Tensor | None:
         """Return how many entries each head keeps, protected ones included: int64 [b, L, Hk] over `allocation.layers`.
 
-        Over the whole model these must sum to at most layer_count * Hk * budget. None means `budget` in every head.
+        The sum over the whole model must be at most layer_count * Hk * budget. None means `budget` in every head.
         """
         return None
 
@@ -185,7 +185,7 @@ class Method(ABC):
 
     @property
     def decode_bounded(self) -> bool:
-        """Whether generated entries are evicted too, so that the cache stays bounded in answers of any length."""
+        """Whether entries of generated tokens are evicted too, so that the cache stays bounded while decoding."""
         return self.trigger(1).growth is not None
 
     @property
@@ -200,7 +200,7 @@ class Method(ABC):
 
     @property
     def layerwise(self) -> bool:
-        """Whether one layer can be evicted without the scores of the others."""
+        """Whether the entries that one layer keeps can be chosen without the scores of the other layers."""
         return self.scope != "model" and not self.joint
 
     def min_budget(self) -> int:

@@ -1,4 +1,4 @@
-"""Checks of decisions. Their results are read from the device together, because the host waits at every read."""
+"""Checks of eviction decisions. The results of several checks are read together: the host waits at every read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _noted: ContextVar[Noted | None] = ContextVar("noted", default=None)
 def refuse(amount: torch.Tensor, error: MakeError) -> None:
     """Raise error(amount) unless the integer or bool tensor `amount` [] is 0.
 
-    Inside `with gathered()`, the amount is looked at only by the next `read`, or at the end of the block.
+    Inside a block `with gathered()`, the check is delayed until the next call of `read` or the end of the block.
     """
     noted = _noted.get()
     if noted is not None:
@@ -30,7 +30,7 @@ def refuse(amount: torch.Tensor, error: MakeError) -> None:
 def gathered() -> Iterator[None]:
     """Delay the checks in the block, and read their results in one copy from the device at the block's end.
 
-    Checks before a call of `read` in the block are read by this call. The first check that fails raises its error.
+    A call of `read` inside the block already reads the checks before it. The first check that fails raises its error.
     """
     noted: Noted = []
     token = _noted.set(noted)
@@ -43,7 +43,7 @@ def gathered() -> Iterator[None]:
 
 
 def read(numbers: torch.Tensor) -> torch.Tensor:
-    """Return int64 numbers [n] on the host. The same copy reads the checks that `gathered` has delayed so far.
+    """Copy int64 numbers [n] to the host. The same copy reads the checks that `gathered` has delayed so far.
 
     The first of these checks that fails raises its error.
     """

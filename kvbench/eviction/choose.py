@@ -31,9 +31,11 @@ def canonical(name: str) -> str:
             f"method {quote(name)}: give the name alone here, and options with --method-opt {bare}.{option}=VALUE."
         )
     if len(parts) > 1 and not all(part.strip() for part in parts):
-        raise UserError(f"method {quote(name)}: a name is missing beside the '+'.")
+        raise UserError(f"method {quote(name)}: a name is missing beside the '+'; give two, as in snapkv+gkv.")
     if len(parts) > 2:
-        raise UserError(f"method {quote(name)}: at most two methods can be combined, one for the prompt and one after.")
+        raise UserError(
+            f"method {quote(name)}: at most two methods can be combined, one for the prompt and one for the answer."
+        )
     spelled = [methods.canonical(part) for part in parts]
     return "+".join(dict.fromkeys(spelled))  # a method combined with itself is that method
 
@@ -67,9 +69,9 @@ def _made(name: str, options: Pairs, build: Callable[[str, Pairs], Method]) -> M
 def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
     """Return one ``--method-opt`` as the (name, value) pairs that `parse` takes for the method or methods `name`.
 
-    For one method the pair has the option's bare name. For two methods the pair has a prefix, as in ``gkv.alpha``; an
-    option given without a prefix becomes one pair per method that has this option. Raises UserError if the prefix is
-    not one of the methods.
+    For one method the pair has the option's bare name. For two methods the pair has a prefix, as in ``gkv.alpha``. An
+    option given without a prefix becomes one pair per method that has this option; if neither has it, one pair for the
+    second method. Raises UserError if the prefix is not one of the methods.
     """
     parts = name.split("+")
     method, dot, bare = option.rpartition(".")
@@ -93,11 +95,12 @@ def takers(name: str, option: str) -> list[str]:
 def from_label(label: str) -> Method:
     """Return the method that a table's label names: ``snapkv(kernel=5, window=16)``, ``snapkv+gkv(gkv.alpha=0.5)``.
 
-    An option without a prefix is for each of two methods that has it. Raises UserError.
+    With two methods, an option without a prefix applies to each method that has it. Raises UserError for a malformed
+    label, an unknown method or an invalid option.
     """
     name, bracket, rest = label.strip().partition("(")
     if bracket and not rest.endswith(")"):
-        raise UserError(f"method {quote(label)}: a bracket is not closed.")
+        raise UserError(f"method {quote(label)}: the options must end with ')'.")
     pairs = []
     for item in filter(None, (part.strip() for part in _split(rest.removesuffix(")")))):
         option, equals, value = item.partition("=")

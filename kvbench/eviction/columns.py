@@ -1,4 +1,4 @@
-"""Columns with one value per query head, or whose first value comes from the token."""
+"""Two special kinds of column: one has a value per query head, the other gets its first values from the method."""
 
 from __future__ import annotations
 

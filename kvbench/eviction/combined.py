@@ -33,7 +33,7 @@ class Combined(Method):
         if not self.second.decode_bounded:
             raise UserError(
                 f"method {quote(self.names[1])} evicts nothing while decoding; "
-                "give a method that does after the '+' ('kvbench list methods' shows which)."
+                "after the '+', give a method that evicts while decoding ('kvbench list methods' shows which)."
             )
         if set(_memories(self.first)) & set(_memories(self.second)):
             raise UserError(
@@ -91,7 +91,10 @@ class Combined(Method):
         return self.first.states() + self.second.states()
 
     def protect(self, budget: int) -> Protect:
-        """Return a protection of all that either method protects. An eviction protects only what its method does."""
+        """Return the union of what the two methods protect.
+
+        At each eviction, only the protection of the method that decides applies.
+        """
         a, b = self.first.protect(budget), self.second.protect(budget)
         return Protect(sinks=max(a.sinks, b.sinks), recent=max(a.recent, b.recent), prompt=a.prompt or b.prompt)
 

@@ -19,8 +19,8 @@ class Needs:
     """Tensors that the engine must collect.
 
     queries: which queries (after RoPE) the method sees. "last": the newest. "window": the newest `window`.
-    "since_last": every query; the engine shows each to `Method.observe` exactly once, queries of the prompt in blocks
-    while it is read, and queries of generated tokens at the sequence's next tick.
+    "since_last": every query; the engine shows each to `Method.observe` exactly once. It shows the prompt's queries in
+    blocks while the model reads the prompt, and the queries of generated tokens at the sequence's next tick.
     """
 
     queries: Literal["none", "last", "window", "since_last"] = "none"
@@ -118,13 +118,13 @@ class Probe:
     Their entries are dropped before the model generates.
 
     Attributes:
-        against: the cache that the tokens attend to. None: the prompt's full cache. A method: a copy of this cache that
-            the method has evicted to the budget.
+        against: the cache that the tokens attend to. None: the prompt's full cache. A method: a copy of this cache,
+            from which the method has evicted entries down to the budget.
         keep: later probes against the same cache attend to these tokens too.
         span: the prompt positions that the probe is about: the first one, and the one after the last. Only `observe`
             reads it.
-        learned: name of a tensor [n, hidden] among the method's weights. Its n vectors are read as embeddings in place
-            of `tokens`, under the weights' low-rank adapter (`kvbench.engine.adapter`).
+        learned: name of a tensor [n, hidden] among the method's weights. The model reads its n vectors as embeddings in
+            place of `tokens`, with the low-rank adapter among the weights applied (`kvbench.engine.adapter`).
     """
 
     tokens: tuple[int, ...] = ()

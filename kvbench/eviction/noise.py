@@ -20,7 +20,7 @@ def signed64(value: int) -> int:
 
 
 def mix(*parts: torch.Tensor | int) -> torch.Tensor:
-    """Hash integers to int64; tensors broadcast. The first part must be an int64 tensor."""
+    """Return an int64 hash of integers and int64 tensors. Tensors broadcast, and give a hash per element."""
     state = _finalise(torch.as_tensor(parts[0]) + _GOLDEN)
     for part in parts[1:]:
         state = _finalise(state + part + _GOLDEN)

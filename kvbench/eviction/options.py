@@ -179,9 +179,9 @@ def parse_value(text: str, kind: Any) -> Any:
 
 
 def as_whole(raw: object) -> int | None:
-    """Return an integer, or a text of digits with or without a sign, as an integer; for other values None.
+    """Return `raw` as an integer if it is an integer, or a text of digits with or without a sign; otherwise None.
 
-    So 1.5, 2.0, "1e3" and true give None.
+    The values 1.5, 2.0, "1e3" and true give None.
     """
     if isinstance(raw, int) and not isinstance(raw, bool):
         return raw
@@ -190,9 +190,9 @@ def as_whole(raw: object) -> int | None:
 
 
 def as_number(raw: object) -> float | None:
-    """Return a number, or a text that states one, as a float; for other values None.
+    """Return `raw` as a float if it is a number, or a text that states a number; otherwise None.
 
-    `float` alone would also accept true and the texts "nan", "1_0" and non-ASCII digits.
+    The built-in `float` alone would also accept true and the texts "nan", "1_0" and non-ASCII digits.
     """
     if isinstance(raw, float):
         return raw

@@ -1,4 +1,4 @@
-"""Rotary positions: move vectors from one position to another."""
+"""Rotary position embedding (RoPE), to move keys and queries from one position to another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ class Rope:
     interleaved: bool = False
 
     def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        """Return float32 vectors [b, H, w, d], moved forward by `by` positions [b, w] or [w], or back if negative."""
+        """Return x [b, H, w, d] in float32, with each vector moved forward by `by` positions ([b, w] or [w]).
+
+        Negative numbers in `by` move a vector back.
+        """
         angles = by.double()[..., None] * self.frequencies.to(by.device, torch.float64)  # [(b,) w, r / 2]
         cos, sin = angles.cos().float(), angles.sin().float()
         if by.dim() == 2:

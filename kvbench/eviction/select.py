@@ -31,8 +31,8 @@ class Decision:
 def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
     """Choose the entries that stay in several layers of the same sequences.
 
-    views: all layers that evict; for a `layerwise` method any of them, and for a `stacked` method also `StackView`s.
-    The views may hold different numbers of entries, but have the same budget.
+    views: all layers that evict. For a `layerwise` method some of these layers are enough; for a `stacked` method the
+    views may be `StackView`s. The views may hold different numbers of entries, but have the same budget.
     """
     outs = [_score(method, view) for view in views]
     musts = [protected(kept_always(method, v), v.positions, v.seen, v.prompt_len, v.mask) for v in views]
@@ -164,7 +164,7 @@ def order_key(score: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return int64 keys that order entries by score, then by position: the largest keys are kept.
 
     The upper 32 bits are the float32 score mapped to an int32 of the same order, the lower 32 bits the position. One
-    integer top-k therefore decides ties exactly and equally on every device. Refuses NaN scores (BudgetViolation).
+    integer top-k therefore decides ties exactly and equally on every device. Raises BudgetViolation for NaN scores.
     """
     message = "the method returned NaN scores, so no entry can be chosen."
     refuse(torch.isnan(score).any(), lambda _: BudgetViolation(message))
@@ -190,7 +190,8 @@ def keep_mask(
         score: [b, Hk, N] float32; all masks have this shape too. For scope "model", axis 1 joins layers and heads.
         valid: None if all entries are valid; must: entries that stay whatever their score, or None.
         count: entries to keep per head; a tensor [b, Hk] gives each head's quota.
-        scope: "head" picks within each head; otherwise the heads of axis 1 share the sum of their counts.
+        scope: "head" picks within each head. Otherwise the heads of axis 1 share the sum of their counts, and each head
+            keeps at least its best entry.
         selector: picks entries by their `order_key`; default: the largest keys.
     """
     selector = selector or TopK()
@@ -221,12 +222,14 @@ def check(
     total: int,
     min_entries: int = 1,
 ) -> None:
-    """Refuse (BudgetViolation) a decision that drops protected entries, exceeds the budget or empties a head.
+    """Raise BudgetViolation if a decision drops protected entries, exceeds the budget or leaves a head too few entries.
 
     Args:
-        keeps, musts: [b, L, Hk, N], of one or several layers each.
-        each: mean entries per head that a layer may keep; None if layers share the budget.
-        total: entries per head that may stay, a mean over heads, summed over all layers of the model.
+        keeps, musts: the entries that stay, and the protected entries (None: nothing is protected). Each tensor has
+            one or several layers, [b, L, Hk, N].
+        each: how many entries per head a layer may keep, averaged over its heads; None if layers share the budget.
+        total: how many entries per head may stay in all layers of the model together, averaged over heads.
+        min_entries: how many entries every head must keep.
     """
     lost = [(must & ~keep).any() for keep, must in zip(keeps, musts) if must is not None]
     if lost:
@@ -244,6 +247,6 @@ def check(
 
 
 def _refuse_more(held: torch.Tensor, most: int, where: str) -> None:
-    """Refuse (BudgetViolation) if a number in `held` exceeds `most`. where: words for the error message."""
+    """Raise BudgetViolation if a number in `held` exceeds `most`. where: words for the error message."""
     largest = torch.where(held > most, held, 0).amax()
     refuse(largest, lambda count: BudgetViolation(f"budget exceeded: {count} entries {where}; {most} allowed."))

@@ -12,7 +12,7 @@ class Every:
     """Evict after every `interval` generated tokens of a sequence if it then holds more than its budget.
 
     at_budget: call the method also when the sequence holds exactly its budget; columns may then change.
-    after: generated tokens by which the first interval is delayed.
+    after: the number of generated tokens after which the first interval begins.
     """
 
     interval: int
@@ -29,7 +29,7 @@ class Every:
         return clock > self.after and (clock - self.after) % self.interval == 0
 
     def full(self, held: float, budget: int) -> bool:
-        """Whether a sequence with `held` entries (mean over its heads) must be evicted to `budget`."""
+        """Whether a sequence that holds `held` entries (mean over its heads) must evict down to `budget`."""
         return held >= budget if self.at_budget else held > budget
 
 

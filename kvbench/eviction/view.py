@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class LayerView:
-    """Read-only tensors of a layer. b sequences, Hk KV heads, Hq query heads, N entries, w queries, d dimensions."""
+    """A layer's entries and queries, read-only.
+
+    Letters: b sequences, Hk KV heads, Hq query heads, N entries, w queries, d head dimension.
+    """
 
     layer: int
     keys: torch.Tensor  # [b, Hk, N, d] post-RoPE
@@ -57,9 +60,10 @@ class LayerView:
         return self.layer
 
     def per_sequence(self, x: torch.Tensor) -> torch.Tensor:
-        """Split axis 0 of [b, ...] into sequences and the L layers that are decided about together: [b, L, ...].
+        """Return x with an axis for the L layers whose entries are chosen together: [b, L, ...] with b sequences.
 
-        L is 1 unless a `StackView` shows such layers.
+        A `LayerView` shows one layer, so L is 1. In a `StackView` axis 0 of x runs over layers and sequences; this
+        method splits it.
         """
         return x[:, None]
 
@@ -69,7 +73,7 @@ class LayerView:
 
     @property
     def decided(self) -> tuple[tuple[int, int], ...]:
-        """Index and ordinal of each layer in axis 1 of `per_sequence`; () if `StackView.together` is ()."""
+        """(layer, ordinal) of each layer in axis 1 of what `per_sequence` returns; () if `StackView.together` is ()."""
         return ((self.layer, self.ordinal),)
 
     @property
@@ -86,9 +90,10 @@ class LayerView:
         reduce_q: Reduce | None = "mean",
         among: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the attention of `queries` to the entries (`window_attention`), [b, Hk, N] if both axes are reduced.
+        """Return the attention of `queries` to the entries, by default [b, Hk, N]: a mean over query heads and queries.
 
-        among: [b, Hk, N] bool; the softmax runs over these entries only, and always over a probe's own keys.
+        The arguments are those of `window_attention`. among: [b, Hk, N] bool; the softmax runs over these entries only,
+        and always over a probe's own keys.
         """
         visible = self.mask
         if among is not None:
@@ -110,9 +115,9 @@ class LayerView:
         )
 
     def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        """Return vectors [b, H, w, d] moved forward by `by` positions [b, w] or [w] with RoPE, or back if negative.
+        """Return x [b, H, w, d] with each vector moved forward by `by` positions ([b, w] or [w]), or back if negative.
 
-        Requires Needs(rope=True). A post-RoPE query that is moved back by its own position is the query before RoPE.
+        Requires Needs(rope=True). A query that is moved back by its own position is the query before RoPE.
         """
         assert self.rope is not None, "the method must declare Needs(rope=True)"
         return self.rope.rotate(x, by)
@@ -187,8 +192,8 @@ class StackView(LayerView):
     """
 
     layers: torch.Tensor  # [b] int64, the layer of each element of axis 0
-    # Index and ordinal of the layers if axis 0 runs over all of them, each with the same sequences; () if the layers of
-    # a sequence are decided about one by one.
+    # Index and ordinal of the layers whose entries are chosen together; axis 0 then has the same sequences for each of
+    # them. () if every element of axis 0 is decided by itself.
     together: tuple[tuple[int, int], ...] = ()
     layer: int = field(init=False)
     ordinal: int = field(init=False)
@@ -222,8 +227,8 @@ def make_view(
 ) -> LayerView:
     """Return a view of keys [b, Hk, N, d] and the newest queries [b, Hq, w, d], to try out or test a method.
 
-    Without `positions` the entries lie in text order and nothing was evicted. The values are the keys, unless `more`
-    gives `values`. more: other fields of the view.
+    Without `positions` the entries lie in text order and nothing was evicted. more: other fields of the view. Unless
+    `more` has `values`, the keys serve as values.
     """
     b, _, n, d = keys.shape
     if positions is None:

@@ -1,4 +1,4 @@
-"""The operations of transformers' caches that change a batch, all refused."""
+"""A base class that refuses those operations of transformers' caches that change the sequences of a batch."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ sample), so equal prompts give equal answers. Repeats of a request are samples o
 once.
 
 Log-likelihoods are computed with the evicted cache: the engine reads the context except its last token, evicts, and
-then reads the last token and the continuation against the remaining entries. The usual way, logits of the prompt's
-forward pass, would score a one-token answer with the full cache for every method.
+then reads the last token and the continuation against the remaining entries. Logits of the prompt's forward pass, the
+usual way, would score a one-token answer with the full cache for every method.
 
 Not covered: `loglikelihood_rolling` (scores a text without a prompt, before anything is evicted), several processes
 (``accelerate launch``), images and sound.
@@ -97,14 +97,16 @@ class KVBenchLM(TemplateLM):
         for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
             if token is not None:
                 return int(token)
-        raise UserError("the tokenizer has neither a start nor an end token to stand for an empty context.")
+        raise UserError(
+            "the tokenizer has neither a start nor an end token to stand for an empty context. Use another model."
+        )
 
     @property
     def tokenizer_name(self) -> str:
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Encode a text, with a start token unless the text already begins with it or is a rendered template."""
+        """Encode a text, with a start token unless the text begins with it already or comes from a template."""
         if add_special_tokens is None:
             add_special_tokens = not (self._templated or has_bos_prefix(string, self.tokenizer.bos_token))
         return prompts.encode(self.tokenizer, string, chat=not add_special_tokens)
@@ -116,7 +118,10 @@ class KVBenchLM(TemplateLM):
         return super().chat_template(chat_template)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Render a conversation. Raises UserError if it fails; lm-eval's `hf` retries without system message."""
+        """Render a conversation. Raises UserError if the template fails.
+
+        lm-eval's `hf` would try again without the system message.
+        """
         self._templated = True
         switch = {} if self.args.run.thinking is None else {"enable_thinking": self.args.run.thinking}
         try:
@@ -128,7 +133,10 @@ class KVBenchLM(TemplateLM):
                 **switch,
             )
         except Exception as error:  # a template is a program and may raise any exception
-            raise UserError(f"the chat template fails: {quote(words(error) or type(error).__name__)}.") from None
+            raise UserError(
+                f"the chat template fails: {quote(words(error) or type(error).__name__)}. Give another one with "
+                "chat_template=FILE in model_args."
+            ) from None
         return str(text)
 
     # --- requests -----------------------------------------------------------------------------------------------------
@@ -201,7 +209,9 @@ class KVBenchLM(TemplateLM):
         with a method that draws random numbers.
         """
         if not continuation:
-            raise UserError("lm-eval asks for the likelihood of an empty continuation.")
+            raise UserError(
+                "lm-eval asks for the likelihood of an empty continuation; use a task whose choices are not empty."
+            )
         ids = self._fit(context or [self.prefix_token_id], len(continuation), least=len(continuation))
         return Request(
             task="lm_eval",
@@ -214,7 +224,8 @@ class KVBenchLM(TemplateLM):
         )
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
-        """Return a prompt's tokens; with ``truncate=left`` only the last ones, so that `output` tokens fit after them.
+        """Return a prompt's tokens; ``truncate=left`` drops the first tokens until `output` tokens fit after the
+            others.
 
         Raises UserError when the model's context has no room for `least` tokens after the prompt.
         """

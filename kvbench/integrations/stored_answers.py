@@ -10,9 +10,9 @@ MARK = "kvbench"  # key in lm-eval's file of answers, under which the settings t
 
 
 def check_stored_answers(answers: Any, identity: dict[str, Any]) -> None:
-    """Store `identity` in an empty file of answers; compare it with the stored one in any other file.
+    """Store `identity` in the file if it has no answers; otherwise compare it with the identity that the file holds.
 
-    lm-eval looks up an answer by its prompt alone. So a file with answers of other settings, or without a stored
+    lm-eval looks up an answer by its prompt alone. So a file with answers of other settings, or with answers but no
     identity, raises UserError.
 
     answers: lm-eval's open file. identity: the settings on which the answer to a given prompt depends.

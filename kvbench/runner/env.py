@@ -31,7 +31,7 @@ def version(package: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of kvbench, Python and every package that can change results; only of installed packages."""
+    """Return the versions of kvbench, of Python and of those installed packages that can change results."""
     from kvbench import __version__
 
     return {"kvbench": __version__, "python": platform.python_version()} | {

@@ -59,7 +59,7 @@ def execute(
     """Run a configuration to the end; if its run was begun before, generate and score only what is missing.
 
     resume: require that the run exists. notice: receives one-line warnings; by default they go to stderr. Raises
-    KVBenchError; after Ctrl-C, SIGTERM or SIGHUP this is Interrupted, and all finished rows are saved.
+    KVBenchError. After Ctrl-C, SIGTERM or SIGHUP it saves all finished rows and raises Interrupted.
     """
     say = notice or terminal.warning
     name = run_name or config.run_name()
@@ -100,7 +100,10 @@ def _run(folder: RunFolder, plan: RunPlan, done: set[str], progress: Progress | 
             progress=progress,
         )
         if rescored.prompt_mismatch:
-            say(f"{rescored.prompt_mismatch} answers stay without a score, because their task now makes other prompts.")
+            say(
+                f"{rescored.prompt_mismatch} answers stay without a score, because their task now makes other prompts. "
+                "Put the task's former code, data and library versions back to score them."
+            )
         folder.seal()
     return RunResult(
         run_dir=folder.path,

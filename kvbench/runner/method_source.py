@@ -1,10 +1,15 @@
 """The source files that decide which entries a method keeps, and one hash over them.
 
-The files are the method's own module; the modules that it imports, directly or indirectly, from `kvbench.methods`,
-`kvbench.eviction` and, if it is a plug-in, its own package; the same files of every method that it contains (both parts
-of ``snapkv+gkv``, the base of ``ada-kv``); and the module that selects entries by score. The files are read and parsed,
-never imported. Changes of the engine show in kvbench's version instead. Modules that a plug-in imports from elsewhere
-are not hashed.
+The files are:
+
+- the method's own module;
+- the modules that it imports, directly or indirectly, from `kvbench.methods`, from `kvbench.eviction` and, if it is a
+  plug-in, from its own package;
+- the same files of every method that it contains (both parts of ``snapkv+gkv``, the base of ``ada-kv``);
+- the module that selects entries by score.
+
+The files are read and parsed, never imported. Changes of the engine show in kvbench's version instead. Modules that a
+plug-in imports from elsewhere are not hashed.
 """
 
 from __future__ import annotations
@@ -25,9 +30,10 @@ SELECTION = "kvbench.eviction.select"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The source of a method: one hash over all its files, and each file's own hash by the file's import path.
+    """The source of a method: one hash over all its files, and the hash of each file by its label.
 
-    A plug-in's file may be moved, so it is listed by its hash instead of its path.
+    A label is a path such as ``kvbench/methods/gkv.py``. A plug-in's file may be moved, so its label has its hash
+    instead.
     """
 
     hash: str
@@ -86,7 +92,7 @@ def _read(name: str) -> _Module | None:
 
 
 def _path(name: str) -> Path | None:
-    """Return a module's file, or None. If the module is not imported yet, the folders of its package are searched."""
+    """Return a module's file; None if it has none. For a module not yet imported, search the folders of its package."""
     if file := getattr(sys.modules.get(name), "__file__", None):
         return Path(file)
     package = next((p for p in (*SHARED, name.partition(".")[0]) if name.startswith(f"{p}.")), name)

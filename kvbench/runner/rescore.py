@@ -1,7 +1,7 @@
 """Scores stored answers, without generating: only the answers without a score, or all answers again.
 
-The run's tasks build the documents again; an answer is scored only if its prompt is still the same. A new score is
-one more record in the journal, with the same answer.
+The run's tasks build the documents again; an answer is scored only if its prompt is still the same. A new score
+becomes a new record in the journal, together with the old answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEPT = "kept"  # counted like a status: the answer keeps its score, because no j
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """What scoring stored answers gave: how many got a score, could not be scored, or were left as they are."""
+    """The result of scoring stored answers: how many got a score, could not be scored, or were left unchanged."""
 
     scored: int = 0  # have a new score
     failed: Mapping[str, int] = field(default_factory=dict)  # could not be scored, by status
@@ -89,9 +89,9 @@ def rescore(
 
 
 class _Scoring:
-    """Answers that are being scored. Their scores are written in the order in which the answers were submitted.
+    """Scores answers, and writes the scores in the order in which the answers were submitted.
 
-    `write_ready` is the exception.
+    Only `write_ready`, at the end of an interrupted call, writes them out of order.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class _Scoring:
             self._write_oldest()
 
     def write_ready(self) -> None:
-        """Write all scores that are known now, also those of answers behind one that is still being scored.
+        """Write all scores that are known now, even if earlier answers are still being scored.
 
-        Otherwise scores would be lost that a judge was paid for.
+        Otherwise an interruption would lose scores for which a judge was paid.
         """
         for future, job in self._waiting:
             if future.done():

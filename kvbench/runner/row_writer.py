@@ -45,9 +45,10 @@ class RowWriter:
         self._waiting: dict[Future[Score], Answer] = {}
 
     def add(self, planned: PlannedRow, generation: Generation, cell_plan: CellPlan, peak: int | None) -> None:
-        """Give one finished sample to scoring; its row is written once the score is known, or at once if it failed.
+        """Submit the answer of one sample for scoring, and write rows whose scores are known.
 
-        Blocks while more than BACKLOG answers wait for scores. peak: see `Answer.device_bytes_peak`.
+        If the generation failed, write its row at once, without a score. Blocks while more than BACKLOG answers wait
+        for scores. peak: see `Answer.device_bytes_peak`.
         """
         answer, task = Answer(planned, generation, cell_plan, peak), self.works[cell_plan.cell.task].task
         with signals.shield():
@@ -62,7 +63,7 @@ class RowWriter:
         self.saved += len(self.journal.poll())
 
     def collect(self, *, most: int = 0, seconds: float | None = None) -> None:
-        """Write rows as scores become known, until at most `most` answers wait for one or `seconds` have passed."""
+        """Write rows as scores become known, until at most `most` answers wait for a score or `seconds` have passed."""
         deadline = None if seconds is None else time.monotonic() + seconds
         self._write_scored()
         while len(self._waiting) > most and (deadline is None or time.monotonic() < deadline):
@@ -76,7 +77,7 @@ class RowWriter:
         self.saved += len(self.journal.flush())
 
     def leave(self, seconds: float) -> None:
-        """Wait at most `seconds` for scores, then write the other answers without one; a resumed run scores them."""
+        """Wait at most `seconds` for scores, then write the other rows without scores; a resumed run scores them."""
         self.collect(seconds=seconds)
         for answer in self._waiting.values():
             self._write(answer, LATER)

@@ -55,7 +55,7 @@ def method_record(states: Mapping[MethodChoice, MethodState]) -> dict[str, Any]:
 def began(out: Path, name: str, config: RunConfig, *, resume: bool) -> Mapping[str, Any]:
     """Return the record of the run of this name that is to be continued; empty if there is no such run.
 
-    Without `resume`, a run of this name with other settings is not continued.
+    Without `resume`, the result is also empty if the run of this name has other settings.
     """
     folder = out / check_run_name(name)
     if not (folder / manifest.NAME).is_file():
@@ -68,11 +68,12 @@ def began(out: Path, name: str, config: RunConfig, *, resume: bool) -> Mapping[s
 def check(
     run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, allow_version_change: bool = False
 ) -> list[str]:
-    """Check that model, data, plug-ins and methods are those of the run's record; return notices about allowed changes.
+    """Compare the model, data, plug-ins, methods, number type and prompts with the run's record.
 
-    before, now: the run's record, and the record that a run begun now would have. Raises UserError.
+    Raises UserError if one of them changed. Returns notices about the changes that are allowed.
 
-    allow_version_change: methods of the same version may have another source.
+    before, now: the run's record, and the record that a run begun now would have. allow_version_change: methods of the
+    same version may have another source.
     """
     now = manifest.surroundings(now)  # as run.json would give it back
     check_model(run, before, now)
@@ -87,9 +88,9 @@ def check(
 def check_model(
     run: str, before: Mapping[str, Any], now: Mapping[str, Any], wanted: Callable[[str], bool] = lambda file: True
 ) -> None:
-    """Raise UserError if the model's files, its revision or the chat template differ.
+    """Raise UserError if the model's files, its revision or the chat template changed.
 
-    wanted: whether to compare the file of this name.
+    wanted: returns whether to compare the file of a given name.
     """
     if not before:
         return
@@ -108,10 +109,10 @@ def check_model(
 
 
 def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError if one of the model's files changed that make prompts, such as the tokenizer's.
+    """Raise UserError if a file of the model that shapes prompts changed, such as the tokenizer's.
 
-    Scoring calls this instead of `check_model`, because it reads no weights. If one of the records has no hashes of the
-    model's files, only the chat template is compared here; scoring then compares each prompt.
+    Scoring calls this instead of `check_model`, because scoring reads no weights. If one of the records has no hashes
+    of the model's files, only the chat template is compared here; scoring then compares each prompt.
     """
     if now["model_files"] and before.get("model_files"):
         check_model(run, before, now, makes_prompts)
@@ -185,7 +186,7 @@ def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
     if (was := before.get("dtype", now["dtype"])) != now["dtype"]:
         raise UserError(
             f"run {quote(run)} began in {bare(was)} on {bare(before.get('device'))}; on {now['device']} it would go on "
-            f"in {now['dtype']}. Continue it on such a device, or {NEW_RUN}."
+            f"in {now['dtype']}. Continue it on {bare(before.get('device'))}, or {NEW_RUN}."
         )
 
 

@@ -1,6 +1,6 @@
 """Executes a run's missing rows cell by cell: the engine generates, tasks score, the journal stores.
 
-Signals and failures end it with all finished rows saved.
+When a signal or a failure ends the run, all finished rows are saved.
 """
 
 from __future__ import annotations

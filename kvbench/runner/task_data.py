@@ -20,7 +20,7 @@ def source(config: RunConfig) -> Data:
 
 
 def fetch(config: RunConfig) -> None:
-    """Download data that are not on this machine. Raises SetupError when a task's data cannot be had.
+    """Download data that are not on this machine. Raises SetupError when a task's data are unavailable.
 
     The first lm-eval task and all tasks after it are left to `kvbench.runner.inputs`: lm-eval finds its data only when
     it makes prompts.

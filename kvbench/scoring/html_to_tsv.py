@@ -1,9 +1,9 @@
 """LongProc's score of a table extracted from a web page: F1 over whole rows (Ye et al. 2025).
 
-Equal to `eval_html_to_tsv` and `html_to_tsv_evaluator.py` of princeton-pli/LongProc, on plain rows instead of data
-frames. The first row is always the head. Cells are compared by position without case, ASCII punctuation, articles and
-blanks; the order and repetition of rows do not matter. A table that cannot be parsed, has no row below the head, or has
-another number of columns than the reference, scores 0 with extraction rate 0.
+Gives the same scores as `eval_html_to_tsv` and `html_to_tsv_evaluator.py` of princeton-pli/LongProc, but works on plain
+rows instead of data frames. The first row is always the head. Cells are compared by position without case, ASCII
+punctuation, articles and blanks; the order and repetition of rows do not matter. A table that cannot be parsed, has no
+row below the head, or has another number of columns than the reference, scores 0 with extraction rate 0.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def row_dup_rate(prediction: str) -> float:
 
 
 def _table(prediction: str) -> str:
-    """Return the text inside an output's code fence.
+    """Return the text inside an output's ```tsv fence; without such a fence, the whole output.
 
-    An unclosed fence ends with the output; without a fence, return all.
+    A fence that is not closed ends with the output.
     """
     if fenced := _FENCED.search(prediction):
         return fenced[1]
@@ -55,7 +55,10 @@ def _table(prediction: str) -> str:
 
 
 def _rows(table: str) -> list[Row]:
-    """Return a table's rows after its head, with normalised texts; [] if the table cannot be parsed."""
+    """Return a table's rows below its head, with normalised cells; [] if the table cannot be parsed.
+
+    A last row with another number of cells than the head is dropped. Other such rows get `_EMPTY` in every cell.
+    """
     try:
         head, *rows = csv.reader(table.strip().split("\n"), delimiter="\t")
     except (csv.Error, ValueError):  # ValueError: no row at all

@@ -5,8 +5,9 @@ ordinary process with an ordinary standard input.
 
 Programs run in a box (`kvbench.scoring.sandbox`) that never receives an expected output; this module compares their
 output outside the box. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with its bugs, see
-`kvbench.scoring.livecodebench_harness`. Error codes: 0 passed, -2 wrong, -3 time, -4 exception or nothing to run, -5
-the program ended the process. A program that runs out of time gets a second try; only one second try runs at a time.
+`kvbench.scoring.livecodebench_harness`. Error codes: 0 passed, -2 wrong, -3 out of time, -4 exception or nothing to
+run, -5 the program ended the process. A program that runs out of time gets a second try; only one second try runs at a
+time.
 
 kvbench has its own checker, because every other known checker runs programs in a process that also holds the expected
 outputs, without isolation.
@@ -97,7 +98,8 @@ def grade(
     inputs, outputs: text for standard input and output; or, if `function` names a function, its arguments (JSON, one
     per line) and its value.
 
-    Raises ValueError without tests, which LiveCodeBench would count as a pass; BoxError if the sandbox failed twice.
+    Raises ValueError if there are no tests, which LiveCodeBench would count as a pass, or if the numbers of inputs and
+    outputs differ. Raises BoxError if the sandbox failed twice.
     """
     if not inputs or len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} expected outputs")
@@ -273,7 +275,7 @@ def _twice(run: Callable[[], Verdict]) -> Verdict:
 def _alone() -> Iterator[None]:
     """Hold a lock while a second try runs, so that only one process of this user makes a second try at a time.
 
-    After waiting `_TURN_SECONDS` for the lock, the block runs without it.
+    After waiting `_TURN_SECONDS` for the lock, or if the lock's file cannot be opened, the block runs without it.
 
     Does not use the package filelock: the audit grades as a user who can import only the standard library.
     """

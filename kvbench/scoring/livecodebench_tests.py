@@ -68,7 +68,7 @@ def unpack(data: str, largest: int = LARGEST) -> str:
     try:
         text = _TextOnly(io.BytesIO(raw)).load()
     except Exception as error:  # a broken pickle may raise anything
-        raise TestDataError(f"the tests are no pickled text: {error}") from None
+        raise TestDataError(f"the tests are not a pickled text: {error}") from None
     if type(text) is not str:
         raise TestDataError(f"the tests are a pickled {type(text).__name__}, not a text")
     return text

@@ -1,8 +1,9 @@
 """Compute scores in other processes, each under a hard time limit.
 
-A score that exceeds the time limit becomes `Score(value=None, note="timeout: ...")`; if its process dies, the note is
-``"crashed: ..."``. No other score is affected. `pool.timeouts` and `pool.crashes` count both. Two kinds of task are
-scored in the calling process without this limit: tasks with `cheap_score` at once, tasks that ask a judge in threads.
+A score that exceeds the time limit becomes `Score(value=None, note="timeout: ...")`; if the scoring process dies, the
+note is ``"crashed: ..."``. No other score is affected. `pool.timeouts` and `pool.crashes` count both. Two kinds of task
+are scored in the calling process without this limit: tasks with `cheap_score` at once, tasks that ask a judge in
+threads.
 
 Why not a library's pool: `concurrent.futures` cannot kill one hung worker and continue. pebble 5.2 can, but (1) if the
 kernel kills its idle workers to free memory, the pool takes no more work; (2) a hung worker outlives a killed parent;

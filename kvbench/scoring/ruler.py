@@ -20,12 +20,15 @@ def postprocess(text: str) -> str:
 
 
 def hits_in(prediction: str, references: Sequence[str]) -> list[bool]:
-    """Return for each reference whether it occurs in an output after `postprocess`."""
+    """Return for each reference whether it occurs in a postprocessed output, ignoring case."""
     return [reference.lower() in prediction.lower() for reference in references]
 
 
 def whole_words(prediction: str, references: Sequence[str]) -> list[bool]:
-    """Return for each reference whether it occurs in an output with no letter, digit or underscore beside it."""
+    """Return for each reference whether it occurs in a postprocessed output as whole words, ignoring case.
+
+    Neither side of an occurrence may touch a letter, a digit or an underscore.
+    """
     patterns = (rf"(?<!\w){re.escape(reference.lower())}(?!\w)" for reference in references)
     return [re.search(pattern, prediction.lower()) is not None for pattern in patterns]
 

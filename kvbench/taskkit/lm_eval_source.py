@@ -52,7 +52,7 @@ class Definition:
         return 0 if written else int(self.config.num_fewshot or 0)
 
     def resolved(self) -> dict[str, Any]:
-        """Return the content of the YAML file for lm-eval's task class, with the functions that it names imported."""
+        """Return the YAML file's content as lm-eval's task class takes it, with the named functions imported."""
         from lm_eval.tasks._yaml_loader import load_yaml
 
         return {k: v for k, v in load_yaml(self.path).items() if k not in ("tag", "group", "task_list")}
@@ -142,7 +142,7 @@ def _refuse(name: str, raw: Mapping[str, Any]) -> None:
     if raw.get("unsafe_code"):
         raise UserError(f"{task} runs model-written programs without a sandbox. Use 'livecodebench' for code.")
     if raw.get("doc_to_image") or raw.get("doc_to_audio"):
-        raise UserError(f"{task} asks about images or sound; kvbench reads text only.")
+        raise UserError(f"{task} asks about images or sound; kvbench reads text only. Name another task.")
 
 
 def generation(asked: Mapping[str, Any]) -> GenSpec:
@@ -160,7 +160,8 @@ def generation(asked: Mapping[str, Any]) -> GenSpec:
     filters = {key: type_(kwargs.pop(key)) for key, type_ in _FILTERS.items() if kwargs.get(key) is not None}
     if strange := [key for key, value in kwargs.items() if value not in _OFF.get(key, (None,))]:
         raise UserError(
-            f"the task's generation settings {', '.join(map(quote, strange))} of lm-eval are not supported by kvbench."
+            f"the task's generation settings {', '.join(map(quote, strange))} of lm-eval are not supported by kvbench. "
+            "Name another task."
         )
     if temperature == 0.0:
         filters = {}
@@ -192,7 +193,7 @@ class LocalRows:
     def find(cls, of: Definition, source: DataSource, task: str) -> LocalRows | None:
         """Return a task's data from the user's data folder; None if the run has no data folder.
 
-        Raises SetupError if the folder lacks them.
+        Raises SetupError if the folder lacks these data.
         """
         folder = (source.path or source.env_path) if isinstance(source, Data) else None
         if folder is None:
@@ -204,7 +205,7 @@ class LocalRows:
             manifest, columns = other, its
         asked = [dict(row) for row in source.rows(task, manifest)]
         if not asked:
-            raise SetupError(f"the data of task {quote(task)} in {quote(folder)} have no rows.")
+            raise SetupError(f"the data of task {quote(task)} in {quote(folder)} have no rows; add documents.")
         if columns is not None:
             asked = [{column: row[column] for column in columns} for row in asked]
         if not of.examples:

@@ -59,7 +59,7 @@ class LMEvalTask(Task):
     def version(self) -> str:  # type: ignore[override]
         """Return a version such as ``3.0+lm-eval-0.4.13``: the task's version in lm-eval, and lm-eval's own.
 
-        Marks may follow, joined by "+", which say how the documents differ from the official ones.
+        If the documents differ from the official ones, marks follow that say how; all parts are joined by "+".
         """
         import importlib.metadata
 
@@ -75,7 +75,7 @@ class LMEvalTask(Task):
         return definition(self.known_as).config.dataset_path in gated_data()
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return the generation settings of the YAML file. With greedy decoding: one sample, as all would be equal."""
+        """Return the generation settings of the YAML file; greedy decoding gets one sample, as all would be equal."""
         config = definition(self.known_as).config
         spec = generation(config.generation_kwargs)
         return replace(spec, n=config.repeats if spec.temperature > 0 else 1)
@@ -193,7 +193,9 @@ def _load(name: str, yaml: Definition, rows: LocalRows | None, revision: str | N
 
 def _misfit(name: str, error: Exception) -> SetupError:
     what = f"{type(error).__name__}: {quote(words(error))}"
-    return SetupError(f"the data of task {quote(name)} do not fit lm-eval's definition of it ({what}).")
+    return SetupError(
+        f"the data of task {quote(name)} do not fit lm-eval's definition of it ({what}). Check columns and rows."
+    )
 
 
 def _no_data(error: Exception, name: str, yaml: Definition) -> SetupError:
@@ -268,7 +270,10 @@ def _filters(config: Any, name: str) -> list[Any]:
         if not _is_vote(f)
     ]
     if not ensembles:
-        raise UserError(f"task {quote(name)} scores several answers to a question together, which kvbench does not.")
+        raise UserError(
+            f"task {quote(name)} scores several answers to a question together, and kvbench scores each alone. "
+            f"'kvbench lm-eval --tasks {name.partition(':')[2]}' runs it."
+        )
     return ensembles
 
 

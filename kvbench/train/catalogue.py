@@ -17,8 +17,8 @@ class Entry:
         traces, held_out: how many questions or examples to train on, and how many to hold out.
         learns_from: what the recipe trains on: the model's answers to the questions, the questions alone, or examples
             with answers (`kvbench.train.head_data`).
-        tested_on: what the held-out figures use: the model's answers to held-out questions, or the held-out questions
-            alone, to which the recipe then generates answers itself.
+        tested_on: what the held-out figures use: the model's answers to the held-out questions, collected before the
+            training; or the questions alone, which the recipe lets the model answer whenever it computes the figures.
         dtype: of the loaded model; float32 where the model is trained, so that small steps are not rounded away.
         options: the recipe's settings and their defaults. `longest`: most new tokens of an answer to a question from
             --data.

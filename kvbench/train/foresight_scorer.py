@@ -1,8 +1,9 @@
 """The scorer of `foresightkv` while it is trained, and the base class of the two recipes that train it.
 
-The scorer's inputs differ by orders of magnitude: numbers of keys, sums of attention over 8 queries or over thousands.
-The optimiser's steps have one size for all parameters, so training standardises the inputs to mean 0 and variance 1 and
-divides the outputs by a constant, `unit`. The weights file holds the equivalent scorer of raw inputs and outputs.
+The scorer's inputs differ by orders of magnitude: elements of keys, sums of attention over 8 queries or over thousands.
+But the optimiser takes steps of one size for all parameters. Training therefore standardises the inputs to mean 0 and
+variance 1, and divides the outputs by a constant, `unit`. The weights file holds the equivalent scorer of raw inputs
+and outputs.
 """
 
 from __future__ import annotations

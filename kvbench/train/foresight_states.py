@@ -1,6 +1,7 @@
-"""Records the inputs of ForesightKV's scorer at every eviction of a trace; the oracle or the scorer decides.
+"""Records the inputs of ForesightKV's scorer at every eviction while a trace is read.
 
-Traces are read as `kvbench replay` reads them, and the method's own code computes the inputs.
+The oracle or the scorer itself decides which entries are evicted. Traces are read as `kvbench replay` reads them, and
+the method's own code computes the inputs.
 
 Letters: b readings of one trace, Hk KV heads, n competing (unprotected) entries, D inputs of the scorer per entry.
 """
@@ -39,11 +40,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReading:
-    """The record of reading one trace b times: its evictions, and loss and entropy of each of the m answer tokens."""
+    """The record of reading one trace b times: the evictions, and loss and entropy of each of the m answer tokens."""
 
-    choices: list[Choice]  # its evictions, in order
-    losses: torch.Tensor  # [b, m] nats per token
-    entropy: torch.Tensor  # [b, m]
+    choices: list[Choice]  # in order of the evictions, layer by layer
+    losses: torch.Tensor  # [b, m] in nats
+    entropy: torch.Tensor  # [b, m] of the model's prediction, in nats
 
 
 class Evictions:
@@ -91,7 +92,7 @@ class Evictions:
         return self._read(self._golden, traces, reference.future())
 
     def drawn(self, trace: Trace, seeds: Sequence[int], scorer: Mapping[str, torch.Tensor]) -> TraceReading:
-        """Read the trace once per seed, with evictions that are drawn by the scores of `scorer`; return the record."""
+        """Read the trace once per seed, with evictions drawn by the outputs of `scorer`; return the record."""
         weights = {name: tensor.detach() for name, tensor in scorer.items()}
         return self._read(self._drawn, [trace.forced(seed) for seed in seeds], weights)
 
@@ -115,7 +116,10 @@ class Evictions:
 
 @dataclass(frozen=True)
 class _Watched(Method):
-    """A method in which `judge` decides, while every decision and the scorer's inputs are added to `choices`."""
+    """A method that lets the method `judge` decide, and adds each decision with the scorer's inputs to `choices`.
+
+    scorer: the `foresightkv` method, which declares what the engine must collect.
+    """
 
     scorer: Any
     judge: Any

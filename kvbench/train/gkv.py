@@ -2,7 +2,7 @@
 
 All weights are trained, in float32, because steps of 1e-6 would vanish in bfloat16. A step generates or reads answers
 under eviction with the current weights. In the forward pass with a gradient, masks hide evicted entries from later
-queries (`kvbench.train.sparse_masks`). The held-out figures are the shares of questions that the model answers
+queries (`kvbench.train.sparse_masks`). Two held-out figures are the shares of questions that the model answers
 correctly, with an evicted and with a full cache.
 """
 
@@ -69,8 +69,8 @@ class SparseRecipe(Recipe):
         if not method.evicts or not method.takes_budget or method.oracle:
             name = quote(more["method"])
             raise UserError(
-                f"method {name} does not evict to a budget, so training has no eviction to learn from. "
-                "Choose another method."
+                f"method {name} cannot be used in this training: it must evict to a budget, and no oracle may decide. "
+                "Give another one with --opt method=NAME."
             )
         check_budget(str(more["method"]), method, budget)
         try:
@@ -103,7 +103,7 @@ class SparseRecipe(Recipe):
             config = self.loaded.model.config
             tensors = load_weights(needed, self.loaded.folder, config, "cpu", self.loaded.fingerprint)
             trained = replace(base, fingerprint=fingerprint(self.loaded.model))
-            about = {"how": f"those of {base.name}, in use while {self.name} trained this model"}
+            about = {"how": f"copied from {base.name}; {self.name} used them while it trained this model"}
             save_weights(folder / f"{needed.kind}.safetensors", needed.kind, tensors, trained, made=about)
         return folder, card
 
@@ -123,9 +123,9 @@ class SparseRecipe(Recipe):
     def engine(
         self, questions: Sequence[Question], method: Method, budget: int | None, samples: int, log: KeptLog | None
     ) -> Engine:
-        """Return an engine that generates `samples` answers to each question; delete it before the backward pass.
+        """Return an engine that generates `samples` answers to each question.
 
-        Its cache would take the memory that the backward pass needs.
+        The caller must drop the engine before the backward pass, which needs the memory of the engine's cache.
         """
         return Engine(
             self.loaded,
@@ -163,7 +163,7 @@ def request(
 def save_model(
     folder: Path, loaded: LoadedModel, *, base_model: str, made: Mapping[str, Any]
 ) -> tuple[Path, dict[str, Any]]:
-    """Write the model's configuration, weights and tokenizer to a folder, and a card beside the folder.
+    """Replace a folder by the model's configuration, weights and tokenizer, and write a card beside the folder.
 
     Return folder and card; transformers and kvbench can load the folder. made: facts about the training for the card.
     Raises SetupError when a file cannot be written.

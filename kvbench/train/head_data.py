@@ -36,7 +36,7 @@ PASSKEYS, SHORTEST = 10, 1000
 class Example:
     """A prompt, its right answer, and the places in the prompt from which the answer can be copied.
 
-    The query at position `rows[i]` predicts token i of the answer; the model can copy this token from the tokens at
+    The query at position `rows[i]` predicts a token of the answer, and the model can copy this token from the tokens at
     positions `evidence[i]`.
     """
 
@@ -53,7 +53,7 @@ def is_tiny(loaded: LoadedModel) -> bool:
 def examples(loaded: LoadedModel, count: int, seed: int, longest: int) -> list[Example]:
     """Return `count` examples: for the built-in model problems of lookup-8, for others those of `passkey_examples`.
 
-    Raises SetupError when the model's context is too short for a text.
+    longest: the most tokens of a text. Raises SetupError when this, or the model's context, is too short for a text.
     """
     if is_tiny(loaded):
         return tiny_examples(count, seed)
@@ -102,17 +102,18 @@ def _of_lookup(problem: Problem) -> Example:
 def text_examples(encode: Encode, count: int, seed: int, first: Sequence[int], longest: int) -> list[Example]:
     """Return `count` English texts with six codes each; the question at the end asks for one code.
 
-    A text has at most 120 sentences and `longest` tokens. first: ids of the tokens before every text. Raises SetupError
-    when `longest` is too short.
+    A text has at most 120 sentences without codes, and at most `longest` tokens. first: ids of the tokens before every
+    text. Raises SetupError when `longest` is too short.
     """
     draws = [Draw("head tables", seed, number) for number in range(count)]
     return [_of_notes(encode, draw, first, longest, notes=NOTES, asked=1, sentences=SENTENCES) for draw in draws]
 
 
 def passkey_examples(encode: Encode, count: int, seed: int, first: Sequence[int], longest: int) -> list[Example]:
-    """Return `count` English texts of 1,000 to `longest` tokens with ten codes each; the question asks for all codes.
+    """Return `count` English texts with ten codes each; the question at the end asks for all codes.
 
-    first: ids of the tokens before every text. Raises SetupError when `longest` is too short.
+    A text has about 1,000 to `longest` tokens. first: ids of the tokens before every text. Raises SetupError when
+    `longest` is too short.
     """
     draws = [Draw("passkeys", seed, number) for number in range(count)]
     sized = [(draw, draw.between(min(SHORTEST, longest), longest)) for draw in draws]
@@ -156,7 +157,7 @@ def _of_notes(
     ids = tuple(tokens[: rows[-1] + 2])
     if len(ids) > longest:
         raise SetupError(
-            f"{longest} tokens are too few for the texts with which heads are estimated, which need {len(ids)}. Use a "
+            f"{longest} tokens are too few for the texts from which heads are estimated; these need {len(ids)}. Use a "
             "model with a longer context, or for duo a larger --opt tokens."
         )
     return Example(ids, tuple(rows), tuple(evidence))

@@ -1,7 +1,7 @@
 """Converts published gates and scorers to kvbench's weights files, without running code from the published files.
 
-It reads safetensors files, and pickle files by `torch.load(weights_only=True)`, which creates tensors only. From a
-checkpoint of a whole model it loads only the tensors of gates or scorers.
+It reads safetensors files, and pickle files by `torch.load(weights_only=True)`, which creates tensors only. From
+a checkpoint of a whole model it keeps only the tensors of gates or scorers.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def read(source: Path, module: str) -> Checkpoint:
     source cannot be read or lacks tensors.
     """
     if not source.exists():
-        raise SetupError(f"{quote(source)} does not exist.")
+        raise SetupError(f"{quote(source)} does not exist; give a file or a folder.")
     folder = source if source.is_dir() else source.parent
     candidates = [source] if source.is_file() else _candidates(folder)
     tensors: dict[tuple[int, str], torch.Tensor] = {}
@@ -91,12 +91,15 @@ def read(source: Path, module: str) -> Checkpoint:
             used.append(file)
             tensors |= part
     if not tensors:
-        raise SetupError(f"{quote(source)} holds no tensors named '...layers.N.self_attn.{module}...'.")
+        raise SetupError(
+            f"{quote(source)} holds no tensors named '...layers.N.self_attn.{module}...'; give another file."
+        )
     layers = _layers(source, module, tensors)
     for i, layer in enumerate(layers):
         if {n: t.shape for n, t in layer.items()} != {n: t.shape for n, t in layers[0].items()}:
             raise SetupError(
-                f"{quote(source)}: the tensors of layer {i} differ in names or shapes from those of layer 0."
+                f"{quote(source)}: the tensors of layer {i} differ in names or shapes from those of layer 0; "
+                "the checkpoint is damaged."
             )
     return Checkpoint(layers, used, _config(folder / "config.json"))
 
@@ -107,13 +110,16 @@ def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.T
     for (at, name), tensor in tensors.items():
         if tensor.layout != torch.strided or published_checkpoints.dimensions(module, name) not in (None, tensor.dim()):
             raise SetupError(
-                f"{quote(source)}: tensor {quote(name)} of layer {at} has the shape "
-                f"{list(tensor.shape)}, which no {module} has."
+                f"{quote(source)}: tensor {quote(name)} of layer {at} has the shape {list(tensor.shape)}, which no "
+                f"{module} has; the checkpoint is damaged."
             )
         layers.setdefault(at, {})[name] = tensor.float()
     lacking = [i for i in range(len(layers)) if i not in layers]
     if lacking:
-        raise SetupError(f"{quote(source)}: layer {max(layers)} has tensors, but layer {lacking[0]} has none.")
+        raise SetupError(
+            f"{quote(source)}: layer {max(layers)} has tensors, but layer {lacking[0]} has none; "
+            "the checkpoint is incomplete."
+        )
     return [layers[i] for i in range(len(layers))]
 
 
@@ -124,7 +130,9 @@ def _candidates(folder: Path) -> list[Path]:
     """
     files = sorted(folder.glob("*.safetensors")) or sorted(f for f in folder.iterdir() if f.suffix in PICKLES)
     if not files:
-        raise SetupError(f"{quote(folder)} holds no safetensors and no {', '.join(PICKLES)} files.")
+        raise SetupError(
+            f"{quote(folder)} holds no safetensors and no {', '.join(PICKLES)} files; give another folder."
+        )
     return files
 
 
@@ -145,7 +153,7 @@ def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]
     if not isinstance(loaded, Mapping):
-        raise SetupError(f"{quote(file)} holds no dictionary of named tensors.")
+        raise SetupError(f"{quote(file)} holds no dictionary of named tensors; give another file.")
     tensors = {name: x for name, x in loaded.items() if isinstance(name, str) and isinstance(x, torch.Tensor)}
     return {place: tensors[name].clone() for name, place in published_checkpoints.wanted(tensors, module).items()}
 
@@ -193,7 +201,7 @@ def _gates(
     if len(kinds) != 1:
         raise UserError(
             "the gate reads hidden states (rg) or keys and values (rg2), which have the same size "
-            "here: say which with --gate."
+            "here; say which one it is with --gate rg or --gate rg2."
         )
     tensors = published_checkpoints.gates(checkpoint.layers, kinds[0])
     form = form_of(tensors)
@@ -238,5 +246,6 @@ def _same_heads(what: str, layers: int, heads: int, model: Sizes) -> None:
     wanted = model["num_hidden_layers"], model["num_key_value_heads"]
     if (layers, heads) != wanted:
         raise SetupError(
-            f"{what} weights are for {layers} layers x {heads} KV heads; the model has {wanted[0]} x {wanted[1]}."
+            f"{what} weights are for {layers} layers x {heads} KV heads; the model has {wanted[0]} x {wanted[1]}. "
+            "Give weights that were trained for this model."
         )

@@ -1,4 +1,4 @@
-"""A lock on the folder of a training: no other training may use it from the first answer to the weights file."""
+"""A lock on the folder of a training, so that no other training writes answers, checkpoints or weights there."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ LOCK = "lock"
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """While the block runs, lock the folder `out` of a training. Of several processes, the first locks it for all.
+    """Lock the folder `out` of a training while the block runs.
 
-    Raises RunInUseError when another training holds the lock.
+    If several processes share the training, only the first one takes the lock. Raises RunInUseError if another training
+    holds the lock.
     """
     if not is_first():
         yield

@@ -54,9 +54,9 @@ def train(
 ) -> Trained:
     """Train a recipe to its last step, starting from the last checkpoint if there is one.
 
-    base: the model; revision: the commit of its files; command: the command line for the card; checkpoint_seconds: the
-    least time between two checkpoints, which is multiplied by n if writing a checkpoint takes n > 1 seconds. The last
-    step always writes a checkpoint. on_step: called after every step.
+    base: the model; revision: the commit of its files; command: the command line for the card. checkpoint_seconds: the
+    least time between two checkpoints; if writing the last one took n > 1 seconds, n times as long. The last step
+    always writes a checkpoint. on_step: called after every step.
 
     Raises:
         UserError: `out` holds a training with other settings.
@@ -180,7 +180,7 @@ class _Training:
             loss += weight * value.item()
             figures = {name: figures.get(name, 0.0) + weight * figure for name, figure in shown.items()}
         if not math.isfinite(loss := self.processes.mean(loss)):
-            raise SetupError(f"the loss is {loss} at step {self.step}; try a smaller --lr.")
+            raise SetupError(f"the loss is {loss} at step {self.step + 1}; try a smaller --lr.")
         for p in self.parameters.values():  # all processes must average the same tensors
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         self.processes.average(p.grad for p in self.parameters.values() if p.grad is not None)
@@ -228,6 +228,9 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def forget_after(step: int, log: Path) -> None:
-    """Delete the lines of a log after `step`, at which the training continues, because later steps run again."""
+    """Delete the lines of a log that belong to steps after `step`, and a last line that a kill cut short.
+
+    A training that continues from `step` runs the later steps again, and writes their lines again.
+    """
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     log.write_text("".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))

@@ -49,9 +49,9 @@ def prepare(
 ) -> Ready:
     """Load the model, let it answer the questions, and return the recipe called `name`, ready to train.
 
-    data: a file with questions; None: problems of the built-in tasks. samples: how many questions or examples to train
-    on; the recipe's `held_out` more are held out. out: the folder of the training, which keeps the answers. on_answer:
-    called with the number of answers so far.
+    data: a file with questions; None: problems of the built-in tasks. samples: the most questions or examples to train
+    on, without those that the recipe holds out. out: the folder of the training, where the answers are stored.
+    on_answer: called with the number of answers so far.
     """
     entry = RECIPES[name]
     info = models.describe(model)
@@ -123,8 +123,11 @@ def _answered(
     test: Sequence[Question | Trace] = [t for t in traces if t.name in names] if ask_held_out else held_out
     if not items or not test:
         which = f"{len(questions)} questions" if not items else f"first {len(held_out)} questions (which are held out)"
-        cure = "Give other questions with --data." if data is None else f"{quote(out / ANSWERS)} holds its answers."
-        raise UserError(f"the model answered none of the {which} rightly; there is nothing to learn. {cure}")
+        cure = "" if data is None else f"See its answers in {quote(out / ANSWERS)}. "
+        raise UserError(
+            f"the model answered none of the {which} rightly; there is nothing to learn. {cure}Give other questions "
+            "with --data."
+        )
     return items, test
 
 
@@ -140,7 +143,7 @@ def _questions(
     if len(questions) <= entry.held_out:
         raise UserError(
             f"--data has {len(questions)} questions that leave the model room to answer; more than {entry.held_out} "
-            "are needed, because that many are held out."
+            "are needed, because that many are held out. Add questions."
         )
     return questions[entry.held_out :][:samples], questions[: entry.held_out]
 

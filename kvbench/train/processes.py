@@ -100,7 +100,7 @@ def joined() -> Iterator[Processes]:
 def own_device(name: str) -> str:
     """Return the device of this process: ``cuda:N``, with its local rank N, if several processes share the GPUs.
 
-    If the user chose another device, or if there is only one process, return `name`.
+    If there is only one process or no GPU, or if the user chose another device, return `name`.
     """
     if only_one() or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name

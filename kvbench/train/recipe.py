@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings on which the losses of a training depend. A checkpoint continues only with equal settings."""
+    """All settings on which the losses of a training depend. A checkpoint fits only a training with equal settings."""
 
     steps: int
     lr: float  # peak of AdamW's rate: linear warm-up over `warmup` steps, then a cosine to `floor` of the peak
@@ -37,9 +37,9 @@ class Settings:
 
 
 def drawing(seed: int, number: int) -> torch.Generator:
-    """Return a random generator on the CPU.
+    """Return a random generator on the CPU, seeded with the training's seed and with a number.
 
-    It depends on the training's seed and on `number`, for example that of a step or an epoch.
+    The number is, for example, that of a step or an epoch.
     """
     return torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
 

@@ -27,7 +27,7 @@ NEVER = torch.iinfo(torch.int32).max  # `until` of entries that were not evicted
 
 
 class Lifetimes:
-    """Records until which token each entry lives; pass it as the `log` of an engine or a trace reader."""
+    """Records when each entry was evicted. Pass an object of this class as the `log` of an engine or trace reader."""
 
     def __init__(self) -> None:
         self._until: dict[int, dict[int, torch.Tensor]] = defaultdict(dict)  # noise key -> layer -> [H, tokens seen]
@@ -63,8 +63,8 @@ class Lifetimes:
 def visible(until: torch.Tensor, first: int, count: int, window: int | None = None) -> torch.Tensor:
     """Return the mask [b, H, count, first + count] that says which entries each query sees.
 
-    The queries are the `count` ones from position `first` on. until: [b, H, first + count or more], for each entry the
-    first query that no longer sees it. window: the length of the layer's sliding window.
+    The queries have the positions `first` to first + count - 1. until: [b, H, first + count or more], for each entry
+    the position of the first query that no longer sees it. window: the length of the layer's sliding window.
     """
     queries = torch.arange(first, first + count, device=until.device)[:, None]
     age = queries - torch.arange(first + count, device=until.device)

@@ -1,7 +1,7 @@
 """Forward and backward passes of a model under eviction masks, for as many sequences at once as memory allows.
 
-Letters: b sequences, S tokens of the longest, n last positions of a batch (they begin where the first answer begins), V
-vocabulary.
+Letters: b sequences, S tokens in the longest sequence, n of the last positions (so many that they cover every answer),
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Answered:
 
 
 class Part:
-    """A micro-batch of sequences, `ids` [b, S]; shorter ones are padded at the end, which no answer token sees.
+    """A micro-batch of sequences, `ids` [b, S]. Shorter sequences are padded at the end; no answer token sees padding.
 
-    targets: [b, n] tokens that the last n logits predict; weights: [b, n] weight of each target in the loss, 0 outside
-    answers.
+    targets: [b, n] the tokens that the last n logits predict. weights: [b, n] the weight of each target in the loss; 0
+    for tokens that belong to no answer.
     """
 
     def __init__(self, sequences: Sequence[Answered], device: torch.device) -> None:
@@ -72,10 +72,12 @@ Objective = Callable[[torch.Tensor, Part], torch.Tensor]
 def add_up(
     model: Any, sequences: Sequence[Answered], lifetimes: Lifetimes, objective: Objective, *, micro: int, again: bool
 ) -> torch.Tensor:
-    """Return the sum of an objective over all sequences, without a graph; add its gradient to that of the parameters.
+    """Sum an objective over all sequences, and add the sum's gradient to the gradients of the model's parameters.
+
+    Returns the sum, without a graph.
 
     Args:
-        objective: returns the loss of a micro-batch, given the model's logits [b, n, V] under the masks and the batch.
+        objective: returns the loss of a micro-batch, given the masked model's logits [b, n, V] and the micro-batch.
         micro: sequences per micro-batch.
         again: recompute a layer's activations for its gradient instead of holding them.
     """

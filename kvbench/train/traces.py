@@ -1,7 +1,7 @@
 """The questions that recipes train on, and the traces: the model's own answers to these questions.
 
-No evaluation asks the problems of built-in tasks on which recipes train: these are drawn from 29-bit seeds, and
-evaluations use seeds from `HELD_OUT` on.
+Problems of built-in tasks have a seed. Recipes train on problems with 29-bit seeds. Evaluations and held-out figures
+use larger seeds, from `HELD_OUT` on, so they never ask a problem on which a recipe trains.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt, the most tokens that its answer may have, and (if known) the right answer and a judge of answers."""
+    """A prompt, and the most tokens that its answer may have.
+
+    judge: says whether a text is a right answer; None if no right answer is known. reference: the right answer of a
+    question that comes from a file.
+    """
 
     name: str
     ids: tuple[int, ...]
@@ -51,7 +55,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A prompt and the model's finished answer to it, with the end token."""
+    """A prompt and the model's answer to it, up to the end token or to the length limit."""
 
     name: str
     prompt: tuple[int, ...]
@@ -73,7 +77,7 @@ class Trace:
 def built_in(
     tasks: Sequence[str], count: int, seed: int, loaded: LoadedModel, *, held_out: bool = False
 ) -> list[Question]:
-    """Return `count` questions: problems of the built-in tasks, with equally many from each task.
+    """Return `count` problems of the built-in tasks as questions, taken from the tasks in turn.
 
     held_out: use the problems that evaluations use, for held-out figures.
     """
@@ -134,7 +138,7 @@ def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> li
     for line, row in read_jsonl(Path(path), str(path)):
         text = row.get("question", row.get("prompt"))
         if not isinstance(text, str) or not text.strip():
-            raise UserError(f"{bare(path)}:{line}: field 'question' is missing or empty.")
+            raise UserError(f"{bare(path)}:{line}: field 'question' is missing or empty; give the question as a text.")
         doc = Doc(doc_id=str(line), turns=(Turn(question=text),), reference=None)
         ids = tuple(reader.ids(reader.text(doc, thinking=None)))
         if (most := min(max_new_tokens, loaded.context - len(ids))) > 0:

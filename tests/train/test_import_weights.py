@@ -220,7 +220,7 @@ def test_a_gate_that_could_be_two_asks_which(tmp_path, out):
     """Hidden states, and keys and values of all heads, are of one size in some models."""
     same = CONFIG | {"hidden_size": 64}
     torch.save(gate_states("rg2"), tmp_path / "x.pth")
-    with pytest.raises(UserError, match="say which with --gate"):
+    with pytest.raises(UserError, match="say which one it is with --gate rg or --gate rg2"):
         import_weights(tmp_path, "trimkv", same, "m", out)
     made = import_weights(tmp_path, "trimkv", same, "m", out, gate="rg2")
     assert made.card["made"]["gate"] == "rg2"
@@ -286,7 +286,7 @@ DAMAGED = {  # a file -> what writes it, what is said of it
     "digits.pth": ({GATE.format("9" * 5000, "bias"): torch.zeros(2)}, "holds no tensors named"),
     "far.safetensors": (
         {GATE.format(10**9 - 1, "bias"): torch.zeros(2)},
-        "layer 999999999 has tensors, but layer 0 has none.",
+        "layer 999999999 has tensors, but layer 0 has none; the checkpoint is incomplete.",
     ),
 }
 

@@ -183,7 +183,7 @@ def test_a_loss_that_is_no_number_stops_at_once(tmp_path: Path):
             value, figures = super().loss(step, share)
             return value * (float("nan") if step == 3 else 1), figures
 
-    with pytest.raises(SetupError, match="the loss is nan at step 3"):
+    with pytest.raises(SetupError, match="the loss is nan at step 4"):
         train(Broken(SETTINGS), tmp_path, base=Base(name="toy", config=CONFIG))
 
 

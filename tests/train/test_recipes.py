@@ -47,7 +47,7 @@ def test_the_first_questions_are_held_out(prepared):
 def test_nothing_right_is_nothing_to_learn(prepared, name):
     with pytest.raises(
         UserError,
-        match=r"none of the 4 questions rightly; there is nothing to learn\. '.*answers\.jsonl' holds its answers\.",
+        match=r"none of the 4 questions rightly; there is nothing to learn\. See its answers in '.*answers\.jsonl'",
     ):
         prepared(name, [row | {"answer": "seven"} for row in ASKED])
 

@@ -62,7 +62,7 @@ class Attack:
                 source=text,
             )
         except KeyError as missing:
-            raise ValueError(f"{name} has no header line {missing}") from None
+            raise ValueError(f"{name} has no header line {missing}; add '# NAME: value' at its top") from None
 
     def filled(self, values: Mapping[str, Any]) -> str:
         """Return the program's text with every ``@@NAME@@`` replaced by ``values["NAME"]``."""
@@ -78,7 +78,7 @@ class Targets:
 
     folder: Path
     canaries: dict[str, str]  # secrets that must not leave the sandbox
-    values: dict[str, Any]  # what stands in the program for ``@@NAME@@``
+    values: dict[str, Any]  # NAME -> what replaces ``@@NAME@@`` in the program
     sentinel: subprocess.Popen[bytes]  # a process to kill
     reached: set[str] = field(default_factory=set)  # sockets to which the program connected
     received: list[bytes] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Observes a grader and its descendants while a hostile program runs: processes, threads, memory, disk, ports.
 
-`watch` reads ``/proc`` every 20 ms, so it may miss what lasts less. A sum over the memory of several processes counts a
-page that they share once per process.
+`watch` reads ``/proc`` every 20 ms, so it may miss what lasts less. Where memory is summed over processes, a page that
+several of them share counts once per process.
 """
 
 from __future__ import annotations

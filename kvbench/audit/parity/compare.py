@@ -29,7 +29,7 @@ Watch = Callable[[list[LayerView]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """How far kvbench keeps the same entries as the reference at one step, over all units (heads) of a case."""
+    """How far kvbench and the reference keep the same entries at one step, over all units (heads) of a case."""
 
     step: int
     forced: bool  # started from the reference's state
@@ -42,7 +42,8 @@ class StepResult:
 class ReferenceLayer:
     """The entries of one layer, without keys and values: positions [1, H, N], the mask `valid`, columns and states.
 
-    All heads are padded to the length of the longest. initial: by column name, the first values [H, T] of all tokens.
+    All heads are padded to the length of the longest. initial: by column name, the values [H, T] with which the column
+    starts for the T tokens; other columns start with their `init`.
     """
 
     def __init__(self, heads: int, group: int, method: Method, initial: Mapping[str, torch.Tensor]) -> None:

@@ -1,7 +1,7 @@
-"""The function that computes a decode step's attention, by name.
+"""The functions that compute a decode step's attention, chosen by name.
 
-`triton` reads only the entries that a head holds, `torch` reads all places with PyTorch's own operations and masks the
-empty ones, `varlen` calls the attention that ships with torch 2.13. All give the same attention within rounding.
+`triton` reads only the entries that a head holds, `torch` reads all cache rows with PyTorch's own operations and masks
+the empty rows, `varlen` calls the attention that ships with torch 2.13. All give the same attention within rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONGEST_SHARE, SHORTEST_SHARE = 4096, 256  # most and fewest cache rows per spli
 
 
 class Decode(Protocol):
-    """Write the new entry of every live slot to the cache and attend to it and all earlier entries.
+    """Write the new entry of every live slot to the cache; return the attention to this entry and all earlier ones.
 
     Each head of a slot has P cache rows, places for one entry each. With n earlier entries (`lengths`) it writes cache
     row n % P and reads cache rows 0 to min(n, P - 1). So a sliding-window layer passes its window as P and the tokens
@@ -109,5 +109,5 @@ def draw_with(backend: Backend) -> Draw | None:
 def _check_triton(backend: Backend) -> None:
     if importlib.util.find_spec("triton") is None:
         raise SetupError(
-            f"--decode-attn {backend} needs the package triton, which is not installed. 'torch' works here."
+            f"--decode-attn {backend} needs the package triton, which is not installed. Use --decode-attn torch."
         )

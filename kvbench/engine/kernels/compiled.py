@@ -18,13 +18,15 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from kvbench.console import faults
 from kvbench.engine.attention.interface import text_model
 
-# Most compilations of a layer's code, for models, layers that keep a state, kinds of layers, and numbers of slots.
-# torch's limit is 8.
+# The most compilations of a layer's code. torch compiles the code again for another model, another kind of layer, each
+# layer that keeps a state, and another number of slots. Its own limit is 8.
 VARIANTS = 512
 
 
 class CompiledLayers:
-    """A model's decoder layers, compiled. The model runs these inside `with layers.active():`, else its plain ones.
+    """A model's decoder layers, compiled by torch.
+
+    The model runs them inside `with layers.active():`; outside this block it runs its own plain layers.
 
     The first forward pass of a shape compiles, which takes seconds to a minute: run it before a graph is captured. When
     compiling fails, this pass and all later ones run the plain layers.
@@ -57,7 +59,7 @@ class CompiledLayers:
                 layer.__dict__.pop("forward", None)
 
     def _either(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs the compiled layer or, once torch has failed to compile one, the plain one."""
+        """Return a function that runs the compiled layer, or the plain one after torch failed to compile any layer."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not self.failed:

@@ -1,10 +1,10 @@
 """The Triton kernel of a decode step's attention: one new token per slot, any number of entries per slot and KV head.
 
-A program serves one KV head of one slot: the query heads of its group form one matrix, or several of MOST_QUERIES heads
-for a program each, since the group of latent attention is all heads. A program attends to the new entry from
-registers, and reads the older entries in tiles with an online softmax in float32; one of a head's programs writes the
-new entry to the cache. There are S * Hk * blocks * splits programs. The splits of a head share its older entries, the
-first one takes the new entry too, and `_combine` adds their partial sums. Where the value is a part of the key (latent
+A program serves at most MOST_QUERIES query heads of one KV head of one slot; they form one matrix. Latent attention,
+whose group is all query heads, so takes several programs (blocks) per KV head. A program attends to the new entry from
+registers, and reads the older entries in tiles with an online softmax in float32. There are S * Hk * blocks * splits
+programs. The splits of a head share its older entries; the first of them also takes the new entry; `_combine` adds
+their partial sums. The first block writes the new entry to the cache. Where the value is a part of the key (latent
 attention), K stands for V too.
 
 The number of splits depends only on sizes that are fixed for the life of an engine. Which entries a split reads depends
@@ -126,8 +126,8 @@ def _tile(dim: int, value_dim: int, element: int) -> int:
 def _extent(LENGTHS, LIVE, at_length, at_live, rows, SPLITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return whether a slot is live, and three numbers for one of its heads.
 
-    They are the entries written before this step, those of them that the cache still holds (0 if the slot is not live),
-    and the most that one split reads.
+    The numbers say how many entries were written before this step, how many of these the cache still holds (0 if the
+    slot is not live), and how many entries one split reads at most.
     """
     live = tl.load(LIVE + at_live) != 0
     seen = tl.load(LENGTHS + at_length).to(tl.int32)

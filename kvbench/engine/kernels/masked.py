@@ -57,7 +57,7 @@ def write(
 
 
 def flat_rows(n: torch.Tensor, rows: int, table: torch.Tensor | None) -> torch.Tensor:
-    """Return where the cache rows n [S, Hk, ...] of each head lie in keys and values seen as one list of vectors."""
+    """Return the index of each head's cache rows n [S, Hk, ...] in keys or values flattened to a list of vectors."""
     slots, heads = n.shape[:2]
     if table is None:
         head = torch.arange(slots * heads, device=n.device).view(slots, heads, *(1,) * (n.ndim - 2))

@@ -1,7 +1,7 @@
 """Draws the next tokens on a GPU: the same ids as `sampler.draw`, in a few launches that the host does not wait for.
 
 `_threshold` finds in each row of logits the smallest one that the filters allow. For top-k, and again for top-p, it
-searches over the bits of a float32, which takes eight passes over any row; sorting a vocabulary costs more. Equal
+searches over the bits of a float32, which takes eight passes over a row; sorting a vocabulary would cost more. Equal
 logits are kept or dropped together. `_best` adds the noise of `kvbench.eviction.noise`, in the same integers and in
 float64, and finds the best token of each part of the vocabulary; PyTorch takes the best of these.
 """
@@ -64,7 +64,7 @@ def _smallest(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Return the smallest number such that fewer than `limit` logits are larger.
 
-    WEIGHTED: such that the larger logits together weigh less than `limit`.
+    WEIGHTED: return instead the smallest number such that the larger logits together weigh less than `limit`.
 
     A logit z weighs exp(z - top) if it is at least `least`, else nothing. Every pass settles four bits of the number.
     """

@@ -48,9 +48,10 @@ def scorer_shapes(features: Features, model: Sizes, hidden: int = HIDDEN) -> Sha
 
 
 def attention_statistics(view: LayerView, features: Features) -> dict[str, torch.Tensor]:
-    """Return statistics over the queries of the attention that they pay to each entry, each [b, Hk, g, N].
+    """Return statistics of the attention that the view's queries pay to each entry, each [b, Hk, g, N].
 
-    "sum", and for "released8" also "max" and "min". A query pays 0 to entries newer than itself.
+    They are "sum", and for "released8" also "max" and "min", over the queries. A query pays 0 to entries newer than
+    itself.
     """
     kinds: tuple[Reduce, ...] = ("sum",) if features == "paper6" else ("sum", "max", "min")
     return {kind: view.attend(reduce_g=None, reduce_q=kind) for kind in kinds}

@@ -48,7 +48,7 @@ class Gated(Method):
         return Protect(recent=self.recent)
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
-        """Return log beta of new tokens, which stays the same from then on."""
+        """Return log beta of new tokens; later evictions read the same value."""
         return {"log_beta": log_retention(new)}
 
     def score(self, view: LayerView) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 The oracle uses A_ij, the attention of query i to entry j over a finished sequence with the full cache: softmax over the
 query's own token and all earlier tokens, never renormalised after an eviction. Block t holds the L queries from
-`first` + t L on; `first` is the token after the cache was first full:
+`first` + t L on; `first` is the position of the first token that the model reads after the cache was full:
 
     a[h, t, j] = mean over the g query heads of KV head h, and over the L queries of block t, of A_ij
 

@@ -2,7 +2,7 @@
 
 Compute the matrix of cosine similarities of all keys of a head, with diagonal 0. In each of its rows, set the
 similarity to the most recent similar key (cosine above the threshold) to 0: this "spares" that key, so of several
-copies the newest survives. The mean over the matrix's rows and a softmax give one number per entry.
+copies the newest survives. Then take the mean over the rows, and a softmax over the entries: one number per entry.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def _column_sums(
 ) -> torch.Tensor:
     """Return the column sums [h, N] of the matrix of similarities after each of its rows spared an entry.
 
-    unit: [h, N, d] normalised keys; place: [h, N], 0..N: of its similar keys, a row of the matrix spares the one with
-    the highest place; by_place: [h, N + 1], the entry at each place; default: [h, N], the entry that a row without a
-    similar key spares.
+    unit: [h, N, d] normalised keys. place: [h, N], numbers from 0 to N; among the keys that are similar to its own, a
+    row of the matrix spares the key with the highest place. by_place: [h, N + 1], the entry at each place. default:
+    [h, N], the entry that a row without a similar key spares.
     """
     h, n, _ = unit.shape
     scratch = CPU_SCRATCH_FLOATS if unit.device.type == "cpu" else SCRATCH_FLOATS

@@ -24,9 +24,9 @@ def slot_order(view: LayerView) -> torch.Tensor:
 
 
 def keep_in_score_order(view: LayerView, score: torch.Tensor, order: torch.Tensor, window: int) -> ScoreOut:
-    """Choose by ``torch.topk`` the best entries outside the window, as many as fill the budget.
+    """Choose the best entries outside the window with ``torch.topk``; together with the window they fill the budget.
 
-    Return their ranks, and scores made of the ranks. All other entries get no rank (NaN) and the score -inf.
+    Return the ranks of the chosen entries, and scores made of the ranks. Other entries get rank NaN and score -inf.
     """
     outside = int(view.older(window).sum(dim=-1).max())
     row = score.gather(-1, order)[..., :outside]  # the window and invalid entries lie behind

@@ -1,7 +1,8 @@
 """Attention of a few queries to cached entries, from which every attention-based score is made.
 
-It is float32 throughout, causal by absolute position (the cache is not in text order and may have gaps), ignores
-invalid entries, and works in blocks of queries to bound scratch memory. Methods differ in domain, order and reductions.
+All arithmetic is in float32. Absolute positions decide which keys a query sees, because the cache is not in text order
+and may have gaps. Invalid entries are ignored. Blocks of queries bound the scratch memory. Methods differ in
+domain, order and reductions.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def window_attention(
 ) -> torch.Tensor:
     """Return softmax attention of queries to cached keys, reduced over the query heads of a group and over the queries.
 
-    float32 [b, Hk, N]; with an axis kept, [b, Hk, g, N], [b, Hk, w, N] or [b, Hk, g, w, N].
+    The result is float32 [b, Hk, N]; with an axis kept, [b, Hk, g, N], [b, Hk, w, N] or [b, Hk, g, w, N].
 
     Args:
         queries: [b, Hq, w, d] post-RoPE; query head h serves KV head h // (Hq // Hk).

@@ -1,7 +1,8 @@
-"""Base of rkv, snapkv-decode and gkv: the newest queries vote for entries at every eviction, and their entries stay.
+"""Base of rkv, snapkv-decode and gkv: at every eviction the newest tokens' queries vote for the older entries.
 
-The vote may be merged with earlier votes, by the global score of G-KV (arXiv 2512.00504, Eq. 3-5). A local score, the
-vote divided by its head's maximum, is merged with F', the entry's score at the previous eviction:
+The entries of the newest tokens (the window) always stay. A method may merge the vote with earlier votes by the global
+score of G-KV (arXiv 2512.00504, Eq. 3-5). It merges a local score, which is the vote divided by its head's maximum,
+with F', the entry's score at the previous eviction:
 
     max   F_j = max(alpha F'_j, local_j)
     mean  F_j = alpha F'_j + (1 - alpha) local_j
@@ -33,7 +34,7 @@ def rkv_votes(view: LayerView) -> torch.Tensor:
 
 
 class WindowVote(Method):
-    """Base of methods in which a window of queries votes for entries. No dataclass: subclasses declare options."""
+    """Base of methods in which a window of queries votes for entries. Its subclasses are dataclasses with options."""
 
     window: int | None
     compat: str
@@ -43,7 +44,9 @@ class WindowVote(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.memory and self.by_rank:
-            raise OptionError("global_score", "is no part of the code that compat=reference reproduces.")
+            raise OptionError(
+                "global_score", "is not in the code that compat=reference reproduces; leave one of the two out."
+            )
 
     @property
     def voters(self) -> int:
@@ -57,8 +60,10 @@ class WindowVote(Method):
 
     @property
     def by_rank(self) -> bool:
-        """Whether entries are stored in score order and the method is called at exactly the budget, as in R-KV's
-        code."""
+        """Whether entries are stored in score order, as in R-KV's code.
+
+        If so, the method also runs at a tick at which the sequence holds exactly its budget.
+        """
         return self.compat == "reference"
 
     def needs(self) -> Needs:

@@ -6,9 +6,9 @@ is tokens per second of process CPU time, which other processes disturb less tha
 second of wall time. Ratios transfer between machines, absolute numbers do not. Only speed is measured: random weights
 give no quality to compare.
 
-On a CPU each system gets a fresh copy of the process in every round and generates twice there, because the second
-generation of a baseline is faster: a growing cache asks for new memory at every step, and in a fresh process glibc
-hands the old pages back to the system each time. After a first long generation glibc keeps them, and transformers
+On a CPU, every round measures each system in a fresh copy of the process, and the system generates twice there. The
+second generation of a baseline is faster: a growing cache asks for new memory at every step, and in a fresh process
+glibc hands the old pages back to the system each time. After a first long generation glibc keeps them, and transformers
 becomes up to twice as fast. "fresh" is the speed of the first generation, "warm" that of the second. Both occur in
-practice: both are shown. On a GPU, where the process cannot be copied, all rounds run in one process.
+practice, so both are shown. On a GPU, where the process cannot be copied, all rounds run in one process.
 """

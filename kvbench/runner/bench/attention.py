@@ -31,8 +31,8 @@ class AttentionTime:
 
     Attributes:
         seconds: None where the backend cannot serve the model, the cache or this machine; `refused` says why.
-        share: bytes of entries that the step reads and writes per second, as a share of those that a copy moves; None
-            where `seconds` is None.
+        share: how many bytes of entries the step reads and writes per second, divided by the bytes that a copy moves
+            per second; None where `seconds` is None.
     """
 
     backend: Backend

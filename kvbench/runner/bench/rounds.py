@@ -1,4 +1,4 @@
-"""Measures all systems in rounds, one after the other in each round, and takes the medians over the rounds."""
+"""Measures all systems in rounds: each round measures one system after the other. Figures are medians over rounds."""
 
 from __future__ import annotations
 
@@ -44,12 +44,13 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """The speed of a system when "fresh" or "warm", in tokens per second of CPU time (on CUDA of wall time).
+    """The speed of a system when "fresh" or "warm" (see the package), in tokens per second of CPU time; on CUDA, of
+    wall time.
 
     Attributes:
-        rate: median over the rounds of generated tokens per second, the time to read the prompts included.
-        low, high: `rate` in the slowest and in the fastest round.
-        decode: median speed after the first token of every sequence; None where that moment is not known.
+        rate: generated tokens per second, the median over the rounds. The time includes reading the prompts.
+        low, high: generated tokens per second in the slowest and in the fastest round.
+        decode: as `rate`, but from the moment when every sequence has its first token; None where this is not known.
         costs: per stretch of the answer, see `Setting.stretch`; rise: see the function `rise`.
     """
 
@@ -68,12 +69,12 @@ class Measured:
     Attributes:
         sequences: the number that the user asked for; decoded: the number that fitted into memory.
         first_seconds: time until every sequence had its first token; None where the system does not tell.
-        peak_bytes: most bytes allocated on the GPU, weights included; None on a CPU.
-        evict_share: share of evictions, those of prompts included, in the time to decode and evict.
-        evict_us: microseconds of eviction, that of prompts included, per generated token.
+        peak_bytes: most bytes allocated on the GPU, with the weights; None on a CPU.
+        evict_share: time of all evictions, also those of prompts, divided by the time of evictions and decoding.
+        evict_us: microseconds of all evictions, also those of prompts, per generated token.
         entries: entries per layer and KV head, a mean over sequences and steps; kv_bytes: most KV bytes of a sequence.
         roofline_share: decoded tokens per second of wall time, divided by the most that this machine's memory and
-            processor allow with the cache as it was at each step.
+            processor allow with `entries` in the cache.
         decoding: what computed the engine's decode steps, see `Engine.decoding`.
         attention: each backend's time for the attention of a decode step; empty on a CPU and for a baseline.
         fastest: the fastest backend, which the user can choose with --decode-attn. A run never chooses it by itself:
@@ -161,9 +162,9 @@ class Contest:
         return system.run(ids, tokens)
 
     def apart(self, work: Callable[[], Result]) -> Result:
-        """Return the result of `work`, run with the setting's number of threads.
+        """Run `work` in a forked process, with the setting's number of threads; return its result.
 
-        It runs in a forked process. On CUDA, which does not survive a fork, it runs in this process.
+        On CUDA, which does not survive a fork, run it in this process.
         """
 
         def threaded() -> Result:
@@ -247,7 +248,7 @@ def rise(costs: Sequence[Cost]) -> float | None:
 def _forked(work: Callable[[], Result]) -> Result:
     """Return the result of a function that runs in a fork of this process, or raise its KVBenchError.
 
-    Raises SetupError where memory runs out.
+    Raises SetupError if memory runs out there, and KVBenchError if the fork ends without a result.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)

@@ -20,9 +20,10 @@ class Setting:
     """The options of a call of `kvbench bench`.
 
     Attributes:
-        budgets: every method that takes a budget is measured at each of these. Budget and interval as in a run.
+        budgets: every method that takes a budget is measured at each of these. Budgets and interval mean the same as in
+            a run.
         prompt, new_tokens: length of every prompt and of every answer, in tokens.
-        sequences: sequences decoded side by side, one slot each; one measurement per number.
+        sequences: how many sequences are decoded side by side, one slot each. Every number is a measurement of its own.
         samples: sequences that share one prompt, as the samples of a question do.
         stretch: also measure the cost per token in each stretch of this many tokens of the answers; None: measure none.
         repeats: timed rounds. threads: processor threads.

@@ -38,17 +38,17 @@ class Timing:
 
     @property
     def rate(self) -> float:
-        """Generated tokens per second, the time to read the prompts included."""
+        """Generated tokens per second; the time includes reading the prompts."""
         return self.sequences * self.tokens / self.seconds
 
     @property
     def decode_rate(self) -> float | None:
-        """Generated tokens per second after the first token of every sequence; None where that is not known."""
+        """Generated tokens per second from the moment when every sequence has its first token; None where unknown."""
         return None if self.first is None else self._after(self.seconds - self.first)
 
     @property
     def decode_wall_rate(self) -> float | None:
-        """`decode_rate` in wall time."""
+        """Like `decode_rate`, but in wall time."""
         return None if self.first_wall is None else self._after(self.wall - self.first_wall)
 
     def _after(self, seconds: float) -> float:
@@ -58,8 +58,8 @@ class Timing:
 class Stopwatch:
     """Times one generation and its parts: the time until the first token, and stretches of `stretch` tokens.
 
-    A system reports its steps by `lap`. If each sequence has k tokens at the first report, the first token is taken to
-    have come k - 1 steps earlier, where a step takes its mean time after that report.
+    A system reports its steps by `lap`. At the first report each sequence may already have k tokens. The time of the
+    first token is then estimated: it came k - 1 steps earlier, at the mean time per step after this report.
     """
 
     def __init__(self, device: torch.device, stretch: int | None = None) -> None:
@@ -73,7 +73,7 @@ class Stopwatch:
         return clock(self.device), time.perf_counter()
 
     def lap(self, tokens: int) -> None:
-        """Note that every sequence has `tokens` tokens. Reads the clock at the first call and where stretches end."""
+        """Note that every sequence has `tokens` tokens. Reads the clock at the first call and between stretches."""
         if self._lap is None:
             self._lap = self._now(), tokens
         if self.stretch and tokens >= self._next:

@@ -1,7 +1,7 @@
 """A judge at an OpenAI-compatible address: POST {base URL}/chat/completions.
 
-`Endpoint` repeats a request after a passing failure (status 408, 425, 429 or 5xx, a time-out, a lost connection); the
-pauses grow, or follow Retry-After up to a limit. Any other failure is final. Redirects are not followed. The key is
+`Endpoint` repeats a request after a failure that may pass: status 408, 425, 429 or 5xx, a time-out, a lost connection.
+The pauses grow, or follow Retry-After up to a limit. Any other failure is final. Redirects are not followed. The key is
 added when a request is sent; no field, exception, note or log holds it, and it is removed from the server's texts.
 """
 
@@ -188,7 +188,7 @@ def _at(value: Any, *path: str | int) -> Any:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Return the seconds until the header Retry-After (a number or a date); 0 if it is missing or malformed."""
+    """Return the seconds to wait by the header Retry-After (a number or a date); 0 if it is missing or malformed."""
     text = headers.get("Retry-After", "").strip()
     if re.fullmatch(r"[0-9]{1,9}", text):
         return float(text)

@@ -1,4 +1,4 @@
-"""Score a conversation by a judge: the judge rates each turn, or compares it with another method's in both orders.
+"""Score a conversation by a judge: the judge rates each turn, or compares it with a baseline's in both orders.
 
 A score is the mean over the turns that have a verdict. After a reply without a verdict the judge gets the same request
 once more; after a second such reply the turn has no verdict. Aux `invalid` counts these replies. A rating outside 1 to
@@ -45,8 +45,8 @@ def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -
 
     The value is the mean; aux `outcome_1`, ... has each turn's outcome.
 
-    The judge sees every pair in both orders; a win or a loss needs the same verdict in both, else it is a tie
-    (FastChat's pairwise-baseline). Equal texts are a tie without a request. Raises as `rate` does.
+    The judge sees every pair in both orders (FastChat's pairwise-baseline). Different verdicts in the two orders are a
+    tie; if one order has no verdict, the turn has none. Equal texts are a tie without a request. Raises as `rate` does.
     """
     judge = connect(services)
     if judge is None:

@@ -78,4 +78,6 @@ class LocalJudge:
             ) from None
         except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
             first = (words(error).splitlines() or [""])[0]
-            raise SetupError(f"the judge {quote(self.folder)} cannot be loaded: {quote(first)}.") from None
+            raise SetupError(
+                f"the judge {quote(self.folder)} cannot be loaded: {quote(first)}. Give another judge."
+            ) from None

@@ -1,7 +1,8 @@
 """MT-Bench's prompts for a judge, as in FastChat (bundled/mt_bench/judge_prompts.jsonl, Apache-2.0).
 
-`turn` 0 shows the first question and answer; `turn` 1 the whole conversation. Documents with reference answers use the
--math- forms, which show the reference. Braces in an answer are never read as a placeholder.
+With `turn` 0, a prompt shows the first question and answer; with `turn` 1, it shows the whole conversation. Documents
+with reference answers use the -math- forms, which show the reference. Braces in an answer are never read as a
+placeholder.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from kvbench.task import Services
 
 LOCAL = "local:"
 NO_ARGV = (
-    "keys are not taken from the command line (they show in process lists). Put it in an environment variable and "
+    "keys are not taken from the command line (they show in process lists). Put the key in an environment variable and "
     "pass --judge-key-env NAME."
 )
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
@@ -58,9 +58,9 @@ def _check_judge(services: Services, judge: str) -> None:
 
 
 def connect(services: Services) -> Judge | None:
-    """Return the judge that the settings name, always the same object for equal settings; None if they name no judge.
+    """Return the judge that the settings name; None if they name no judge.
 
-    Raises as `check` does.
+    Equal settings always give the same object. Raises as `check` does.
     """
     if services.judge is None or _is_none(services.judge):
         return None
@@ -149,7 +149,9 @@ def _check_key(name: str, loopback: bool) -> None:
 def _check_folder(name: str) -> None:
     folder = Path(name).expanduser()
     if not (folder / "config.json").is_file():
-        raise UserError(f"--judge {quote(LOCAL + name)}: there is no model in that folder (no config.json).")
+        raise UserError(
+            f"--judge {quote(LOCAL + name)}: there is no model in that folder (no config.json); give a chat model."
+        )
     settings = folder / "tokenizer_config.json"
     text = settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else ""
     if '"chat_template"' not in text and not (folder / "chat_template.jinja").is_file():

@@ -1,11 +1,12 @@
 """Start a box and run programs in it. This is the trusted side, outside the box; it talks to the driver inside.
 
-After `Box.load` of a harness (`kvbench.scoring.sandbox.inside`) and a program, `run` runs it once in a new process, or
-`open` starts a process that takes requests by `ask`.
+`Box.load` sends a harness (`kvbench.scoring.sandbox.inside`) and a program. Then `run` runs the program once in a new
+process, or `open` starts the program in a process that answers requests (`ask`).
 
-A request to the driver: kind, wall-clock ms, CPU seconds, output limit, length, then that many bytes; for the kinds see
-`kvbench.scoring.sandbox.inside.driver`. A reply: a state, numbers, and three byte strings; their lengths are checked
-before they are read. The program's output stays bytes until the caller decodes it. Expected outputs never enter a box.
+A request to the driver has a kind, wall-clock ms, CPU seconds, an output limit, a length, then that many bytes; for the
+kinds see `kvbench.scoring.sandbox.inside.driver`. A reply has a state, numbers and three byte strings; the strings'
+lengths are checked before the strings are read. The program's output stays bytes until the caller decodes it. Expected
+outputs never enter a box.
 """
 
 from __future__ import annotations

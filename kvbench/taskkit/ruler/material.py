@@ -101,7 +101,7 @@ class Sources:
     def essays(self) -> str:
         texts = [row.get("text") for row in self.source.rows(self.task, ESSAYS)]
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise SetupError(f"the essays of task {quote(self.task)} must be objects with a 'text'.")
+            raise SetupError(f"the essays of task {quote(self.task)} must be objects with a 'text'; correct the file.")
         return " ".join(map(str, texts))
 
     def sentences(self, text: str) -> list[str]:

@@ -17,7 +17,7 @@ STEP = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question of the data set, its answers, and the numbers of the documents that belong to it.
+    """A question of the data set, its answers, and the indices of the documents that belong to it.
 
     `own`: documents that every prompt of the question holds: SQuAD's paragraph with the answer, or all paragraphs that
     HotpotQA lists for it. `near`: other documents of the same article, used before all other distractors.
@@ -82,7 +82,7 @@ class QuestionAnswering:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SetupError(
                 f"data of task {quote(self.room.name)} do not have the form of {self.documents} "
-                f"({type(error).__name__}: {quote(error)})."
+                f"({type(error).__name__}: {quote(error)}). Replace the file."
             ) from None
 
 

@@ -14,7 +14,9 @@ from kvbench.taskkit.ruler.recipes import Row
 
 @contextmanager
 def room_for(task: Task, new_tokens: int) -> Iterator[Room]:
-    """Yield how many tokens a task's prompts may have (`Room`): `task.length`, of which the answer gets `new_tokens`.
+    """Yield the `Room` of a task: a prompt with its answer may have `task.length` tokens.
+
+    new_tokens: how many of these tokens are for the answer.
 
     The chat template's tokens are counted with thinking off. Raises UserError if the model's context is shorter than
     `task.length`, or if the task has no reader.

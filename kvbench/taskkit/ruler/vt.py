@@ -65,7 +65,7 @@ class VariableTracking:
         except UserError:
             raise UserError(
                 f"task {quote(room.name)} needs an example of at most {EXAMPLE_LENGTH} tokens; "
-                "with this tokenizer the shortest example is longer."
+                "with this tokenizer the shortest example is longer. Leave the task out, or use another model."
             ) from None
         return f"{prompt.text} {' '.join(prompt.outputs)}\n"
 

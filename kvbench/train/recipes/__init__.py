@@ -1,1 +1,1 @@
-"""The recipes of `kvbench train`, a file for each: which tensors it trains, and with what loss."""
+"""The recipes of `kvbench train`. A recipe says which tensors are trained, and with what loss."""

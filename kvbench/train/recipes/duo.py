@@ -49,7 +49,9 @@ class DuoRecipe(Recipe):
         super().__init__(settings)
         heads = {g.kv_heads for g in loaded.geometry}
         if len(heads) > 1:
-            raise SetupError("layers of this model have different numbers of KV heads; one table cannot hold them.")
+            raise SetupError(
+                "the model's layers differ in their number of KV heads; one table cannot hold them. Use another model."
+            )
         self.loaded, self.examples, self.test = loaded, examples, held_out
         self.sinks, self.recent = int(settings.more["sinks"]), int(settings.more["recent"])
         check_least(settings.more, sinks=0, recent=1)
@@ -102,9 +104,9 @@ class DuoRecipe(Recipe):
         }
 
     def _deviation(self, example: Example, alpha: torch.Tensor) -> torch.Tensor:
-        """Return how much the mixture changes the last hidden states, as a mean square.
+        """Return the mean square by which the mixture changes the last hidden states.
 
-        Only positions count whose hidden state predicts a token of the answer.
+        The mean is over the positions `example.rows`, whose hidden states predict tokens of the answer.
         """
         with torch.no_grad(), self._mixing({}):
             full = self._hidden(example)

@@ -34,7 +34,7 @@ class ForesightRecipe(ScorerRecipe):
     `settings.more`: budget, interval, features, hidden, within (the oracle's option), margin.
 
     Held-out figures: `loss`, and `agreement`, the share of the oracle's dropped entries that the scorer drops too.
-    Training should improve agreement, because small outputs alone make the loss small.
+    Agreement is the main figure, because small outputs alone make the loss small.
     """
 
     name, figure, higher = "foresightkv", "agreement", True
@@ -66,7 +66,7 @@ class ForesightRecipe(ScorerRecipe):
         return {"agreement": sum(shares) / len(shares), "loss": sum(losses) / len(losses)}
 
     def _choices(self, trace: Trace) -> list[Choice]:
-        """Return the evictions of the oracle while it reads a trace, sorted by layer."""
+        """Return the oracle's evictions while the model reads a trace, sorted by layer."""
         if trace.name in self._read:
             return self._read[trace.name]
         choices = sorted(self.evictions.golden(trace).choices, key=lambda choice: choice.layer)
@@ -92,7 +92,7 @@ class ForesightRecipe(ScorerRecipe):
 
 
 def _agreement(scorer: Mapping[str, torch.Tensor], choice: Choice) -> float:
-    """Return the share of the entries dropped by the oracle that the scorer would drop too, as a mean over heads."""
+    """Return which share of the entries that the oracle drops the scorer would drop too, as a mean over heads."""
     count = int(choice.dropped[0, 0].sum())
     worst = drop_scores(scorer, choice.layer, choice.x).topk(count, dim=-1).indices
     return float(choice.dropped.gather(-1, worst).float().mean())

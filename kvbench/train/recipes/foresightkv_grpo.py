@@ -109,9 +109,9 @@ class PolicyRecipe(ScorerRecipe):
         return super().card() | {"began_with": dict(self.origin)}
 
     def _drawn(self, trace: Trace, number: int) -> TraceReading:
-        """Read a trace `group` times, each time with other evictions drawn by the scorer.
+        """Read a trace `group` times; each time the scorer draws other evictions.
 
-        number: selects the seeds.
+        number: makes the seeds of these draws, together with the training's seed.
         """
         group = self.settings.more["group"]
         seeds = [(self.settings.seed << 32) + number * group + i for i in range(group)]
@@ -129,7 +129,7 @@ class PolicyRecipe(ScorerRecipe):
         return rewards(added, full.entropy[0, first:], self.settings.more["reward"])
 
     def _policy(self, reading: TraceReading, worth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the policy loss of the G readings of a trace, and the divergence from the initial scorer in it.
+        """Return the policy loss of the G readings of a trace, and its term for the divergence from the initial scorer.
 
         worth: the advantage of each reading, [G].
         """

@@ -6,8 +6,8 @@ entry fades by its gate's beta instead of being evicted (the student). Gradients
     loss = (KL(teacher || student) + cross-entropy of the next token) / 2  +  `capacity` * capacity loss
 
 The sources are TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649). The first term is a mean over the
-answer's tokens; the second (`kvbench.eviction.terms.capacity`) grows with the entries alive beyond the budget at any
-token of prompt or answer. The engine's own code computes the gates.
+answer's tokens. The second (`kvbench.eviction.terms.capacity`) says by how much the entries, weighted by their decay,
+exceed the budget; it counts all tokens of prompt and answer. The engine's own code computes the gates.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
 def _random_gates(form: GateForm, loaded: LoadedModel, bias: float, seed: int) -> dict[str, torch.Tensor]:
     """Return initial gates that forget almost nothing.
 
-    The last layer's bias is `bias`, other biases are 0, and weights are drawn from N(0, 1 / inputs).
+    The last projection has the bias `bias`. Other biases are 0, and weights are drawn from N(0, 1 / inputs).
     """
     generator = torch.Generator().manual_seed(seed)
     gates = {}

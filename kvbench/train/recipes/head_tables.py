@@ -45,7 +45,7 @@ def make(
     """Estimate the table of heads of a model ("tiny", a folder or a hub name), and write it to the folder `out`.
 
     samples: how many problems the model reads. on_example: called with the number of problems read so far. Raises
-    SetupError, UserError.
+    SetupError or UserError when the model cannot be loaded, or is not suited to such a table.
     """
     loaded = load(str(describe(model).folder or model), device=device)
     refuse_training(loaded)
@@ -77,7 +77,9 @@ def importance(model: LoadedModel, examples: Sequence[Example], on_example: OnEx
     shares = attention_shares(model, examples, on_example)
     total = float(shares.sum())
     if total <= 0:
-        raise SetupError("no head attends to the tokens that answers are copied from; the table would be empty.")
+        raise SetupError(
+            "no head attends to the tokens that answers are copied from; the table would be empty. Use another model."
+        )
     return (shares / total).float()
 
 
@@ -91,7 +93,9 @@ def attention_shares(
     """
     sizes = {g.query_heads for g in model.geometry}
     if len(sizes) > 1:
-        raise SetupError("layers of this model have different numbers of query heads; one table cannot hold them.")
+        raise SetupError(
+            "the model's layers differ in their number of query heads; one table cannot hold them. Use another model."
+        )
     sums = torch.zeros(len(model.geometry), sizes.pop(), dtype=torch.float64)
     for done, example in enumerate(examples, start=1):
         reader = _Reader(sums, example, model.device)
@@ -102,9 +106,9 @@ def attention_shares(
 
 
 class _Reader:
-    """Computes a model's attention while it reads an example, and adds to `sums`.
+    """Computes a model's attention while the model reads an example.
 
-    It sums, per query head, the attention to the evidence from queries that predict the answer.
+    For every query head it adds to `sums` [L, Hq] the attention that the queries at `example.rows` pay to the evidence.
     """
 
     def __init__(self, sums: torch.Tensor, example: Example, device: torch.device) -> None:

@@ -81,9 +81,9 @@ class LookaheadRecipe(TraceRecipe):
         return {"loss": sum(losses) / len(losses), "hit": sum(hits) / len(hits)}
 
     def _shares(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return target and guess [L, Hq, T].
+        """Return target and guess, [L, Hq, T] for the T tokens of the prompt and the L layers without a sliding window.
 
-        These are the mean attention to the prompt from the answer's tokens, and that from the learned tokens.
+        The target is the mean attention of the answer's tokens, the guess that of the learned tokens.
         """
         model, prompt = self.loaded.model, len(trace.prompt)
         past = _Past(prompt)
@@ -106,7 +106,7 @@ class LookaheadRecipe(TraceRecipe):
 class _Past:
     """Computes the attention while prompt and answer are read.
 
-    It keeps the prompt's keys and values, and how much the answer attends to each token of the prompt.
+    `keys` keeps the prompt's keys and values; `shares` keeps how much the answer attends to each token of the prompt.
     """
 
     def __init__(self, prompt: int) -> None:

@@ -1,4 +1,4 @@
-"""Train the built-in model from its seed: retrieval and chains, then lines, then all tasks together.
+"""Train the built-in model: first the tasks `chain` and `lookup`, then also lines of `walk`, then all of `walk`.
 
     OMP_WAIT_POLICY=PASSIVE python -m kvbench.train.tiny --out runs/tiny [--seed 0] [--threads 2] [--steps-scale 1.0]
 
@@ -29,12 +29,12 @@ from kvbench.train.tiny.trainer import Trainer
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m kvbench.train.tiny", description="Train the built-in model")
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoint, log and the finished model")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--steps-scale", type=float, default=1.0)
-    parser.add_argument("--batch-tokens", type=int, default=4096)
-    parser.add_argument("--save-every", type=int, default=200, metavar="STEPS")
-    parser.add_argument("--print-every", type=int, default=50, metavar="STEPS")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the initial weights and the data")
+    parser.add_argument("--threads", type=int, default=2, help="processor threads")
+    parser.add_argument("--steps-scale", type=float, default=1.0, help="factor for the steps of every stage")
+    parser.add_argument("--batch-tokens", type=int, default=4096, help="tokens per batch")
+    parser.add_argument("--save-every", type=int, default=200, metavar="STEPS", help="steps per checkpoint")
+    parser.add_argument("--print-every", type=int, default=50, metavar="STEPS", help="steps per line of progress")
     parser.add_argument(
         "--problems", type=int, default=128, help="held-out problems per variant of a task for the card"
     )

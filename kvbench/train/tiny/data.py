@@ -1,8 +1,9 @@
 """Training data of the built-in model: the stages of training, their tasks, and each task's levels of difficulty.
 
-A task climbs a level when, for each kind of token in `GATES`, the model's accuracy is above the kind's threshold. A
-batch is a pure function of (seed, step, stage, levels), so a resumed training draws the same batches. All problems of a
-batch have one task and the same generator settings (knobs), so they have equal length and no padding.
+A task climbs a level when, for each kind of token in `GATES`, the model's accuracy is above the kind's threshold, and
+the task has had `PATIENCE` batches at its level. A batch is a pure function of (seed, step, stage, levels), so a
+resumed training draws the same batches. All problems of a batch have one task and the same generator settings (knobs),
+so they have equal length and no padding.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def pack(task: str, level: int, problems: list[Problem]) -> Batch:
 
 
 def draw_knobs(task: str, level: int, draw: Draw) -> Knobs:
-    """Draw random settings (knobs) for a task's problem generator; the level of difficulty says from which ranges."""
+    """Draw random settings (knobs) of a task's problem generator, from the ranges of a level of difficulty."""
     if task == "chain":
         facts, steps, distract, fill = (draw.between(*span) for span in CHAIN[level])
         s0 = draw.between(1, 99 - steps) if draw.chance(0.3) else 1

@@ -108,7 +108,7 @@ class Trainer:
     def restore(self, path: Path) -> None:
         state = torch.load(path, weights_only=True)
         if state["recipe"] != self.recipe():
-            raise UserError(f"{path} belongs to a training with another recipe or seed; choose another --out")
+            raise UserError(f"{path} belongs to a training with another recipe or seed; choose another --out.")
         for name in ("model", "muon", "adam"):
             getattr(self, name).load_state_dict(state[name])
         for name in ("step", "tokens", "seconds", "climbs"):
