@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from engine.test_hybrids import BUDGET, INTERVAL, LONGEST, engine, load, worst_difference
+from support import zoo
 from support.families import FAMILIES, LATENT
 from support.methods import small, with_tables
 from support.models import requests
@@ -16,6 +17,7 @@ from kvbench.engine.attention.latent import Latent
 from kvbench.engine.attention.positions import check_latents
 from kvbench.engine.cache.layout import Lengths, plan_slot_bytes, shape_of
 from kvbench.engine.model.load import prepare
+from kvbench.engine.model.shape import estimate_shape
 from kvbench.errors import UserError
 from kvbench.records import Sampling
 
@@ -125,6 +127,16 @@ def test_the_maps_give_a_vector_the_same_bits_in_any_slot(deepseek):
         beside[slot], means[slot] = query, out
         seen.append((maps.queries(beside)[slot], maps.outputs(means)[slot]))
     assert all(torch.equal(a, seen[0][0]) and torch.equal(b, seen[0][1]) for a, b in seen)
+
+
+def test_a_plan_without_weights_counts_the_latent_form():
+    """LongCat's layers cannot be read on the meta device, so a dry run estimates them from its configuration."""
+    family = next(f for f in FAMILY if f.estimated)
+    guess = estimate_shape(zoo.configuration(family.model_type, family.changes)).geometry
+    known = load(family).geometry
+    assert [(g.kv_heads, g.latent, g.entry_bytes(2)) for g in guess] == [
+        (g.kv_heads, g.latent, g.entry_bytes(2)) for g in known
+    ]
 
 
 @pytest.mark.parametrize("layout", ["dense", "paged"])

@@ -103,7 +103,7 @@ def route(
     _routings[name] = handler, {}, latents or Latents()
     attention, note = _functions(name)
     layers = [module for module in model.modules() if hasattr(module, "layer_idx")] if hidden else []
-    layers += projections(model) if latent else []
+    layers += projections(model).values() if latent else []
     hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
     ALL_ATTENTION_FUNCTIONS.register(name, attention)
     try:
@@ -232,10 +232,10 @@ def _functions(name: str) -> tuple[Callable[..., tuple[torch.Tensor, None]], Cal
             sinks=s_aux,
             hidden=read.pop(id(module), None),
         )
-        projection = getattr(layer, PROJECTION, None)
+        projection: Any = getattr(layer, PROJECTION, None)
         if (latent := read.pop(id(projection), None)) is None:
             return handler(call).contiguous(), None  # some models call .view on the output
-        maps = latents.of(projection, latent, key, value)
+        maps = latents.of(projection, latent.shape[-1], key, value)
         return maps.outputs(handler(call.in_latents(maps, latent))).contiguous(), None
 
     return attention, note

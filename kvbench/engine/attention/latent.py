@@ -15,7 +15,6 @@ The latent is what the module's `kv_b_proj` reads; every size follows from the t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,30 +55,29 @@ class Latents:
     def __init__(self) -> None:
         self._unfolded: dict[int, torch.Tensor] = {}  # of projections that are no plain linear layers, by module
 
-    def of(self, projection: torch.nn.Module, latent: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Latent:
-        """Return a layer's matrices. latent: what `projection` read; key, value: [b, Hq, t, ...] what became of it."""
-        weight = self._weight(projection, latent)
+    def of(self, projection: torch.nn.Module, rank: int, key: torch.Tensor, value: torch.Tensor) -> Latent:
+        """Return a layer's matrices. key, value: [b, Hq, t, ...], made by `projection` from latents of R = `rank`."""
+        weight = self._weight(projection, rank, key)
         heads, dv = key.shape[1], value.shape[3]
         plain = weight.shape[0] // heads - dv
-        up = weight.view(heads, plain + dv, latent.shape[-1])
+        up = weight.view(heads, plain + dv, rank)
         return Latent(up[:, :plain], up[:, plain:])
 
-    def _weight(self, projection: Any, latent: torch.Tensor) -> torch.Tensor:
-        """Return the matrix [out, R] that the projection multiplies latents with.
+    def _weight(self, projection: Any, rank: int, like: torch.Tensor) -> torch.Tensor:
+        """Return the matrix [out, R] that the projection multiplies latents with. like: a tensor of the same kind.
 
         A quantised projection, or one with an adapter, is read by what it makes of unit vectors.
         """
         if type(projection) is torch.nn.Linear:
             return projection.weight
         found = self._unfolded.get(id(projection))
-        if found is None or (found.device, found.dtype) != (latent.device, latent.dtype):
-            unit = torch.eye(latent.shape[-1], dtype=latent.dtype, device=latent.device)
+        if found is None or (found.device, found.dtype) != (like.device, like.dtype):
+            unit = torch.eye(rank, dtype=like.dtype, device=like.device)
             found = self._unfolded[id(projection)] = projection(unit).T.contiguous()
         return found
 
 
-def projections(model: Any) -> Iterator[torch.nn.Module]:
-    """Yield the layers of a model that expand latents."""
-    for module in model.modules():
-        if hasattr(module, "layer_idx") and isinstance(found := getattr(module, PROJECTION, None), torch.nn.Module):
-            yield found
+def projections(model: Any) -> dict[int, torch.nn.Module]:
+    """Return what expands latents in each latent layer of a model, by the layer's index."""
+    layers = [module for module in model.modules() if hasattr(module, "layer_idx") and hasattr(module, PROJECTION)]
+    return {int(layer.layer_idx): getattr(layer, PROJECTION) for layer in layers}
