@@ -110,6 +110,9 @@ class Usage:
     decode_seconds: float  # sum over decode steps of step time / live sequences
     evict_seconds: float  # this sample's share of the evictions' time
     decoding: str  # what computed the decode steps, see `Engine.decoding`
+    # Shares of the tokens read of which an entry is still held at the end of the last turn; None without images.
+    kept_text: float | None = None
+    kept_images: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

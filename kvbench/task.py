@@ -1,4 +1,4 @@
-"""The task interface: a task gives documents and scores answers. It knows text only, neither engine nor methods.
+"""The task interface: a task gives documents and scores answers. It knows texts and images, neither engine nor methods.
 
 A task is one class in one file under ``tasks/`` with the decorator ``@tasks.register("name")``. Only `docs`, `gen` and
 `score` are required; class attributes declare the rest. `kvbench.taskkit.names.get_task("name")` makes a task.
@@ -147,6 +147,9 @@ class Manifest:
     samples: tuple[
         str, ...
     ] = ()  # files with a few rows or invented rows, read where `path` is missing; a note says so
+    images: str = ""  # column with the name of an image file, or a list of names, beside `path`; tasks get `Image`s
+    pixels: str = ""  # column of a table on the hub with the encoded files that `images` names
+    archive: str = ""  # zip archive on the hub with the files that `images` names, beside raw files
     where: Mapping[str, Any] = field(default_factory=dict)  # column -> value of the task's rows in a shared file
     licence: str = ""
     gated: bool = False

@@ -23,12 +23,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
-from typing import Any, Literal
+from typing import Literal
 
 from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Allocation, Method, ScoreOut, option
 from kvbench.eviction.choose import from_label
+from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.select import allocation_of, keep_mask, kept_always, order_key, protected
 from kvbench.eviction.terms.rkv_slot_order import RANK
@@ -145,15 +145,4 @@ def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> t
     return torch.where(finite, score * share.float()[..., None], float("-inf"))
 
 
-def _of_inner(name: str) -> Any:
-    return lambda self, *given: getattr(self.inner, name)(*given)
-
-
-# All else is as `base` declares it.
-for _name in (
-    *("needs", "columns", "states", "protect", "trigger", "allowed", "observe", "on_tokens"),
-    *("probes", "drafts", "weights", "min_budget"),
-):
-    setattr(AdaKV, _name, _of_inner(_name))
-for _name in ("reads_tokens", "per_query_head", "stacked"):
-    setattr(AdaKV, _name, property(attrgetter(f"inner.{_name}")))
+delegate(AdaKV, DECLARATIONS, PROPERTIES)  # all else is as `base` declares it

@@ -48,7 +48,7 @@ class KVzip(Method):
         return "model" if self.level == "pair" else "head"
 
     def needs(self) -> Needs:
-        return Needs(probes=True)
+        return Needs(probes=True, prompt=True)
 
     def columns(self) -> tuple[Column, ...]:
         return (Column(name="zip"),)

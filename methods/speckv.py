@@ -38,7 +38,7 @@ class SpecKV(Method):
     kernel: int = option(7, "max-pooling width, 1 for none", low=1, odd=True)
 
     def needs(self) -> Needs:
-        return Needs(queries="window", window=self.window, probes=True)
+        return Needs(queries="window", window=self.window, probes=True, prompt=True)
 
     def columns(self) -> tuple[Column, ...]:
         return (Column(name="draft"),)

@@ -6,6 +6,8 @@ One object per line. Fields:
     id                     text or a number, default "line-N"; must be unique
     context                text put before the question; a query-agnostic run evicts right after it
     system, answer_prefix  texts for the chat template: the system message, and the start of the answer
+    images                 list of names of PNG, JPEG or WebP files, relative to the folder of this file; U+FFFC in the
+                           texts stands where an image is, by default all stand before the context
     category, cluster_id   texts: a group for reports, and a source that questions share (default: no shared source)
 Other fields are ignored. The prompt asks for a box (style `default`) or is the question alone (style `plain`).
 
@@ -29,7 +31,7 @@ from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking, last_box
 from kvbench.scoring.math import score_math
 from kvbench.sources.data import FILE_LIMIT, json_type, read_jsonl, read_plain
-from kvbench.task import DataSource, Doc, GenSpec, Output, Score, Task
+from kvbench.task import IMAGE, DataSource, Doc, GenSpec, Image, Output, Score, Task
 from kvbench.taskkit.prompts import STYLES
 from kvbench.taskkit.rows import reasoning
 
@@ -54,7 +56,8 @@ class FileTask(Task):
         self.name = "file/" + (re.sub(r"[^\w.-]", "-", self.path.stem.lower(), flags=re.ASCII).lstrip(".-")[:64] or "x")
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
-        return [_doc(identity, item, style) for identity, item in _items(self.path)[:limit]]
+        folder = self.path.parent
+        return [_doc(identity, item, style, folder) for identity, item in _items(self.path)[:limit]]
 
     def gen(self, model_type: str) -> GenSpec:
         return reasoning(model_type, max_new_tokens=8192)
@@ -130,6 +133,9 @@ def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
 def _wrong(item: Mapping[str, Any]) -> Iterator[str]:
     """Yield a message for each problem of one question's fields: missing, empty, of a wrong type or not valid text."""
     identity = item.get("id")
+    names = item.get("images") or []
+    if not isinstance(names, list) or not all(map(_is_name, names)):
+        yield "'images' must be a list of file names in the folder of the file."
     named = f" (item id {quote(identity)})" if isinstance(identity, (str, int, float)) else ""
     question = "question" if "question" in item or "problem" not in item else "problem"
     for field, numbers, needed in (("id", True, False), (question, False, True), ("answer", True, True), *_TEXTS):
@@ -146,17 +152,26 @@ def _wrong(item: Mapping[str, Any]) -> Iterator[str]:
             yield f"{quote(field)} holds an invalid character (a lone surrogate){named}."
 
 
+def _is_name(name: Any) -> bool:
+    """Return whether this is the name of a file in a folder or below it."""
+    return isinstance(name, str) and name != "" and not os.path.isabs(name) and ".." not in Path(name).parts
+
+
 _TEXTS = tuple((field, False, False) for field in TEXT_FIELDS)
 
 
-def _doc(identity: str, item: Mapping[str, Any], style: str) -> Doc:
+def _doc(identity: str, item: Mapping[str, Any], style: str, folder: Path) -> Doc:
     turn = STYLES[style].turn(item["question"] if "question" in item else item["problem"])
     context = item.get("context") or ""
+    images = tuple(Image(name=name, path=folder / name) for name in item.get("images") or ())
+    if images and IMAGE not in context + turn.question:
+        context = IMAGE * len(images) + context
     turn = replace(
         turn,
         context=context if not context or context.endswith("\n") else context + "\n\n",
         system=item.get("system") or turn.system,
         answer_prefix=item.get("answer_prefix") or "",
+        images=images,
     )
     meta = {"category": item["category"]} if item.get("category") else {}
     return Doc(

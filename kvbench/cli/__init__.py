@@ -1,4 +1,5 @@
 """The command line: parses options, calls the other packages, prints their results.
 
-`app` is the program, `index` lists the commands; each command is one file in `commands`. No package imports `cli`.
+`app` is the program, `index` lists the commands, and each file in `commands` is one command. No other package imports
+`cli`.
 """

@@ -1,4 +1,4 @@
-"""The program: parses a command line, calls the command, ends with its exit code. Commands: `kvbench.cli.commands`.
+"""The program: parses a command line, calls the command in `kvbench.cli.commands`, and returns the exit code.
 
 Exit codes: 0 done; 1 a bug; 2 wrong usage or input; 3 the environment; 4 rows missing or failed; 5 a regression; 6 the
 run is in use; 129, 130 and 143 interrupted. Errors are one line, ``error: ...``, on stderr; ``--debug`` anywhere adds
@@ -31,10 +31,8 @@ LISTS = ("--method", "-m", "--budget", "-b", "--task", "-t")  # options that tak
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the command's parameters, with False as the default of each flag that has none.
-
-        With typer's own default, None, typer would import pydantic.
-        """
+        """Return the command's parameters. A flag without a default gets the default False, because typer would import
+        pydantic for typer's own default, None."""
         params: list[Any] = super().get_params(ctx)
         for param in params:
             if param.type_descriptor.annotation is bool and param.default is None:
@@ -56,7 +54,8 @@ class _Group(TyperGroup):
 class _Commands(_Group):
     """All commands of kvbench.
 
-    Help and shell completion read only their names and one line about each; a command's module is imported to run it.
+    Help and shell completion read only the commands' names and one line about each. A command's module is imported only
+    when the command runs.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -143,7 +142,7 @@ def _end(error: KVBenchError) -> int:
 
 
 def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenchError:
-    """Turn any failure into a KVBenchError with a message of one line."""
+    """Turn any exception into a KVBenchError with a message of one line. given: the words that the user typed."""
     if isinstance(error, KVBenchError):
         return error
     if isinstance(error, typer.TyperException):
@@ -156,7 +155,10 @@ def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenc
     if faults.out_of_memory(error):
         return SetupError(f"out of memory ({faults.first_line(error)}). Use smaller sizes, or a larger machine.")
     if faults.device_failed(error):
-        return SetupError(f"the device failed ({faults.first_line(error)}).")
+        return SetupError(
+            f"the device failed ({faults.first_line(error)}). Repeat the command; if it fails again, use another "
+            "device (--device)."
+        )
     if isinstance(error, OSError):
         return _system(error)
     hint = "" if debug else " --debug shows where."
@@ -164,7 +166,7 @@ def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenc
 
 
 def _system(error: OSError) -> SetupError:
-    """Return the error for a failed system call that no check covers, such as a file name that is too long."""
+    """Return the error for a failed system call that no check foresees, such as a file name that is too long."""
     where = f" {quote(error.filename)}" if error.filename else ""
     return SetupError(f"the system refuses{where}: {(error.strerror or faults.words(error)).lower()}.")
 
@@ -184,7 +186,8 @@ def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
 
 
 def _with_commas(given: Sequence[str]) -> str:
-    """Return the right form of a list typed with blanks (``--budget 48,64`` for ``--budget 48 64``); "" without one."""
+    """Return the right form of a list that the user typed with blanks: ``--budget 48,64`` for ``--budget 48 64``. ""
+    if no list was typed with blanks."""
     for place, option in enumerate(given):
         values = list(itertools.takewhile(lambda word: not word.startswith("-"), given[place + 1 :]))
         if option in LISTS and len(values) > 1:

@@ -1,4 +1,4 @@
-"""The figures of `kvbench bench --plot`: each system's speed by number of sequences, and its cost per token."""
+"""Makes the figures of `kvbench bench --plot`: each system's speed by number of sequences, and its cost per token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIELDS = ("repeats", "shape", "interval", "prompt", "new_tokens", "stretch")
 
 
 def bench_figures(setting: Setting, results: Sequence[Measured]) -> list[Figure]:
-    """Return the figure of speeds and, if answers were measured in stretches, that of costs per token."""
+    """Return the figure of speeds and, if answers were measured in stretches, the figure of costs per token."""
     figures = [_speeds(setting, results)]
     return [*figures, _costs(setting, results)] if any(r.warm.costs for r in results) else figures
 
@@ -78,7 +78,8 @@ def _rates(result: Measured) -> Iterator[dict[str, Any]]:
 
 
 def _stretches(result: Measured) -> Iterator[dict[str, Any]]:
-    """Yield a point at the end of each stretch, in a panel for each number of sequences, fresh and warm."""
+    """Yield a point for the cost in each stretch of the answers, fresh and warm. Every number of sequences has a panel
+    for fresh and a panel for warm."""
     for state, speed in (("fresh", result.fresh), ("warm", result.warm)):
         for cost in speed.costs:
             where = {"panel": f"{result.sequences} sequences, {state}", "method": result.system, "x": cost.tokens}

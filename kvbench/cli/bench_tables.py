@@ -1,4 +1,5 @@
-"""The tables that `kvbench bench` prints: speeds, costs per token by stretch, and what the caches held."""
+"""Prints the tables of `kvbench bench`: speeds, costs per token in stretches of the answers, and what the caches
+held."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ FOOT = (
     "decode: speed after the first token of every sequence. ratio: warm speed divided by that of the first baseline.",
 )
 STRETCHES = (
-    "rise: by how much the cost rises from the second stretch to the last, as a share of its mean, on a straight line "
-    "through the cheapest rounds."
+    "rise: how much the cost rises from the second stretch to the last, as a share of the mean cost; a straight line "
+    "through the cheapest rounds gives it."
 )
 
 ATTENTION = (
@@ -30,7 +31,8 @@ ATTENTION = (
 
 
 def print_tables(results: Sequence[Measured], baselines: tuple[str, ...]) -> None:
-    """Print for each number of sequences the speed of all systems, and what the engine's caches held."""
+    """Print the tables for each number of sequences: the speed of all systems, what the engine's caches held and, if
+    measured, the costs by stretch and the times of attention. baselines: the first is compared with."""
     for n in dict.fromkeys(r.sequences for r in results):
         rows = [r for r in results if r.sequences == n]
         base = next((r.warm.rate for r in rows if r.system in baselines[:1]), None)

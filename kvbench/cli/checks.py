@@ -1,6 +1,6 @@
 """Checks a run before torch is imported: its settings against each other, then its inputs from disk and hub.
 
-The engine makes the checks that need a tokenizer or a device, before the first token.
+Checks that need a tokenizer or a device are made by the engine, before the first token.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from kvbench.taskkit.names import LM_EVAL
 def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, duplicates: bool = False) -> None:
     """Check settings against each other and against the model, and add every error to `problems`.
 
-    model: what is known of the model; None leaves out the checks that need it. duplicates: accept a run in which all
-    samples of a question would be equal.
+    model: the known facts about the model; None leaves out the checks that need them. duplicates: accept a run in which
+    all samples of a question would be equal.
     """
     context = model.context if model else None
     with problems.collect():
@@ -64,7 +64,8 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def _check_again(config: RunConfig, info: ModelInfo) -> None:
-    """Repeat `check` with the model's sizes, which were unknown before the hub was asked."""
+    """Repeat `check` with the model's sizes, which were unknown before the model was downloaded. Raises
+    KVBenchError."""
     problems = Problems()
     check(config, info, problems, duplicates=True)
     problems.warnings.clear()  # the first check showed them
@@ -80,7 +81,7 @@ def refuse_key(key: str | None) -> None:
 
 
 def refuse_oracle(name: str, method: Method) -> None:
-    """Raise UserError if a method is an oracle, which knows the future, or is joined with one."""
+    """Raise UserError if a method is an oracle, which knows the future of a sequence, or is joined with an oracle."""
     if method.during("prefill").oracle or method.during("decode").oracle:
         raise UserError(
             f"method {quote(name)} is an oracle: it knows the future of a finished sequence. "
@@ -92,7 +93,9 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
     for size in config.budgets:
         with problems.collect():
             if context is not None and isinstance(size, int) and size > context:
-                raise UserError(f"--budget {size} is above the model's context of {context} tokens.")
+                raise UserError(
+                    f"--budget {size} is above the model's context of {context} tokens. Give a smaller budget."
+                )
     for grid in config.grids:
         for method in grid.methods:
             with problems.collect():
@@ -106,15 +109,14 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
 
 
 def _check_data(config: RunConfig, problems: Problems) -> None:
-    """Raise SetupError if --data does not exist, UserError if it is a file and some task of the run reads no data.
-
-    Warns of a folder if no task of the run reads data.
+    """Raise SetupError if --data does not exist. Raise UserError if --data is a file and some task of the run reads no
+    data. Warn if --data is a folder and no task of the run reads data.
     """
     if config.data is None:
         return
     data = Path(config.data).expanduser()
     if not os.path.exists(data):
-        raise SetupError(f"--data {quote(config.data)} does not exist.")
+        raise SetupError(f"--data {quote(config.data)} does not exist. Give a folder or file with the data.")
     idle = [n for n in config.tasks if not n.startswith(LM_EVAL) and not load_task(n, config.task_file).manifest]
     if len(idle) == len(config.tasks) or (idle and not data.is_dir()):
         these = few(list(map(quote, idle)), 3)

@@ -1,4 +1,4 @@
-"""The settings of a continued run: most come from its record; the user must give the others again.
+"""Finds the settings of a continued run. Most come from the run's record; the user must give the others again.
 
 A run's folder may come from anyone. Settings that decide rows come from its record. Settings that run code, send data
 or name a variable with a key come from the user's command line, environment or configuration file; the record only
@@ -42,10 +42,10 @@ def continued(
     needed: Collection[str] = (*TO_ASK, *again.SCORING),
     more_plugins: bool = False,
 ) -> RunConfig:
-    """Return the settings of an existing run, from its record and from what the user gave again.
+    """Return the settings of an existing run, from the run's record and from the settings that the user gave again.
 
-    Raises UserError if a value that the user gave differs from the run's, or if a needed one is missing. needed:
-    settings that the user must give again if the run used them. more_plugins: allow plug-ins that the run did not have.
+    needed: settings that the user must give again if the run used them. more_plugins: allow plug-ins that the run did
+    not have. Raises UserError if a value that the user gave differs from the run's, or if a needed setting is missing.
     """
     _check_layers(gathered)
     refuse_secrets(gathered)
@@ -72,9 +72,9 @@ def continued(
 
 
 def asked(config: RunConfig, gathered: Gathered) -> set[str]:
-    """Return the model and tasks that the user named in this command or its environment variables.
+    """Return the model and the tasks that the user named, with flags or environment variables of this command.
 
-    kvbench asks the hub for these only, never for a name that stands only in a run's record.
+    kvbench asks the hub only for these, never for a name that only a run's record has.
     """
     named = {config.model} if gathered.typed("model") else set()
     return named | (set(config.tasks) if gathered.typed("task") else set())
@@ -93,7 +93,7 @@ def _check_layers(gathered: Gathered) -> None:
 
 
 def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that kvbench takes from a run's record without asking the user."""
+    """Return the settings that kvbench takes from a run's record. The user need not give them again."""
     environment = record["environment"]
     stored = record["config"] | {key: environment.get(key) for key in OPERATIONAL}
     stored = {key: value for key, value in stored.items() if key not in again.AGAIN}
@@ -111,7 +111,8 @@ def _check_again(
     gathered: Gathered,
     needed: Collection[str],
 ) -> None:
-    """Raise UserError, with the complete command, if the command lacks settings that the user must give again."""
+    """Raise UserError if the command lacks settings that the user must give again. The message has the complete
+    command."""
     missing = {key: value for key, value in again.used(record).items() if key in needed and key not in given}
     if gathered.typed("task"):
         missing.pop("task", None)
@@ -132,16 +133,17 @@ def _check_again(
 
 
 def _typed_with(settings: Mapping[str, Any]) -> str:
-    """Return the command line that the user typed, with `settings` added as options, for a message."""
+    """Return the command line that the user typed, with `settings` added as options. Messages show it."""
     typed = sys.argv[1:]
     end = typed.index("--") if "--" in typed else len(typed)  # arguments after it are no options
     return again.line(["kvbench", *typed[:end], *again.words(settings), *typed[end:]])
 
 
 def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered) -> str | None:
-    """Return the new folder of a local model that was moved, or None if --model names no other folder.
+    """Return the new folder of a local model that was moved; None if the model is where the run's record says.
 
-    was: the folder in the run's record. Raises KVBenchError if the files in the new folder are not the recorded ones.
+    was: the folder in the run's record. Raises KVBenchError if the folder is gone and the user names no new folder, or
+    if the files in the new folder are not the recorded files.
     """
     recorded = {entry["name"]: entry["hash"] for entry in record["environment"].get("model_files", [])}
     if not recorded or was == models.TINY:
@@ -160,7 +162,8 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
     files = models.state(models.describe(place)).files
     if not files:
         raise UserError(
-            f"{_said(typed, place)} is not a folder; run {quote(run)} began with the model in {quote(was)}."
+            f"{_said(typed, place)} is not a folder; run {quote(run)} began with the model in {quote(was)}. Give the "
+            "folder of that model."
         )
     if differing := sorted(name for name in {*recorded, *files} if recorded.get(name) != files.get(name)):
         raise UserError(
@@ -171,7 +174,7 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
 
 
 def _check_template(run: str, path: str | None, record: Mapping[str, Any]) -> None:
-    """Raise UserError if the run's chat template has changed, before any code parses it."""
+    """Raise UserError if the run's chat template has changed. The check comes before any code parses the template."""
     if path is not None:
         recorded = record["environment"].get("chat_template") or {}
         _check_hash(run, f"--chat-template {quote(path)}", recorded.get("sha256"), template_hash(path))
@@ -186,7 +189,8 @@ def _check_hash(run: str, file: str, was: str | None, now: str) -> None:
 
 
 def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
-    """Raise UserError if a --task-file holds another task than the run's, or has changed since the run began."""
+    """Raise UserError if a --task-file holds another task than the run's, or has changed since the run began. path: the
+    file that the user gave."""
     if record["config"].get("task_file") is None:
         raise UserError(f"--task-file {quote(path)} differs from the run's default. {KEEPS}")
     from kvbench.tasks.file import FileTask
@@ -195,7 +199,8 @@ def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
     tasks = record["environment"].get("tasks", {})
     if task.name not in tasks:
         raise UserError(
-            f"--task-file {quote(path)} is task {quote(task.name)}; run {quote(run)} has {', '.join(tasks)}."
+            f"--task-file {quote(path)} is task {quote(task.name)}; run {quote(run)} has {', '.join(tasks)}. Give the "
+            "file that the run began with."
         )
     was = tasks[task.name]["data"].get("sha256")
     _check_hash(run, f"--task-file {quote(path)}", was, task.sources()["sha256"])
@@ -258,7 +263,7 @@ def _check_typed(config: RunConfig, gathered: Gathered) -> None:
 
 
 def _value(kept: Any) -> str:
-    """Return the value that a run's record has for a setting, as a message shows it."""
+    """Return a recorded value of a setting as a message shows it: "default" for an empty value, without secrets."""
     return "default" if kept in (None, "") else bare(hide_keys(str(kept)))
 
 

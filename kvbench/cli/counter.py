@@ -1,4 +1,4 @@
-"""Progress of work that counts steps, answers or checks instead of rows, and has no cache to show."""
+"""Shows the progress of work that counts steps, answers or checks instead of rows, and that has no cache to show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from kvbench.console.progress import Progress
 
 
 class Counter(Progress):
-    """A progress line such as ``3/40 answers``. It is a context manager: the line is shown while the block runs."""
+    """A progress line such as ``3/40 answers``. It is a context manager: the line is shown while the block runs. noun:
+    the name of the counted items."""
 
     def __init__(self, noun: str, total: int, **progress: Any) -> None:
         super().__init__(**progress)
@@ -27,12 +28,12 @@ class Counter(Progress):
         self.update(done, tokens=0, kv_bytes_now=0, kv_bytes_peak=0)
 
     def advance(self, text: str) -> None:
-        """Count one more item as done, and show its name `text`."""
+        """Count one more item as done. text: the item's name, which is shown."""
         self.at(self._done + 1)
         self.cell(text)
 
     def begin_next(self, text: str) -> None:
-        """Count the items begun so far as done, and show the next item's name `text`."""
+        """Count all earlier items as done, because the next item begins. text: the next item's name, which is shown."""
         self.at(self._begun)
         self._begun += 1
         self.cell(text)

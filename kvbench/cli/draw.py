@@ -11,6 +11,6 @@ from kvbench.report import plots
 
 
 def draw(figures: Sequence[plots.Figure], folder: str) -> None:
-    """Write every figure into a folder and print the paths of the files on stderr."""
+    """Write every figure into a folder, and print the paths of the written files on stderr."""
     for path in plots.write(figures, Path(folder)):
         print(f"wrote {terminal.clean(str(path))}", file=sys.stderr)

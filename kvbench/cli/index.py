@@ -1,4 +1,5 @@
-"""The commands, each with one line for `kvbench --help`. A command's module is imported when the user calls it."""
+"""Lists the commands, each with one line for `kvbench --help`. A command's module is imported when the command is
+called."""
 
 from __future__ import annotations
 
@@ -11,9 +12,8 @@ import typer
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One command.
-
-    where: MODULE.NAME, a module in `kvbench.cli.commands` and a function or Typer app in it. about: its help.
+    """One command. where: MODULE.NAME, a module in `kvbench.cli.commands` and a function or Typer app in this module.
+    about: the command's line in `kvbench --help`.
     """
 
     where: str
@@ -93,7 +93,8 @@ def load(name: str, group: type[Any]) -> Any:
 
 
 def flowing(epilog: str) -> str:
-    """Return the text below a command's options as --help should print it: prose as one line per paragraph, which the
-    terminal's width breaks, and examples with their indentation, which typer takes away without a first blank line."""
+    """Return the text below a command's options in the form that --help needs. Prose becomes one line per paragraph, so
+    that it is broken at the terminal's width. Examples keep their line ends. The text begins with an empty line,
+    without which typer would remove the indentation of examples."""
     paragraphs = epilog.strip().split("\n\n")
     return "\n" + "\n\n".join(text if "\n " in text else text.replace("\n", " ") for text in paragraphs)

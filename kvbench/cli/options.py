@@ -1,7 +1,8 @@
 """The options of ``kvbench run``, and how other commands take some of them (`takes`).
 
-Options of settings are generated from the fields in `kvbench.config.settings`; all others are declared here. Numbers
-stay text: `kvbench.config.parsers` reads them, so that flags, files and environment variables share the error messages.
+Options of settings are generated from the fields in `kvbench.config.settings`; all other options are declared here.
+Values that are numbers stay text here. `kvbench.config.parsers` reads them, so that flags, files and environment
+variables have the same error messages.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ def _option(
 
 
 def _of_setting(name: str) -> Parameter:
-    """Return the option for a setting.
+    """Return the option for a setting. name: the setting's name.
 
-    The setting's parser decides whether it is a switch, a text or a repeatable text.
+    The setting's parser decides whether the option is a switch, a text or a repeatable text.
     """
     field = settings.SETTINGS[name]
     parser, help, panel, metavar = (field.metadata[key] for key in ("parser", "help", "panel", "metavar"))
@@ -107,7 +108,8 @@ OPTIONS = {option.name: option for option in _OPTIONS}
 
 
 def group(about: str) -> typer.Typer:
-    """Return an empty command to which subcommands can be added; called without a subcommand it prints its help."""
+    """Return a command without subcommands, to which subcommands can be added. If the user calls it without a
+    subcommand, it prints its help. about: the command's help text."""
     app = typer.Typer(help=about, invoke_without_command=True)
 
     @app.callback()
@@ -119,12 +121,13 @@ def group(about: str) -> typer.Typer:
 
 
 def plain(flags: str, help: str, metavar: str = "") -> Any:
-    """Declare an option inside ``Annotated``; ``--help`` lists it outside the titled panels."""
+    """Declare an option, inside ``Annotated``. ``--help`` lists the option outside the titled panels. flags: its names,
+    separated by blanks."""
     return typer.Option(*flags.split(), help=help, metavar=metavar, show_default=False)
 
 
 def same_as_run(name: str) -> Any:
-    """Declare inside ``Annotated`` an option for a setting, with the same help text as in ``kvbench run``."""
+    """Declare an option for a setting, inside ``Annotated``, with the same help text as in ``kvbench run``."""
     field = settings.SETTINGS[name].metadata
     return plain(f"--{name.replace('_', '-')}", field["help"], field["metavar"])
 
@@ -137,7 +140,8 @@ Document = Annotated[bool, plain("--json", "One JSON document on stdout.")]
 
 
 def takes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the named options of ``kvbench run`` to a command; it receives their typed values in its argument `typed`."""
+    """Return a decorator that adds options of ``kvbench run`` to a command. The command gets the values that the user
+    typed in its argument `typed`, by name."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "typed"]

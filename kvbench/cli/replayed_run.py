@@ -1,4 +1,5 @@
-"""The configuration of ``kvbench replay --run RUN``: the run's model, tasks and settings with the typed methods."""
+"""Makes the configuration of ``kvbench replay --run RUN`` from the run's model, tasks and settings and from the methods
+and budgets that the user typed."""
 
 from __future__ import annotations
 
@@ -24,9 +25,10 @@ FILES = tuple(key for key in TO_ASK if key != "task")
 
 
 def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | None:
-    """Return a run's configuration, changed by the typed options; None after errors, which go to `problems`.
+    """Return a run's configuration, changed by the options that the user typed. None after errors, which go to
+    `problems`.
 
-    Raises UserError for options that cannot be changed, because the run's answers were made with them (--seed, --stop).
+    Raises UserError for options that cannot be changed because the run's answers depend on them, such as --seed.
     """
     for key in ("revision", "seed", "max_new_tokens", "stop"):
         if typed[key] not in (None, [], ()):
@@ -52,14 +54,15 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
 
 
 def _again(typed: dict[str, Any]) -> Gathered:
-    """Return the typed settings that `continued` takes from the user instead of the run's record: files that only the
-    user may name, and the new folder of a model that was moved."""
+    """Return the settings that `continued` takes from the user instead of the run's record. These are files that only
+    the user may name, and the new folder of a model that was moved."""
     given = gather({key: typed[key] for key in (*FILES, "model")}, os.environ)
     return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
 
 
 def check_same(config: RunConfig, folder: Path, ready: Inputs) -> None:
-    """Raise UserError if the model, its chat template or the tasks' data changed since the answers were written."""
+    """Raise UserError if the model, its chat template or the tasks' data changed since the run's answers were
+    generated. folder: the run's folder."""
     from kvbench.runner import same_run
     from kvbench.sources import models
 
@@ -69,6 +72,7 @@ def check_same(config: RunConfig, folder: Path, ready: Inputs) -> None:
 
 
 def named(config: RunConfig, tasks: list[str] | None) -> set[str]:
-    """Return the draft models and tasks that the user typed; the hub is asked for these, not for the run's model."""
+    """Return the names for which the hub may be asked: the draft models of the methods, and the tasks if the user typed
+    tasks. The run's model is not among them."""
     methods = [choose.make(m.name, dict(m.options)) for m in config.methods if "draft" in dict(m.options)]
     return {draft for method in methods for draft in method.drafts()} | (set(config.tasks) if tasks else set())

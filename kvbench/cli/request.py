@@ -1,6 +1,6 @@
-"""Turns gathered settings into a RunConfig: names go through the registries, values through their parsers. No torch.
+"""Turns gathered settings into a RunConfig. Names are looked up in the registries, and values are parsed. No torch.
 
-`kvbench.cli.checks` checks settings against each other (budget against model, samples against temperature).
+`kvbench.cli.checks` then checks settings against each other, such as the number of samples against the temperature.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ MISSING = {
 
 
 def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
-    """Turn gathered settings into a configuration; None if they are too wrong for one.
-
-    Every error goes to `problems`.
+    """Turn gathered settings into a configuration. Every error goes to `problems`. None if an error leaves no
+    configuration.
     """
     given = gathered.first("plugin")
     before = len(problems.errors)
@@ -47,9 +46,8 @@ def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
 
 
 def chosen(flags: Mapping[str, Any], problems: Problems) -> tuple[tuple[MethodChoice, ...], tuple[Budget, ...]]:
-    """Return the methods, with their options, and the budgets that the user typed for a command that runs no task.
-
-    Errors go to `problems`.
+    """Return the methods, with their options, and the budgets that the user typed, for a command that runs no task.
+    flags: the typed values of --method, --budget and --method-opt. Errors go to `problems`.
     """
     builder = Builder(gather(flags, {}), problems)
     if (options := builder.gathered.first("method_opt")) is not None:
@@ -74,7 +72,7 @@ def refuse_secrets(gathered: Gathered) -> None:
 
 
 def member_name(member: Any) -> str:
-    """Return the text by which a user names this method, budget or task."""
+    """Return a method, budget or task as the user types it. member: a task, a budget, or a method's (name, options)."""
     return member if isinstance(member, str) else label(member) if not isinstance(member, tuple) else str(member[0])
 
 
@@ -105,7 +103,7 @@ class Builder:
         return None
 
     def _grid(self, block: Layer) -> Grid:
-        """Return the grid of one ``[[grid]]`` block; an axis that the block lacks comes from the run's settings."""
+        """Return the grid of one ``[[grid]]`` block. If the block lacks an axis, the run's settings give it."""
         methods, budgets, tasks = self.methods(block), self.axis(block, "budget"), self.axis(block, "task")
         limit = None
         if given := block.get("limit"):
@@ -122,7 +120,8 @@ class Builder:
         return methods
 
     def axis(self, block: Layer, key: str) -> list[Any]:
-        """Return the methods, budgets or tasks of one ``[[grid]]`` block, each once. key: which of the three."""
+        """Return one axis of a ``[[grid]]`` block: its methods, budgets or tasks, each once. key: "method", "budget" or
+        "task"."""
         given = self._given(block, key)
         if given is None and key == "budget":
             return []
@@ -144,7 +143,8 @@ class Builder:
         return members
 
     def _members(self, key: str, source: str, typed: Any, entry: int | None) -> list[Any]:
-        """Return what one typed item means: a budget, one or more tasks, or a method's name with its options."""
+        """Return the members that one item of an axis stands for: a budget, one or more tasks, or a method's (name,
+        options). entry: the item's place in the list, from 1, for messages; None outside a list."""
         if key == "budget":
             return [parse(source, lambda raw: budget(raw, entry), typed)]
         if key == "task":
@@ -155,16 +155,17 @@ class Builder:
         return [(choose.canonical(str(typed)), ())]
 
     def _given(self, block: Layer, key: str) -> Given | None:
-        """Return the value of an axis for a ``[[grid]]`` block: from the flag, else the block, else the run's settings.
+        """Return the value of an axis for a ``[[grid]]`` block. A flag or variable comes first, then the block, then
+        the run's settings.
 
-        Only for tasks the block comes first: --task then selects among the blocks, see `_selected`.
+        For tasks the block comes first, because --task selects among the blocks (see `_selected`).
         """
         if key == "task" and key in block:
             return block[key]
         return self.gathered.typed(key) or block.get(key) or self.gathered.first(key)
 
     def _selected(self, grids: list[Grid]) -> tuple[Grid, ...]:
-        """Return the grids of all ``[[grid]]`` blocks; if --task is given, with only the tasks that it names."""
+        """Return the grids of all ``[[grid]]`` blocks. If --task is given, keep only the tasks that it names."""
         wanted = self.gathered.typed("task")
         if wanted is None or not any("task" in block for block in self.gathered.blocks):
             return tuple(grids)
@@ -189,9 +190,10 @@ class Builder:
                 self.options.append((choose.canonical(method) if method else None, name, value))
 
     def _choose(self, name: str, pairs: list[tuple[str, str]], names: list[str]) -> MethodChoice:
-        """Return a method with its options.
+        """Return a method with its options. pairs: the options in its ``[[grid]]`` block. names: all methods of the
+        block.
 
-        An option typed without a method's name applies to all methods that have it.
+        An option that was typed without a method's name applies to all methods that have it.
         """
         pairs = [pair for option, value in pairs for pair in choose.addressed(name, option, value)]
         for method, option, value in self.options:
@@ -214,7 +216,7 @@ class Builder:
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield a method's options in a TOML file as (name, text).
 
-    TOML reads ``gkv.alpha = 0.9`` as a nested table; its name becomes "gkv.alpha".
+    TOML reads ``gkv.alpha = 0.9`` as a nested table; here the option gets the name "gkv.alpha".
     """
     for name, value in table.items():
         if isinstance(value, Mapping):
@@ -224,8 +226,8 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _last_evicting(names: list[str]) -> str:
-    """Return the method to name in an error about an option that none of the methods has.
+    """Return the method that an error names if none of the methods has an option.
 
-    It is the last one that takes a budget; without one, the last.
+    It is the last method that takes a budget. If no method takes a budget, it is the last method.
     """
     return next((n for n in reversed(names) if MethodChoice(name=n).takes_budget), names[-1])

@@ -1,4 +1,4 @@
-"""Starts a run: gathers settings and checks them, then hands over to `kvbench.runner.execute`, which imports torch."""
+"""Starts a run: gathers settings, checks them, and calls `kvbench.runner.execute`, which imports torch."""
 
 from __future__ import annotations
 
@@ -82,8 +82,9 @@ def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered]:
 
 
 def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> None:
-    """Print the plan of a dry run, or the tables of a run; with `json` also a JSON document. `quiet`: no plan and no
-    tables. Raises IncompleteError if rows of the run have no score."""
+    """Print the result of the command: the plan of a dry run, or the tables of a run. json: also print a JSON document,
+    and no plan as a table. quiet: print no plan and no tables. Raises IncompleteError if rows of the run have no
+    score."""
     if result.run_dir is None and not (json or quiet):
         _print_plan(result)
     elif result.run_dir is not None:
@@ -140,7 +141,8 @@ def _check_names(run_name: str | None, resume: str | None) -> None:
 
 
 def _choose(gathered: Gathered, out: Path, resume: str | None, problems: Problems) -> RunConfig | None:
-    """Return the settings that the user typed or, with --resume, those of the run to continue. None after an error."""
+    """Return the settings that the user gave or, with --resume, the settings of the run to continue. None after an
+    error."""
     if resume is None:
         return build(gathered, problems)
     if not problems.errors:
@@ -167,7 +169,7 @@ def _plan(result: RunResult) -> list[dict[str, Any]]:
 
 
 def _print_plan(result: RunResult) -> None:
-    """Print the plan: cells with rows, slots, memory and the speed that the hardware allows."""
+    """Print the plan of a dry run: for each cell its rows, slots and memory, and the speed that the hardware allows."""
     numbers = ("rows", "slots", "entries", "a slot", "tok/s at most")
     rows = []
     for p in _plan(result):
@@ -180,7 +182,8 @@ def _print_plan(result: RunResult) -> None:
 
 
 def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Problems) -> ModelInfo | None:
-    """Return what is known of the model, or None. An unknown model is reported even if other settings are wrong."""
+    """Return the known facts about the model; None after an error. The error for an unknown model is collected even if
+    other settings are wrong."""
     given = gathered.first("model") if gathered else None
     name = chosen.model_place if chosen else str(given.value).strip() if given else TINY
     revision = chosen.revision if chosen else None

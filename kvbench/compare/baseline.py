@@ -2,11 +2,12 @@
 guards.
 
     write(Path("results/baselines/ci.json"), side)
-    read(Path("results/baselines/ci.json"))          # the same side, but without the folders that hold its texts
+    read(Path("results/baselines/ci.json"))          # the same side, but without run folders and notices
 
-For each question the file holds the scores (all of them: sums would not tell which samples two sides share), two
-letters of each answer's hash, and totals. It holds its own checksum. The file may come from a stranger's repository, so
-sizes, types, names and ranges are checked before anything uses them.
+For each question the file holds the score of every sample, two characters of every answer's hash, and totals over the
+answers. It holds single scores because sums would not tell which samples two sides share. The file also holds a
+checksum of its content. It may come from a stranger's repository, so sizes, types, names and ranges are checked before
+anything uses them.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ Check = Callable[[Any], bool]
 
 
 class _Wrong(Exception):
-    """A baseline file is invalid; the text says why."""
+    """A baseline file is invalid. The exception's text says why."""
 
 
 def write(path: Path, side: Side) -> None:
-    """Save a side as a baseline file, in a folder that is made if it is missing. Raises SetupError."""
+    """Save a side as a baseline file, and make its folder if the folder is missing. Raises SetupError."""
     made = {
         "format": FORMAT,
         "kvbench": __version__,
@@ -63,13 +64,18 @@ def read(path: Path) -> Side:
     try:
         return _side(path, document(content(path, LARGEST)))
     except _Wrong as wrong:
-        raise UserError(f"{quote(path)} is not a baseline from 'kvbench compare --save': {wrong}.") from None
+        raise UserError(_invalid(path, str(wrong))) from None
     except ValueError as error:
-        raise UserError(f"{quote(path)} is not a baseline from 'kvbench compare --save': {bare(error)}.") from None
+        raise UserError(_invalid(path, bare(error))) from None
+
+
+def _invalid(path: Path, why: str) -> str:
+    return f"{quote(path)} is not a baseline from 'kvbench compare --save': {why}. Save the baseline again."
 
 
 def _text(content: Mapping[str, Any]) -> str:
-    """Return JSON with one question per line, so that a diff of two baselines shows which questions changed."""
+    """Return a baseline as JSON text. Each question has its own line, so that a diff of two baselines shows which
+    questions changed."""
 
     def plain(table: Mapping[str, Any]) -> list[str]:
         return [
@@ -88,13 +94,13 @@ def _text(content: Mapping[str, Any]) -> str:
 
 def _side(path: Path, content: Any) -> Side:
     if not isinstance(content, dict) or type(content.get("format")) is not int:
-        raise _Wrong("it states no format")
+        raise _Wrong("it has no whole number 'format'")
     if content["format"] != FORMAT:
-        raise _Wrong(f"it has format {content['format']}, and this kvbench reads format {FORMAT}; save it again")
+        raise _Wrong(f"it has format {content['format']}, and this kvbench reads format {FORMAT}")
     _keys(content, ("format", "kvbench", "sources", "unfinished", "cells", "sha256"), "the file")
     stated = content.pop("sha256")
     if stated != digest(content):
-        raise _Wrong("its content differs from its checksum; save it again")
+        raise _Wrong("its content does not fit its checksum")
     sources = content["sources"]
     _check(isinstance(sources, list) and all(map(_is_source, sources)), "sources")
     _check(_is_text(content["kvbench"]), "kvbench")
@@ -102,7 +108,7 @@ def _side(path: Path, content: Any) -> Side:
     _check(isinstance(content["cells"], list) and bool(content["cells"]), "cells")
     cells = [_cell_in(cell, f"cell {number}") for number, cell in enumerate(content["cells"], 1)]
     if len(by_key := {cell.key: cell for cell in cells}) < len(cells):
-        raise _Wrong("it has a cell twice")
+        raise _Wrong("it holds the same cell twice")
     return Side(
         name=str(path),
         cells=by_key,
@@ -220,7 +226,7 @@ def _is_key(values: Any) -> bool:
 
 
 def _is_options(value: Any) -> bool:
-    """Return whether a text is a JSON table of plain values, from which a method's label can be made."""
+    """Return whether a value is a method's options as JSON text: an object of strings, numbers, booleans and nulls."""
     if not _is_text(value, most=1 << 16):
         return False
     try:

@@ -14,19 +14,22 @@ from pathlib import Path
 
 from kvbench.eviction.budget import Budget, label
 
-MARK = 2  # letters of a mark
-NO_MARK = "." * MARK  # of a sample without an answer
-# Entries per layer and KV head: the most of a question's answers after an eviction and at any time, and the most of
-# budget + interval, which bounds entries while decoding.
+MARK = 2  # characters of a mark, which stands for an answer (see `mark`)
+NO_MARK = "." * MARK  # the mark of a sample without an answer
+# Three maxima over a question's answers, in entries per layer and KV head: entries after an eviction, entries at any
+# time, and the sum of budget and interval, which bounds the entries while decoding.
 ENTRIES = ("entries_after_evict", "entries_peak", "bound")
 COUNTS = ("output_tokens", "truncated", "no_answer")  # totals that a question has over its answers
 Scores = tuple[float | None, ...]
-Decisions = tuple[str, Mapping[int, str]]  # hash of the text read; by tokens seen, marks of all layers' kept entries
+# The hash of the prompt and answer that a method read, and the kept entries at each eviction: by the number of tokens
+# read before the eviction, a mark of every layer's kept entries.
+Decisions = tuple[str, Mapping[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The settings that identify a cell. method: with the options that differ from the defaults."""
+    """The settings that identify a cell. method: its name and, in parentheses, those options that differ from the
+    method's defaults."""
 
     model: str
     task: str
@@ -34,7 +37,7 @@ class Key:
     budget: Budget | None = field(compare=False)
     interval: int | None
     seed: str
-    size: str = field(init=False, repr=False)  # the budget in words, compared in its place: 1 entry is not 100%
+    size: str = field(init=False, repr=False)  # the budget as text. Keys compare it, because 1 entry is not 100%
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", "" if self.budget is None else label(self.budget))
@@ -60,9 +63,10 @@ class Key:
 class Question:
     """The samples of one question in one cell.
 
-    asked: a hash of the question's prompt and sampling; None: unknown. scores: by sample number, None for a sample
-    without a score. marks: for each sample two letters from the hash of its answer. totals: sums of the `COUNTS` over
-    the `answers` answers. entries: the values of `ENTRIES`, each None if unknown.
+    asked: a hash of the question's prompt and sampling settings; None: unknown. scores: a score for each sample number,
+    None for a sample without a score. marks: for each sample two characters from the hash of its answer. answers: the
+    number of samples with an answer. totals: for each name in `COUNTS`, the sum over these answers. entries: for each
+    name in `ENTRIES` a value, None if it is unknown.
     """
 
     cluster: str
@@ -82,7 +86,7 @@ class Question:
         return tuple(sample for sample in range(len(self.scores)) if self.mark(sample) != NO_MARK)
 
     def share(self, count: str) -> float:
-        """Return the mean of one of the `COUNTS` over the answers."""
+        """Return the mean of a count over the question's answers. count: a name in `COUNTS`."""
         return self.totals[count] / self.answers
 
 
@@ -90,9 +94,11 @@ class Question:
 class Cell:
     """One cell of one side.
 
-    facts: the values of `facts.FACTS` (versions, settings, machine) as text; None: unknown. figures: numbers over the
-    answers; unknown ones are absent. digest: a hash of all answers. bounded: whether the budget also bounds generated
-    entries. options: all options of the method, as JSON. decisions: by question, if they were recorded.
+    run: the names of the runs that its rows come from. headline: the name of the score that is compared. facts: the
+    values of `facts.FACTS` (versions, settings, machine) as text; None: unknown. figures: numbers over the answers;
+    unknown figures are absent. digest: a hash of all answers. bounded: whether the budget also bounds generated
+    entries. options: all options of the method, as JSON text. decisions: for each question that a method read again,
+    the entries that it kept; empty if no decisions were recorded.
     """
 
     key: Key
@@ -109,18 +115,18 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One side of a comparison. sources: the name and number of rows of each run; for a baseline file those stored in
-    it."""
+    """One side of a comparison. sources: the name and the number of rows of each run. A baseline file lists the runs
+    that it was saved from."""
 
     name: str
     cells: Mapping[Key, Cell]
     sources: tuple[tuple[str, int], ...]
-    folders: tuple[Path, ...] = ()  # of the runs, where their texts are; empty for a file
+    folders: tuple[Path, ...] = ()  # the run folders, which hold the texts; empty for a file
     unfinished: Mapping[str, str] = field(default_factory=dict)  # "412 of 960 rows" by run
     notices: tuple[str, ...] = ()
 
 
 def mark(digest: str) -> str:
-    """Return two letters that stand for an answer with this hash. Different answers get equal letters with probability
-    1 / 4096."""
+    """Return the mark of an answer: two characters that follow from the answer's hash. Two different answers get equal
+    marks with probability 1 / 4096."""
     return urlsafe_b64encode(hashlib.sha256(digest.encode()).digest()[:3])[:MARK].decode()

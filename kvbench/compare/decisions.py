@@ -1,12 +1,13 @@
-"""What the installed code keeps at every eviction when it reads stored answers again, layer by layer.
+"""Records decisions: the entries that a method keeps in every layer, at every eviction, when it reads stored answers
+again.
 
     side = decided(side, config, inputs)      # loads the model and replays
     first = first_decision(base, new)         # two cells: question, tokens seen, layer
 
-When two versions of a method generate answers of their own, the texts differ from some token on, and everything after
-it differs for that reason. Decisions are therefore compared on texts that do not depend on the method: the first
-answers of the full cache. A run stores no decisions: they are always those of the code that is installed when they are
-recorded. `kvbench compare RUN --save FILE --replay` records them for a later comparison.
+When two versions of a method generate their own answers, the texts differ from some token on. All later decisions then
+differ because the texts do. Decisions are therefore compared on texts that do not depend on the method: the first
+answers of the full cache. A run stores no decisions. Decisions are always those of the code that is installed when they
+are recorded. `kvbench compare RUN --save FILE --replay` records them for a later comparison.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ MOST = 3  # answers per task that are read again
 
 @dataclass(frozen=True, slots=True)
 class FirstDecision:
-    """The first eviction at which two versions of a method keep different entries. seen: tokens read before it; layer:
-    the first that differs, from 0; None if only one version evicts there."""
+    """The first eviction at which two versions of a method keep different entries. seen: the number of tokens read
+    before this eviction. layer: the first layer that keeps other entries, counted from 0; None if only one of the two
+    versions evicts there."""
 
     question: str
     seen: int
@@ -50,8 +52,8 @@ class FirstDecision:
 
 
 def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
-    """Return the first eviction at which two cells decide differently; None if all decisions are equal; a sentence if
-    they cannot be compared."""
+    """Return the first eviction at which two cells keep different entries, on the questions with decisions on both
+    sides. None: all these decisions are equal. A text: the decisions cannot be compared, and the text says why."""
     shared = sorted(base.decisions.keys() & new.decisions.keys(), key=natural)
     if not shared:
         return "no question has decisions on both sides"
@@ -69,8 +71,9 @@ def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
 
 
 def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
-    """Let the methods of `config` read the side's stored answers again, and return the side with the decisions of its
-    evicting cells. inputs: the model and the prompts of `config`. Raises UserError, SetupError."""
+    """Record decisions: let the methods of `config` read the side's stored answers again. Return the side with these
+    decisions in every cell that has a budget. inputs: the model and the prompts of `config`. Raises UserError,
+    SetupError."""
     from kvbench.engine.model.load import load
     from kvbench.replay.choices import Chosen
     from kvbench.replay.traces import stored_answers
@@ -100,8 +103,8 @@ def one_run(side: Side) -> None:
     """Raise UserError unless the side is one run's folder."""
     if len(side.folders) != 1:
         raise UserError(
-            f"--replay reads the answers of one run again; {quote(side.name)} is not one run's folder. Name such a "
-            "folder, or as BASE a file that '--save FILE --replay' wrote."
+            f"--replay reads the answers of one run again; {quote(side.name)} is not the folder of one run. Name one "
+            "run's folder; BASE may also be a file that '--save FILE --replay' wrote."
         )
 
 

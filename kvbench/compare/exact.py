@@ -1,7 +1,7 @@
 """Finds the first difference between the answers of two cells that should generate equal tokens.
 
 A run stores no token ids, so the place of the difference is a character of the stored output. A baseline file stores
-marks of answers only: the place is then a question and a sample.
+only two characters of each answer's hash. With a baseline file the place is a question and a sample.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ Output = Callable[[Cell, str, int], str | None]  # the stored output of a cell's
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first answer that differs between two cells. character: where the outputs first differ, counted from 1; None
-    if an output is not stored or is withheld.
+    """The first answer that differs between two cells.
 
-    base, new: the next `AROUND` characters of each output, from that one on.
+    character: the number, from 1, of the first character at which the two outputs differ; None if an output is not
+    stored or is withheld. base, new: at most `AROUND` characters of each output, beginning with that character; empty
+    if `character` is None.
     """
 
     question: str
@@ -44,14 +45,16 @@ class First:
 
 
 def identical(pair: Pair) -> bool:
-    """Return whether both cells have the same samples with the same answers and scores, and at least one answer."""
+    """Return whether both cells have the same samples, with the same answers and scores. False for cells without an
+    answer."""
     base, new = pair.base, pair.new
     scored = all(base.questions[name].scores == new.questions[name].scores for name in pair.shared)
     return base.digest == new.digest and scored and any(one.answers for one in base.questions.values())
 
 
 def first_difference(pair: Pair, base: Output, new: Output) -> First | None:
-    """Return the first answer that differs, in order of questions and samples; None if all shared answers are equal."""
+    """Return the first answer that differs, in order of questions and samples. None if the answers that both cells have
+    are equal. base, new: functions that look up the stored output of a sample on their side."""
     places = []
     for question in sorted(pair.shared, key=natural):
         mine, theirs = pair.base.questions[question], pair.new.questions[question]

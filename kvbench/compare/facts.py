@@ -1,8 +1,9 @@
-"""What may differ between two cells that are compared, and what follows from the difference.
+"""The facts in which two compared cells may differ, such as versions and settings, and the consequence of a difference.
 
-A difference has one of three classes. `SUBJECT`: what a regression run is about; it is listed. `SURROUNDINGS`: the last
-bits of logits may differ, so answers may; it is a warning. All other facts are those that `kvbench report` wants equal
-in one table: scores of cells that differ there cannot be compared, and the comparison is refused.
+A difference has one of three classes. `SUBJECT`: facts that a regression run is meant to test; the comparison lists
+them. `SURROUNDINGS`: facts that may change the last bits of logits, and so the answers; the comparison lists them in a
+note of their own. `REFUSED`: facts that must be equal, as in one table of `kvbench report`; if they differ, scores
+cannot be compared, and the comparison is refused.
 """
 
 from __future__ import annotations
@@ -44,21 +45,22 @@ REFUSED = {name: word for name, word in SAME.items() if name not in (*OF_CELL, *
 }
 WORDS = SUBJECT | SURROUNDINGS | REFUSED
 FACTS = tuple(WORDS)
-DECIDING = tuple(name for name in FACTS if name not in ("judge", "python_version"))  # that may change a token
-# Without a commit, code may have changed under the same version; without the others, so may the last bits of logits.
+DECIDING = tuple(name for name in FACTS if name not in ("judge", "python_version"))  # facts that may change a token
+# Facts that must be known before answers must be equal. If the commit is unknown, the code may have changed under the
+# same version. If another of these facts is unknown, the last bits of logits may have changed.
 KNOWN = (
     *("git", "kvbench_version", "torch_version", "transformers_version", "method_source"),
     *("device", "slots", "threads", "chunk"),
 )
 OBJECTS = ("libraries", "artefacts")  # facts that are JSON objects
-FILLED = {"stop": "[]"}  # facts whose absence has a meaning
-MAPPED = ("model_revision",)  # may differ where the user maps one model to another
+FILLED = {"stop": "[]"}  # for each of these facts the value that an absent fact stands for
+MAPPED = ("model_revision",)  # facts that may differ where the user maps one model to another
 assert {name for name, _, _ in NOTED} <= {*FACTS}
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A fact that two cells differ in, with its class: subject, surroundings or refused."""
+    """A fact in which two cells differ. kind: the class of the difference: subject, surroundings or refused."""
 
     name: str
     kind: str
@@ -71,7 +73,8 @@ class Difference:
 
     @property
     def values(self) -> str:
-        """Both values, as in "2.12.0 > 2.13.0"; of two objects only what differs, as in "triton none > 3.9.0"."""
+        """Both values, as in "2.12.0 > 2.13.0". Of two JSON objects only the entries that differ, as in "triton none >
+        3.9.0"."""
         if self.name not in OBJECTS:
             return f"{_shown(self.base)} > {_shown(self.new)}"
         (base, no_base), (new, no_new) = self._entries(self.base), self._entries(self.new)
@@ -79,13 +82,14 @@ class Difference:
         return ", ".join(bare(f"{name} {base.get(name, no_base)} > {new.get(name, no_new)}") for name in names)
 
     def _entries(self, value: str | None) -> tuple[dict[str, Any], str]:
-        """Return the entries of an object, and the word for an entry that it lacks. No artefacts are used if none are
-        recorded; libraries are unknown then."""
+        """Return the entries of a JSON object, and the word that is shown for an entry that the object lacks. The word
+        is "unknown" if a run recorded no libraries at all, and "none" in all other cases."""
         return json_object(value or "{}"), "unknown" if value is None and self.name != "artefacts" else "none"
 
 
 def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
-    """Return a fact about a run; None if it is unknown. record: the run's environment and its setting `chunk`."""
+    """Return the value that a run's record holds for a fact; None if the record has none. task: the task whose data are
+    meant. record: the run's environment, with its setting `chunk`."""
     match name:
         case "git" | "threads" | "chunk":
             value = record.get(name)
@@ -104,8 +108,9 @@ def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
 
 
 def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Difference]:
-    """Return the facts in which two cells differ. An unknown value differs from a known one, except of the facts for
-    which a comparison is refused. mapped: the user compares two models (or two revisions of one model) on purpose."""
+    """Return the facts in which two cells differ. An unknown value differs from a known value. For the facts in
+    `REFUSED`, an unknown value makes no difference. mapped: the user compares two models (or two revisions of one
+    model) on purpose."""
     found = []
     for name in FACTS:
         mine, theirs = base.facts.get(name), new.facts.get(name)
@@ -117,7 +122,8 @@ def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Differen
 
 
 def refuse(base: Cell, new: Cell, found: list[Difference]) -> None:
-    """Raise UserError for the first difference that makes two cells incomparable."""
+    """Raise UserError if two cells cannot be compared: if they differ in a fact of the class "refused", in the score
+    that is compared, or in the prompt or sampling of a question. found: the differences of their facts."""
     for difference in found:
         if difference.kind == "refused":
             word, mine, theirs = WORDS[difference.name], _shown(difference.base), _shown(difference.new)
@@ -135,13 +141,14 @@ def not_comparable(base: Cell, new: Cell, word: str, mine: str, theirs: str) -> 
     both = (base.run, new.run) if base.run != new.run else (f"base {base.run}", f"new {new.run}")
     return (
         f"{bare(base.key.cell)}: {word} is {mine} in {bare(both[0])} and {theirs} in {bare(both[1])}; "
-        "scores are not comparable."
+        "scores are not comparable. Compare runs without this difference."
     )
 
 
 def same_tokens(base: Cell, new: Cell) -> bool:
-    """Return whether answers must be equal: all facts that decide tokens are equal, those in `KNOWN` are known, the
-    code had no uncommitted changes, and each question has equally many samples."""
+    """Return whether the answers of two cells must be equal. They must if all facts in `DECIDING` are equal, all facts
+    in `KNOWN` are known, the code had no uncommitted changes, and both cells have the same questions with equally many
+    samples."""
     if any(base.facts.get(name) != new.facts.get(name) for name in DECIDING):
         return False
     if any(base.facts.get(name) is None for name in KNOWN) or "+changes" in (base.facts.get("git") or ""):

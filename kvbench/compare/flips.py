@@ -1,7 +1,7 @@
-"""Questions whose score changed, with both answers side by side, the greatest fall first.
+"""Lists the questions whose score changed, with both answers side by side. The greatest fall of a score comes first.
 
-Answers come from run folders; a baseline file has scores only. Answers to gated questions may quote the question: they
-are withheld, as a run withholds the prompts.
+Answers come from run folders; a baseline file has no texts. Answers to gated questions are withheld, because they may
+quote the question.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kvbench.report.render import md
 from kvbench.store.schema import natural
 from kvbench.taskkit.names import is_gated
 
-MOST = 20  # questions of a cell
-TAIL = 160  # last characters of an answer
+MOST = 20  # questions of a cell that are listed
+TAIL = 160  # last characters of an answer that are shown
 WITHHELD = "(withheld: the task's questions are gated)"
-NOT_HERE = "(a baseline file holds no answers)"
+NOT_HERE = "(this side stores no texts of answers)"
 ANSWERS = f"[the extracted answer, which the task scores] and the end of the output, at most {TAIL} characters"
 NONE = "No question changed its score."
 
@@ -38,8 +38,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A question whose mean score changed: both means over the shared samples, and the first changed sample with both
-    answers."""
+    """A question whose mean score changed. base, new: its mean scores over the samples that both sides have. sample:
+    the first sample whose score changed in the direction of the mean. answers: both sides' answers for this sample."""
 
     cell: str
     question: str
@@ -50,8 +50,8 @@ class Flip:
 
 
 def flips(outcome: Outcome) -> Iterator[tuple[str, list[Flip], int]]:
-    """Yield (cell in words, its changed questions, their number) for each cell with changed questions. The list has at
-    most `MOST` of them."""
+    """Yield (cell in words, list of its changed questions, number of its changed questions). Cells without a changed
+    question are left out. The list has at most `MOST` questions. A cell with two seeds comes once per seed."""
     stored = Stored(outcome.base), Stored(outcome.new)
     for one in outcome.judged:
         for pair in one.pairs:
@@ -63,8 +63,8 @@ def flips(outcome: Outcome) -> Iterator[tuple[str, list[Flip], int]]:
 
 
 def _changed(pair: Pair) -> Iterator[tuple[str, float, float, int]]:
-    """Yield (question, old mean, new mean, sample) for each changed question; the sample is the first whose score
-    changed in the direction of the mean."""
+    """Yield (question, old mean, new mean, sample) for each question whose mean score changed. The sample is the first
+    whose score changed in the direction of the mean."""
     for name in pair.shared:
         mine, theirs = pair.base.questions[name].scores, pair.new.questions[name].scores
         both = [(s, a, b) for s, (a, b) in enumerate(zip(mine, theirs)) if a is not None and b is not None]
@@ -92,7 +92,7 @@ def _answer(stored: Stored, cell: Cell, question: str, sample: int) -> Answer:
 
 
 def documents(outcome: Outcome) -> Iterator[dict[str, Any]]:
-    """Yield the changed questions as JSON objects."""
+    """Yield the changed questions as JSON objects, at most `MOST` per cell and seed."""
     for _, found, _ in flips(outcome):
         for flip in found:
             answers = [{"extracted": answer.extracted, "tail": answer.tail} for answer in flip.answers]
@@ -110,7 +110,10 @@ def text(outcome: Outcome) -> str:
             for side, answer in zip(("base", "new "), flip.answers):
                 lines.append(f"    {side}  {_shown(answer)}")
         lines.append("")
-    head = ["Questions, with the mean score in BASE > NEW and the first sample that changed. Per side:", f"{ANSWERS}."]
+    head = [
+        "Each question with its mean score in BASE > NEW and the first sample whose score changed. Below it, per side:",
+        f"{ANSWERS}.",
+    ]
     return "\n".join([*head, "", *lines]).rstrip() if lines else NONE
 
 

@@ -1,8 +1,9 @@
 """An outcome as workflow commands of GitHub Actions: annotations on stdout, and a summary in Markdown.
 
-https://docs.github.com/actions/reference/workflow-commands: `%`, CR and LF are escaped, in titles `:` and `,` too. A
-line of other text must not begin with `::`, so the Markdown goes to the file of GITHUB_STEP_SUMMARY; where that is not
-set, it follows the annotations between `::stop-commands::` and its end mark.
+The format is https://docs.github.com/actions/reference/workflow-commands. `%`, CR and LF are escaped, and in titles
+also `:` and `,`. A line of other text must not begin with `::`. The Markdown therefore goes to the file that
+GITHUB_STEP_SUMMARY names. If this variable is not set, the Markdown follows the annotations, between
+`::stop-commands::` and its end mark.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ def commands(outcome: Outcome) -> list[str]:
 
 
 def fenced(markdown: str) -> str:
-    """Return a text between lines that stop GitHub from reading commands in it."""
+    """Return a Markdown text between two lines that keep GitHub from reading commands in it."""
     mark = secrets.token_hex(16)
     return f"::stop-commands::{mark}\n{markdown}\n::{mark}::"
 
 
 def without_commands(text: str) -> str:
-    """Return the text so changed that GitHub reads no command in it: ``::`` at the beginning of a line, or the older
-    ``##[``."""
+    """Return the text with a space inside everything that GitHub would read as a command: ``::`` at the beginning of a
+    line, and the older ``##[``."""
     return re.sub(r"(?m)^(\s*):(?=:)", r"\1: ", text).replace("##[", "## [")
 
 

@@ -1,11 +1,11 @@
-"""What base has and new lacks: cells, and scores of questions and samples, over all stages of a cell.
+"""Finds what the base side has and the new side lacks: cells, and scores of samples.
 
-    absent(matched, new, stages)        # cells
-    of_pairs(pairs, new)                # scores of one cell, counted
-    is_begun(pair, new)                 # an unfinished run, whose cells are compared on what they have
+    absent(matched, new, stages)        # the cells that new lacks
+    of_pairs(pairs, new)                # how many scores of one cell new lacks
+    is_begun(pair, new)                 # whether the new cell comes from an unfinished run
 
-A score that base has is missing if new lacks the question or the sample, or has no score for it. One reason excuses
-that: a run of this very cell in new is unfinished.
+A score of base is missing in new if new lacks the question or the sample, or has no score for the sample. Missing
+scores do not count if the new cell comes from an unfinished run: such a cell is compared on the scores that it has.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from kvbench.compare.matching import Matched, Pair
 
 
 def absent(matched: Matched, new: Side, stages: int) -> list[Key]:
-    """Return the cells of base that new lacks. With two stages, a cell is not missing but not run yet if new has no
-    cell of its seed, and has the same cell with another seed."""
+    """Return the cells of base that new lacks. With two stages, the second seed may not have been run yet: a cell is
+    left out of the result if new has no cell at all with this seed, but has the same cell with another seed."""
     there = {pair.key for pair in matched.both}
     seeds = {key.seed for key in new.cells}
     return [key for key in matched.missing if not (stages > 1 and key.seed not in seeds and _other_seed(key, there))]
 
 
 def of_pairs(pairs: Sequence[Pair], new: Side) -> int:
-    """Return how many scores of base new lacks; cells of unfinished runs do not count."""
+    """Return how many scores of one cell base has and new lacks. Scores of unfinished runs do not count."""
     return sum(_of_pair(pair) for pair in pairs if not is_begun(pair, new))
 
 
 def is_begun(pair: Pair, new: Side) -> bool:
-    """Return whether one of the runs of the new cell is unfinished."""
+    """Return whether a run from which the new cell's rows come is unfinished."""
     return any(run in new.unfinished for run in pair.new.run.split(", "))
 
 

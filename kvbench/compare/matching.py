@@ -3,8 +3,8 @@
     pairs = match(base, new, mapping)      # UserError: cells that are not comparable
     pairs.both, pairs.missing, pairs.extra
 
-Cells pair if model, task, method with options, budget, interval and seed are equal. A mapping pairs two methods, or two
-models, on purpose: cells of the second name in the new side stand for cells of the first.
+Two cells pair if model, task, method with options, budget, interval and seed are equal. A mapping pairs two methods, or
+two models, on purpose: with ``--map gkv=mine``, base's cells of gkv pair with new's cells of mine.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ class Pair:
 @dataclass(frozen=True, slots=True)
 class Matched:
     both: list[Pair]
-    missing: list[Key]  # of base in new
-    extra: list[Key]  # of new, without a cell in base
-    aside: tuple[list[Key], list[Key]] = ([], [])  # of base and of new: the mapping gave their names to other cells
+    missing: list[Key]  # cells of base that new lacks
+    extra: list[Key]  # cells of new that base lacks
+    aside: tuple[list[Key], list[Key]] = ([], [])  # cells of base and of new that the mapping leaves out, see `_aside`
 
 
 def parse_map(texts: Sequence[str]) -> dict[str, str]:
-    """Return the mapping of ``--map gkv=mine``: for each name in new the name in base."""
+    """Return the mapping from names in new to names in base: ``--map gkv=mine`` gives {"mine": "gkv"}. Raises
+    UserError."""
     found: dict[str, str] = {}
     for text in texts:
         old, equals, new = _at_equals(text)
@@ -60,13 +61,16 @@ def parse_map(texts: Sequence[str]) -> dict[str, str]:
             raise UserError(f"--map {quote(text)}: write BASE=NEW, as in --map gkv=mine.")
         old, new = _spelled(old.strip()), _spelled(new.strip())
         if new in found:
-            raise UserError(f"--map {quote(text)}: {quote(new)} stands for {quote(found[new])} already.")
+            raise UserError(
+                f"--map {quote(text)}: {quote(new)} is compared with {quote(found[new])} already. Name each NEW once."
+            )
         found[new] = old
     return found
 
 
 def _spelled(name: str) -> str:
-    """Return a method with options as cells spell it, ``gkv(lam=0.0)`` for ``gkv(lam=0)``; any other name unchanged."""
+    """Return a method with options as the keys of cells spell it: ``gkv(lam=0.0)`` for ``gkv(lam=0)``. Any other name
+    is returned unchanged."""
     alone, bracket, _ = name.partition("(")
     if not bracket:
         return name
@@ -78,7 +82,8 @@ def _spelled(name: str) -> str:
 
 
 def _at_equals(text: str) -> tuple[str, str, str]:
-    """Split like `str.partition` at the first "=" outside parentheses; inside, "=" belongs to a method's options."""
+    """Split like `str.partition`, but at the first "=" outside parentheses. Inside them, "=" belongs to a method's
+    options."""
     for place, sign in enumerate(text):
         before = text[:place]
         if sign == "=" and before.count("(") == before.count(")"):
@@ -87,7 +92,8 @@ def _at_equals(text: str) -> tuple[str, str, str]:
 
 
 def match(base: Side, new: Side, mapping: Mapping[str, str] | None = None) -> Matched:
-    """Pair the cells of two sides. mapping: the result of `parse_map`."""
+    """Pair the cells of two sides. mapping: the result of `parse_map`. Raises UserError for cells that are not
+    comparable."""
     mapping = mapping or {}
     olds, news = set(mapping.values()), set(mapping)
     aside = _aside(base, olds, news - olds), _aside(new, news, olds - news)
@@ -106,17 +112,18 @@ def match(base: Side, new: Side, mapping: Mapping[str, str] | None = None) -> Ma
 
 
 def _aside(side: Side, mapped: set[str], others: set[str]) -> list[Key]:
-    """Return the side's cells that the comparison leaves out, because the mapping gave their names to cells of the
-    other side: with ``--map gkv=mine``, base's cells of mine and new's cells of gkv.
+    """Return the side's cells that the comparison leaves out because of the mapping. With ``--map gkv=mine`` these are
+    base's cells of mine and new's cells of gkv.
 
-    mapped: the names that the mapping takes from this side; others: those that it takes from the other side only.
+    mapped: the names that the mapping has for this side. others: the names that it has only for the other side.
     """
     names = {key: {key.model, key.method, key.name} for key in side.cells}
     return sorted((key for key in names if names[key] & others and not names[key] & mapped), key=Key.order)
 
 
 def _renamed(side: Side, mapping: Mapping[str, str], aside: Sequence[Key]) -> dict[Key, Cell]:
-    """Return the side's cells by the key under which they are compared, without the cells set aside."""
+    """Return the side's cells by the keys under which they are compared. mapping: for names of this side the names in
+    these keys. aside: cells to leave out. Raises UserError if two cells get one key, or for a name that no cell has."""
     found: dict[Key, Cell] = {}
     unused = set(mapping)
     for key, cell in side.cells.items():
@@ -143,7 +150,7 @@ def _renamed(side: Side, mapping: Mapping[str, str], aside: Sequence[Key]) -> di
 
 
 def _refuse_near(cell: Cell, others: Sequence[Cell]) -> None:
-    """Raise UserError if another cell differs from a missing cell only in model, interval or seed."""
+    """Raise UserError if one of the other cells differs from the cell only in model, interval or seed."""
     for other in others:
         mine, theirs = cell.key, other.key
         if (mine.task, mine.method, mine.budget) != (theirs.task, theirs.method, theirs.budget):
@@ -164,11 +171,15 @@ def _refuse_tasks(base: Side, new: Side, old: Mapping[Key, Cell], now: Mapping[K
     for task in sorted({key.task for key in old if key in now}):
         asked = [{q for key, cell in side.items() if key.task == task for q in cell.questions} for side in (old, now)]
         if not asked[0] & asked[1]:
-            raise UserError(f"{bare(base.name)} and {bare(new.name)} share no question of task {quote(task)}.")
+            raise UserError(
+                f"{bare(base.name)} and {bare(new.name)} share no question of task {quote(task)}. Run both sides on "
+                "the same questions."
+            )
 
 
 def _pair(key: Key, base: Cell, new: Cell, *, mapped: bool) -> Pair:
-    """Return the pair of two cells after checking that they are comparable. mapped: the user maps the cell's model."""
+    """Return the pair of two cells. mapped: the user maps the cell's model. Raises UserError if the cells are not
+    comparable."""
     found = differences(base, new, mapped=mapped)
     refuse(base, new, found)
     shared = tuple(sorted(q for q in base.questions if q in new.questions))

@@ -1,7 +1,8 @@
 """The measures that a comparison shows beside the score: entries, bytes, lengths, truncation, speed.
 
-Entries are exact: more of them is a regression. The other measures are only shown, unless a policy sets a limit: the
-largest ratio, the largest increase of a share, or for speed the smallest ratio.
+Entries are exact: a question that needs more of them is a regression (`_of_questions` states the exceptions). The other
+measures are only shown, unless a policy sets a limit. The limit is the largest ratio new / base, the largest increase
+of a share or, for speed, the smallest ratio.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from kvbench.report.stats import regression
 AFTER, PEAK, BOUND = range(len(ENTRIES))
 RATIOS = ("kv_bytes_peak", "kv_bytes_mean", "output_tokens", "tokens_per_second", "evict_share")
 SHARES = ("truncated", "no_answer")
-LIMITED = (*RATIOS, *SHARES)  # that a policy may limit
+LIMITED = (*RATIOS, *SHARES)  # measures that a policy may limit
 HIGHER_IS_BETTER = ("tokens_per_second",)
-ROUNDING = 1e-9  # of a ratio or share that stands exactly at its limit
+ROUNDING = 1e-9  # rounding error that a ratio or share exactly at its limit may have
 WORDS = {
     "entries_after_evict": "entries after an eviction",
     "entries_peak": "entries at the peak",
@@ -35,10 +36,10 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One figure of a cell on both sides; NaN: unknown. more: whether the entries of some question rose, which is a
-    regression.
+    """One figure of a cell on both sides; NaN: unknown. more: whether the number of entries rose for some question,
+    which is a regression.
 
-    p: of an increase, one-sided and paired by question; NaN for figures without a test.
+    p: the p-value of a one-sided test, paired by question, that the figure rose; NaN for figures without a test.
     """
 
     name: str
@@ -56,8 +57,8 @@ class Measure:
         return self.new / self.base if self.base else math.nan
 
     def beyond(self, limit: float) -> bool:
-        """Return whether the new figure is beyond a policy's limit. If the limit is a largest ratio and base is 0,
-        every increase is beyond it."""
+        """Return whether the new figure is beyond a policy's limit. If the limit is a largest ratio and the figure of
+        base is 0, every increase is beyond the limit."""
         if self.name in SHARES:
             return self.new - self.base > limit + ROUNDING
         if self.name in HIGHER_IS_BETTER:
@@ -71,7 +72,7 @@ class Measure:
 
 
 def measures(pairs: Sequence[Pair]) -> list[Measure]:
-    """Return the measures of a cell over all its stages."""
+    """Return the measures of a cell. pairs: the cell on both sides, once per seed."""
     return [
         *(_entries(pairs, place) for place in (AFTER, PEAK)),
         *(_ratio(pairs, name) for name in RATIOS if name != "output_tokens"),
@@ -80,8 +81,8 @@ def measures(pairs: Sequence[Pair]) -> list[Measure]:
 
 
 def _entries(pairs: Sequence[Pair], place: int) -> Measure:
-    """Return the largest number of entries of any question or, if it rose for some questions, that of the question
-    where it rose most."""
+    """Return the measure of `ENTRIES[place]`. If the number of entries rose for some questions, its figures are those
+    of the question where it rose most. Otherwise its figures are the largest numbers of any question."""
     found = [(*values, pair.renamed) for pair in pairs for values in _of_questions(pair, place)]
     risen = [
         (mine, theirs)
@@ -96,11 +97,11 @@ def _entries(pairs: Sequence[Pair], place: int) -> Measure:
 
 
 def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]]:
-    """Yield (base, new, bound) of each question that has the same samples on both sides: more samples may have a larger
-    maximum.
+    """Yield (entries in base, entries in new, bound) of each question that has the same samples on both sides. Other
+    questions are left out, because more samples may have a larger maximum.
 
-    Up to the bound the peak follows the lengths of answers, so a rise counts only beyond it; without a bound (infinity)
-    no rise of the peak counts.
+    Below the bound, the peak follows the lengths of answers: a rise of the peak is a regression only beyond the bound.
+    The bound is infinite if the budget does not bound generated entries; then no rise of the peak is a regression.
     """
     for name in pair.shared:
         mine, theirs = pair.base.questions[name], pair.new.questions[name]
@@ -119,7 +120,8 @@ def _most(values: Sequence[float]) -> float:
 
 
 def _ratio(pairs: Sequence[Pair], name: str) -> Measure:
-    """Return a measure over all answers of the cells, even if the sides answered different questions."""
+    """Return a measure as a mean over the pairs of cells. Each cell's figure covers all its answers, even if the two
+    sides answered different questions."""
     base = [pair.base.figures.get(name, math.nan) for pair in pairs]
     new = [pair.new.figures.get(name, math.nan) for pair in pairs]
     return Measure(name=name, base=_mean([base]), new=_mean([new]))

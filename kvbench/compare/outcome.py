@@ -5,10 +5,10 @@
 
 Verdicts of a cell:
     same            all answers and their scores are equal
-    differs         answers differ although all that decides tokens is equal: the code does not repeat itself
+    differs         answers differ although everything that decides tokens is equal: the code is not deterministic
     no worse than M the lower bound of the difference is above -M
-    worse           the one-sided paired test rejects "no drop", after Holm over the cells of a tier
-    undecided       neither "no worse" nor "worse"; `drop` says how large a drop could have been found
+    worse           the one-sided paired test rejects "no drop", after Holm's correction over the cells of a tier
+    undecided       neither "no worse" nor "worse"; `drop` says how large a drop the test would find
     better          with a margin of 0: the lower bound of the difference is above 0
     missing         new lacks the cell, or the score of a question or sample that has one in base
 """
@@ -36,20 +36,20 @@ PASS, MISSING, REGRESSION = 0, 4, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The judgement of one cell. reasons: why the cell fails, a clause for each reason; empty if it passes."""
+    """The judgement of one cell. reasons: a clause for each reason why the cell fails; empty if it passes."""
 
     key: Key
     critical: bool
     verdict: str
-    code: int  # of this cell: 0, 4 or 5
+    code: int  # the exit code that this cell asks for: 0, 4 or 5
     margin: float
-    pairs: Group = ()  # by stage; empty: the cell is missing
+    pairs: Group = ()  # one pair per stage; empty: the cell is missing
     tested: Tested | None = None
-    p: float = math.nan  # after Holm; that of the first stage alone if the second seed was not run
-    drop: float = math.nan  # the true drop that is found with 80% power
+    p: float = math.nan  # after Holm's correction; the first stage's own p if the second seed was not run
+    drop: float = math.nan  # the true drop that the test finds with 80% power
     again: bool = False  # the first stage rejects, and the second seed was not run
     first: First | None = None
-    decision: FirstDecision | str | None = None  # with recorded decisions on both sides
+    decision: FirstDecision | str | None = None  # result of `first_decision`, if both sides have recorded decisions
     measures: tuple[Measure, ...] = ()
     reasons: tuple[str, ...] = ()
 
@@ -86,8 +86,8 @@ class Outcome:
 def compare(
     base: Side, new: Side, policy: Policy, mapping: Mapping[str, str] | None = None, *, stages: int = 1
 ) -> Outcome:
-    """Match the cells of two sides and judge them. stages: with 2, a cell is worse only if two seeds reject, never
-    before the second seed was run. Raises UserError."""
+    """Match the cells of two sides and judge them. stages: with 2, a cell is worse only if the tests on two seeds
+    together reject; a cell whose second seed was not run is never worse. Raises UserError."""
     matched = match(base, new, mapping)
     pairs = grouped(matched.both, stages)
     tested = {key: test(found) for key, found in pairs.items()}
@@ -126,7 +126,7 @@ def _absent(key: Key, policy: Policy, extra: Sequence[Key]) -> Judged:
 
 
 def _judged(key: Key, pairs: Group, tested: Tested, verdict: Verdict, policy: Policy) -> Judged:
-    """Return the judgement of a cell by its scores alone."""
+    """Return the judgement of a cell that follows from its scores alone."""
     worse = verdict.name == "worse"
     fell = f"the mean score fell by {-tested.together.diff:.3f} (p={verdict.p:.2g})"
     return Judged(
@@ -147,8 +147,8 @@ def _judged(key: Key, pairs: Group, tested: Tested, verdict: Verdict, policy: Po
 
 
 def _with_answers(one: Judged, stored: tuple[Stored, Stored], new: Side) -> Judged:
-    """Add to a judgement what the answers show: all equal, different although they must be equal, or without a score in
-    new."""
+    """Return the judgement with what the answers add to it: scores that new lacks, answers that are all equal, or
+    answers that differ although they must be equal."""
     if count := lost.of_pairs(one.pairs, new):
         samples = "1 sample has" if count == 1 else f"{count} samples have"
         one = _missing(one, f"{samples} a score in base but none in new")
@@ -167,8 +167,8 @@ def _missing(one: Judged, reason: str) -> Judged:
 
 
 def _with_measures(one: Judged, policy: Policy, new: Side) -> Judged:
-    """Add reasons to a judgement: entries that rose, and limited figures that are beyond the policy's limit or that new
-    lacks."""
+    """Return the judgement with the reasons that measures add to it: a number of entries that rose, a figure beyond the
+    policy's limit, or a limited figure that is unknown in new."""
     limited = [m for m in one.measures if m.name in policy.limits]
     unknown = [m.words for m in limited if m.lost]
     if unknown and not any(lost.is_begun(pair, new) for pair in one.pairs):
@@ -182,5 +182,5 @@ def _with_measures(one: Judged, policy: Policy, new: Side) -> Judged:
 
 
 def describe(one: Judged) -> str:
-    """Return the cell with its failures in one line."""
+    """Return the cell and the reasons why it fails, in one line."""
     return f"{bare(one.key.cell)}: {'; '.join(one.reasons)}"

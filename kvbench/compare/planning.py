@@ -1,9 +1,10 @@
-"""How many questions and samples a comparison needs to show "no worse than M", from a base run's own variances.
+"""Computes how many questions and samples a comparison needs to show "no worse than M". The variances come from a base
+run.
 
 For two runs without a true difference, the difference of question q has the variance 2 v_q / k with k samples, where
 v_q is the variance of q's samples in base. The bound is above -M with 80% power if M >= (t_95 + t_80) sqrt(v / (k Q)),
-where v is the mean of 2 v_q over the Q questions. This holds for answers that are drawn anew. If both runs sample with
-the same noise, their answers to a question are correlated, and fewer questions suffice.
+where v is the mean of 2 v_q over the Q questions. This holds if the two runs draw their answers with independent noise.
+If both runs sample with the same noise, their answers to a question are correlated, and fewer questions suffice.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ MOST_QUESTIONS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """For one cell: how many questions it needs with each number of samples, and how many samples with its present
-    questions.
+    """What one cell needs to show "no worse than the margin".
 
-    samples: None if no number of samples suffices, because there are too few questions.
+    questions: how many questions the cell has. needed: for each number of samples per question, how many questions the
+    cell needs. samples: how many samples per question it needs with the questions that it has; None if no number
+    suffices, because the cell has too few questions.
     """
 
     cell: str
     margin: float
     questions: int
-    variance: float  # of the difference of one sample of one question
+    variance: float  # of the difference between two runs' scores of one sample
     needed: dict[int, int]
     samples: int | None
     source: str  # of the variance: "samples", "mean score" (one sample per question: its upper limit) or "none"
@@ -61,11 +63,12 @@ def plans(side: Side, policy: Policy) -> Iterator[Plan]:
 
 
 def needed(variance: float, margin: float) -> int:
-    """Return how many questions show the margin with 80% power if differences have this variance; at least 5.
+    """Return how many questions are needed to show "no worse than the margin" with 80% power. At least 5.
 
-    The result `MOST_QUESTIONS` + 1 stands for every larger number.
+    variance: of a question's difference between two runs. The result `MOST_QUESTIONS` + 1 stands for every number above
+    `MOST_QUESTIONS`.
     """
-    if variance == 0:  # no spread was seen: the bound is that of the share of unseen questions
+    if variance == 0:  # no difference was seen: the bound is on the share of all questions that may differ
         return max(FEWEST, math.ceil(-math.log(2 * ALPHA) / margin))
     least, most = FEWEST, 2 * FEWEST
     while _reach(most) * math.sqrt(variance / most) > margin and most < MOST_QUESTIONS:
@@ -84,16 +87,18 @@ def _samples(variance: float, margin: float, questions: int) -> int | None:
 
 
 def _reach(questions: int) -> float:
-    """Return the size of a drop, in standard errors, that is excluded with 80% power."""
+    """Return the smallest drop, in standard errors, that the bound excludes with 80% power if nothing changed."""
     from scipy.special import stdtrit
 
     return float(stdtrit(questions - 1, 1 - ALPHA) + stdtrit(questions - 1, POWER))
 
 
 def _noise(cell: Cell) -> tuple[float, str]:
-    """Return the variance between samples, a mean over questions, and where it comes from.
+    """Return the variance between the samples of a question, as a mean over questions, and the source of this number
+    (see `Plan.source`).
 
-    With one sample per question and a mean score of p, it is the upper limit p (1 - p). NaN without scores.
+    If every question has one sample, the variance is unknown; its upper limit p (1 - p), where p is the mean score,
+    takes its place. NaN without scores.
     """
     variances, means = [], []
     for question in cell.questions.values():
@@ -113,8 +118,8 @@ def _noise(cell: Cell) -> tuple[float, str]:
 
 
 def notes(found: list[Plan]) -> list[str]:
-    """Return at most two notes: on the cells whose samples show no variance, and on the cells with one sample per
-    question. Each says what the numbers of its cells assume."""
+    """Return at most two notes: one on the cells whose samples show no variance, and one on the cells with one sample
+    per question. Each note says what the numbers of these cells assume."""
     flat, single = ([plan.cell for plan in found if plan.source == source] for source in ("none", "mean score"))
     lines = []
     if flat:

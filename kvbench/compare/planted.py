@@ -23,14 +23,14 @@ from kvbench.errors import UserError, quote
 from kvbench.report.stats import ALPHA, fewest_clusters
 
 REFUSED = UserError.exit_code
-KEEPS = 5  # every fifth question with a right answer keeps it when a drop is planted
-LEAST = fewest_clusters(ALPHA)  # that must fall: a one-sided test at 5% of one cell in a family of two
+KEEPS = 5  # every fifth question with a right answer keeps its score when a drop is planted
+LEAST = fewest_clusters(ALPHA)  # clusters that must fall, so that a one-sided test at 5% over two cells can reject
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result for one planted fault. name: the fault. wanted, found: exit codes. says: the comparison's first
-    sentence."""
+    """The result for one planted fault. name: the fault. wanted, found: the exit code that the comparison should have,
+    and the exit code that it had. says: the comparison's error, first failure or summary."""
 
     name: str
     wanted: int
@@ -43,8 +43,8 @@ class Check:
 
 
 def checks(side: Side) -> Iterator[Check]:
-    """Yield a check for each fault: a copy of the cell with the fault is compared with the unchanged cell. Raises
-    UserError for a run without evictions, or with too few right answers to lose."""
+    """Yield a check for each fault in `FAULTS`: a copy of the side's cell with the fault is compared with the unchanged
+    cell. Raises UserError if no cell has evictions, or if the cells with evictions have too few right answers."""
     evicting = [cell for cell in side.cells.values() if any(one.entries[AFTER] for one in cell.questions.values())]
     if not evicting:
         raise UserError(f"{quote(side.name)} has no cell with evictions. Name a run with a smaller budget.")
@@ -52,8 +52,8 @@ def checks(side: Side) -> Iterator[Check]:
     if _clusters(cell) < LEAST:
         least = LEAST + math.ceil(LEAST / (KEEPS - 1))
         raise UserError(
-            f"{quote(side.name)} has no cell with {least} right answers, and so too little to lose. Name a run of more "
-            "questions."
+            f"{quote(side.name)} has no cell with evictions and {least} right answers, which a planted drop of the "
+            "score needs. Name a run of more questions."
         )
     twin = replace(cell, key=replace(cell.key, seed=f"{cell.key.seed} twin"))
     base = replace(side, cells={one.key: one for one in (cell, twin)}, folders=())
@@ -72,8 +72,8 @@ def _compared(base: Side, new: Side) -> tuple[int, str]:
 
 
 def _falling(cell: Cell) -> set[str]:
-    """Return the questions whose scores the planted drop sets to 0: most of those with an answer that is at least
-    partly right."""
+    """Return the questions whose scores the planted drop sets to 0: of the questions with a score above 0, all but
+    every fifth (`KEEPS`)."""
     right = [name for name, one in sorted(cell.questions.items()) if any(one.scores)]
     return {name for number, name in enumerate(right) if number % KEEPS}
 
@@ -83,8 +83,8 @@ def _clusters(cell: Cell) -> int:
 
 
 def _questions(cell: Cell, change: Callable[[int, Question], Question], **facts: str) -> Cell:
-    """Return the cell with changed questions and facts, and with the digest of other answers. `change` gets each
-    question and its number, from 0."""
+    """Return the cell with changed questions, changed facts and another digest of its answers. change: a function that
+    gets the number of a question, from 0, and the question. facts: the new values by name."""
     changed = {name: change(n, cell.questions[name]) for n, name in enumerate(sorted(cell.questions))}
     return replace(cell, questions=changed, facts={**cell.facts, **facts}, digest=cell.digest[::-1])
 
@@ -100,7 +100,8 @@ def _dropped(cell: Cell) -> Cell:
 
 
 def _first(**changes: Callable[[Question], Any]) -> Callable[[int, Question], Question]:
-    """Return a `change` for `_questions` that changes the first question only."""
+    """Return a `change` for `_questions` that changes the first question only. changes: for each field of the question
+    to change, a function that returns the new value."""
 
     def change(number: int, question: Question) -> Question:
         return question if number else replace(question, **{name: new(question) for name, new in changes.items()})

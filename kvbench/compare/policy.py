@@ -36,7 +36,7 @@ LARGEST = 1 << 20  # bytes of a policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Settings for the cells that fit all patterns. A missing pattern fits every cell."""
+    """Settings for the cells that fit all patterns of the rule. An omitted pattern fits every cell."""
 
     patterns: Mapping[str, str]
     tier: str = TIERS[0]
@@ -54,8 +54,8 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The rules by which a comparison fails. margin: the accepted drop of the mean score, 0 to 1. limits: how far a
-    measure may change, by its name (see the module)."""
+    """The rules by which a comparison fails. margin: the accepted drop of the mean score, from 0 to 1. limits: for the
+    names of measures, how far each may change (see the module's docstring)."""
 
     margin: float = 0.0
     rules: tuple[Rule, ...] = ()
@@ -83,7 +83,7 @@ def read_policy(path: Path) -> Policy:
         document = tomllib.loads(content(path, LARGEST).decode())
         _check_whole(document)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{quote(path)} is not TOML: {bare(error)}.") from None
+        raise UserError(f"{quote(path)} cannot be read as a policy in TOML: {bare(error)}.") from None
     return _policy(document, bare(path))
 
 
@@ -99,9 +99,9 @@ def _policy(document: Mapping[str, Any], where: str) -> Policy:
     _known(document, ("margin", "strict", "cells", "limits"), where)
     cells, limits, strict = document.get("cells", []), document.get("limits", {}), document.get("strict", False)
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
-        raise UserError(f"{where}: write each table of cells as [[cells]].")
+        raise UserError(f"{where}: cells is not a list of tables; write each table as [[cells]].")
     if not isinstance(limits, dict):
-        raise UserError(f"{where}: write limits as a table [limits].")
+        raise UserError(f"{where}: limits is {quote(limits)}, not a table; write [limits].")
     if not isinstance(strict, bool):
         raise UserError(f"{where}: strict is {quote(strict)}; write true or false.")
     _known(limits, LIMITED, f"{where}: limits")
@@ -142,4 +142,4 @@ def _number(value: Any, where: str, least: float, most: float) -> float:
 def _known(table: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
     for name in table:
         if name not in names:
-            raise UserError(f"{where} has no key {quote(name)}.{did_you_mean(name, names)} Keys: {', '.join(names)}.")
+            raise UserError(f"{where}: unknown key {quote(name)}.{did_you_mean(name, names)} Keys: {', '.join(names)}.")

@@ -1,8 +1,8 @@
 """Reads one side of a comparison from run folders, tables or a baseline file.
 
-read_side("today")                     # a run's name or folder, a folder of runs, a rows.parquet
-read_side("today,today-seed1")         # several of these
-read_side("results/baselines/ci.json") # what `kvbench compare RUN --save FILE` wrote
+read_side("today")                     # a run's name or folder, a folder of runs, or a rows.parquet
+read_side("today,today-seed1")         # several of these, separated by commas
+read_side("results/baselines/ci.json") # a file that `kvbench compare RUN --save FILE` wrote
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ USED = (
 )
 COLUMNS = tuple(dict.fromkeys(name for name in USED if name in NAMES))
 OPTIONS = {"options": "{}"}
-SAMPLES = 1 << 20  # upper limit of the number of a sample
+SAMPLES = 1 << 20  # the numbers of samples are below this
 
 
 def read_side(text: str, results: Path = Path("results")) -> Side:
-    """Return one side by the name that the user typed. Raises UserError, SetupError."""
+    """Return one side. text: what the user typed as BASE or NEW. results: the folder of runs that are given by name.
+    Raises UserError, SetupError."""
     if os.path.isfile(text) and text.endswith(".json"):
         return baseline.read(Path(text))
     whole = os.path.exists(text) or os.path.exists(results / text)
@@ -92,13 +93,16 @@ def of_tables(
     records: Mapping[str, Mapping[str, Any]],
     paths: Mapping[str, Path],
 ) -> Side:
-    """Return the side that tables form. tables: pairs of a run's name and its rows with the columns `COLUMNS`.
+    """Return a side made of tables of rows. name: the side's name. tables: for each run its name and its rows, with the
+    columns in `COLUMNS`. records: the environment of each run by the run's name; empty for a table without a folder.
+    paths: the folder or table of each run by the run's name.
 
-    records: the environment of each run, which may be empty; paths: the folder or table of each run. Both by its name.
+    Raises UserError if there are no rows, or if rows of one question do not belong together.
     """
     sources = tuple((run, len(table)) for run, table in tables)
     if not sum(rows for _, rows in sources):
-        raise UserError(f"there are no rows yet in {', '.join(quote(run) for run, _ in sources)}.")
+        there = ", ".join(quote(run) for run, _ in sources)
+        raise UserError(f"there are no rows yet in {there}. Compare again when the run has rows.")
     rows, repeated = each_once(Rows.of(tables), paths)
     rows = rows.having(**{column: rows.text(column).filled(value) for column, value in (FILLED | OPTIONS).items()})
     cells = {cell.key: cell for cell in _cells(rows, records)}
@@ -149,8 +153,8 @@ def _cell(key: Key, rows: Rows, records: Mapping[str, Mapping[str, Any]]) -> Cel
 
 
 def _facts(key: Key, rows: Rows, records: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
-    """Return each fact's value; several values are joined by commas. A setting in `BY_QUESTION` with several values is
-    None: each question's `asked` covers it."""
+    """Return the value of each fact; None: unknown. If a cell has several values of a fact, they are joined by commas.
+    A setting in `BY_QUESTION` with several values is None, because each question's `asked` covers the setting."""
     facts: dict[str, str | None] = {}
     for name in FACTS:
         if name in NAMES:
@@ -166,7 +170,8 @@ def _facts(key: Key, rows: Rows, records: Sequence[Mapping[str, Any]]) -> dict[s
 
 
 def _questions(key: Key, rows: Rows, headline: str) -> Iterator[tuple[str, Question]]:
-    """Yield the questions of a cell in order of their ids. Raises UserError for a sample that two runs have."""
+    """Yield (id, question) for the questions of a cell, in order of their ids. Raises UserError if the cell has a
+    sample twice, or if samples of one question had different prompts or settings."""
     import numpy as np
 
     names = ("doc_id", "cluster_id", "status", "stop_reason", "prompt_sha256", "output_sha256")
@@ -211,8 +216,7 @@ def _questions(key: Key, rows: Rows, headline: str) -> Iterator[tuple[str, Quest
 
 
 def _samples(key: Key, rows: Rows) -> list[int]:
-    """Return the number of each row's sample. Raises SetupError for an invalid number, because it serves as an
-    index."""
+    """Return the sample number of each row. Raises SetupError for a number that is not whole, below 0 or too large."""
     import numpy as np
 
     found = rows.number("sample")
@@ -220,19 +224,20 @@ def _samples(key: Key, rows: Rows) -> list[int]:
     if not fits.all():
         run = rows.text(RUN).names[rows.text(RUN).codes[int(np.argmin(fits))]]
         raise SetupError(
-            f"run {quote(run)} is damaged: {bare(key.cell)} has the sample {found[~fits][0]:g}, and samples have whole "
-            f"numbers from 0 up to {SAMPLES - 1:,}."
+            f"run {quote(run)} is damaged: {bare(key.cell)} has a sample with the number {found[~fits][0]:g}, and the "
+            f"numbers of samples are whole, from 0 to {SAMPLES - 1:,}. Leave this run out."
         )
     return [int(sample) for sample in found.tolist()]
 
 
 def _one(key: Key, question: str, name: str, values: Iterable[Any]) -> str | None:
-    """Return the value that all rows of a question share, None if no row has one. Raises UserError for two values."""
+    """Return the value that all rows of a question share; None if no row has a value. Raises UserError if rows have
+    different values. name: the value's name in that error. values: one per row, None if unknown."""
     known = sorted({str(value) for value in values if value is not None})
     if len(known) > 1:
         raise UserError(
             f"{bare(key.cell)}: samples of question {quote(question)} have the {name} {bare(known[0])} and "
-            f"{bare(known[1])}; scores are not comparable."
+            f"{bare(known[1])}; scores are not comparable. Name fewer runs."
         )
     return known[0] if known else None
 
@@ -243,7 +248,7 @@ def _most(values: Floats) -> float | None:
 
 
 def _figures(answers: Rows) -> dict[str, float]:
-    """Return figures over all answers of a cell; unknown ones are left out."""
+    """Return the figures of a cell over all its answers. Unknown figures are left out."""
     rate = speed(answers)
     busy = sum(float(present(answers.number(name)).sum()) for name in ("decode_seconds", "evict_seconds"))
     evicting = float(present(answers.number("evict_seconds")).sum())
@@ -258,7 +263,7 @@ def _figures(answers: Rows) -> dict[str, float]:
 
 
 def _digest(answers: Rows) -> str:
-    """Return a hash over all answers of a cell, which does not depend on the order of the rows."""
+    """Return a hash of all answers of a cell. The hash does not depend on the order of the rows."""
     names = ("doc_id", "output_sha256", "stop_reason")
     columns = [*(answers.text(name).list() for name in names), answers.number("sample").tolist()]
     columns.append(answers.number("output_tokens").tolist())

@@ -1,12 +1,13 @@
-"""The statistics of all cells of a tier: one stage, or two with fresh seeds.
+"""Tests and judges the scores of all cells of a tier, in one stage or in two. A second stage has another seed.
 
     pairs = grouped(matched.both, stages=2)
     tested = {key: test(found) for key, found in pairs.items()}
     judge(tested, policy, stages=2)
 
-In two stages each seed is a test of its own at sqrt(5%), and only both together raise an alarm: a false alarm of the
-first stage seldom returns in the second, while a true one does. `stats.both` makes one p of the two, so that Holm
-applies as with one stage. A cell whose first stage rejects and whose second seed was not run is undecided.
+With two stages, each seed has its own test at sqrt(5%), and a cell is worse only if both tests reject. A false alarm of
+the first stage seldom returns in the second, while a true one does. `stats.both` makes one p-value of the two, so that
+Holm's correction applies as with one stage. A cell whose second seed was not run is never worse: if its first stage
+rejects, it is undecided.
 """
 
 from __future__ import annotations
@@ -26,24 +27,25 @@ Group = tuple[Pair, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tested:
-    """The tests of one cell. together: the test on the samples of all stages, whose bound and difference are shown."""
+    """The tests of one cell. stages: one test per seed. together: one test on the samples of all seeds; tables show its
+    difference and bound."""
 
     stages: tuple[Regression, ...]
     together: Regression
 
     @property
     def p(self) -> float:
-        """The p before Holm; with two stages, of both together."""
+        """The p-value before Holm's correction; with two stages, that of both tests together."""
         return self.stages[0].p if len(self.stages) == 1 else both(self.stages[0].p, self.stages[1].p)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict on one cell. name: worse, no worse, better or undecided. drop: the true drop that is found with 80%
-    power.
+    """The verdict on one cell. name: worse, no worse, better or undecided. drop: the true drop that the test finds with
+    80% power.
 
-    p: after Holm or, if the second seed was not run, that of the first stage as it is. again: the first stage rejects,
-    and the second seed was not run.
+    p: the p-value after Holm's correction; if the second seed was not run, the uncorrected p-value of the first stage.
+    again: the first stage rejects, and the second seed was not run.
     """
 
     name: str
@@ -53,10 +55,10 @@ class Verdict:
 
 
 def grouped(pairs: Sequence[Pair], stages: int) -> dict[Key, Group]:
-    """Return the pairs of each cell, one per seed, by the key of its first seed.
+    """Return for each cell its pairs, by the key of the cell's first pair.
 
-    Each stage has a seed of its own; with one stage, a cell with another seed is another cell. Raises UserError if a
-    cell has more seeds than stages.
+    With one stage, every pair is a cell: cells with different seeds are different cells. With two stages, the pairs
+    that differ only in their seed are one cell. Raises UserError if a cell has more seeds than stages.
     """
     if stages == 1:
         return {pair.key: (pair,) for pair in pairs}
@@ -76,7 +78,7 @@ def test(pairs: Group) -> Tested:
 
 
 def judge(tested: Mapping[Key, Tested], policy: Policy, stages: int) -> dict[Key, Verdict]:
-    """Return the verdicts on all cells of a tier; together they are one family for Holm."""
+    """Return the verdicts on all cells of a tier. The cells are one family for Holm's correction."""
     pending = {key for key, one in tested.items() if len(one.stages) < stages}
     adjusted = holm([1.0 if key in pending else one.p for key, one in tested.items()])
     hoped = holm([one.p**stages if key in pending else one.p for key, one in tested.items()])
@@ -93,14 +95,14 @@ def judge(tested: Mapping[Key, Tested], policy: Policy, stages: int) -> dict[Key
 
 
 def _verdict(found: Regression, p: float, margin: float) -> str:
-    """Return the name of a verdict. If the bound excludes a drop beyond the margin, p does not matter."""
+    """Return the name of a verdict. If the bound excludes a drop larger than the margin, p does not matter."""
     if not math.isnan(found.low) and found.low > -margin:
         return "better" if margin == 0 else "no worse"
     return "worse" if p <= ALPHA else "undecided"
 
 
 def _regression(pairs: Group) -> Regression:
-    """Return the test over the shared questions, with the shared samples of all pairs."""
+    """Return the test of one cell on the questions and samples that both sides have, over all pairs together."""
     base, new, clusters = [], [], []
     for name in sorted({name for pair in pairs for name in pair.shared}):
         have = [(pair.base.questions[name], pair.new.questions[name]) for pair in pairs if name in pair.shared]

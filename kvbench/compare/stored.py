@@ -1,4 +1,5 @@
-"""Answers with their texts, as the runs of one side store them. A run is read when one of its answers is needed."""
+"""Finds stored answers with their texts in the runs of one side. A run is read only when one of its answers is
+needed."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ from kvbench.store import read_rows, read_texts
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The stored answers of one side: stored.answer(cell, "q3", 0)["output"]. A side from a baseline file has none."""
+    """The stored answers of one side, as in stored.answer(cell, "q3", 0)["output"]. A side without run folders, such as
+    a baseline file, has no stored answers."""
 
     side: Side
     _read: dict[str, Any] = field(default_factory=dict)
 
     def answer(self, cell: Cell, question: str, sample: int) -> Mapping[str, Any] | None:
-        """Return the row of an answer with its texts; None if the runs of this side do not have it."""
+        """Return the row of a sample, with its texts; None if no run folder of this side has the sample."""
         for folder in self.side.folders:
             if folder.name not in cell.run.split(", "):
                 continue
@@ -42,7 +44,7 @@ class Stored:
 
 
 def _is_of(cell: Cell, row: Mapping[str, Any]) -> bool:
-    """Return whether a row is of this cell. Missing values are NaN or NA, which equal nothing."""
+    """Return whether a row belongs to this cell. A missing budget or interval of the row is equal to None."""
     key = cell.key
     share, size, interval = (_number(row[name]) for name in ("budget_share", "budget", "interval"))
     budget = size if share is None else share

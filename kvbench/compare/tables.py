@@ -21,13 +21,14 @@ COST = ("method", "budget", "after", "peak", "KV peak", "length", "truncated", "
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Report):
-    """A report of a comparison: the verdict and the cost of each cell of BASE that NEW should have. Notes name the
-    cells that only NEW has, and those that --map leaves out."""
+    """A report of a comparison: the verdict and the cost of each cell that BASE has and NEW should have. Notes name the
+    cells that only NEW has, and the cells that --map leaves out."""
 
     name: ClassVar[str] = "compare"
     about: ClassVar[str] = (
-        "Differences are paired by question; the bound is one-sided at 95%, p one-sided and Holm-adjusted. Entries are "
-        "exact. Costs are NEW / BASE; truncated and no answer are changes of shares; ± is the spread over batches."
+        "Differences are paired by question. The bound is one-sided at 95%; p is one-sided and Holm-adjusted. "
+        "Entries are exact. Other costs are ratios NEW / BASE; truncated and no answer are changes of a share. ± is "
+        "the standard deviation over batches."
     )
     outcome: Outcome
     flips: bool = False  # whether JSON lists the questions whose score changed
@@ -157,7 +158,7 @@ def _figures() -> list[Column]:
 
 @dataclass(frozen=True, slots=True)
 class _Of:
-    """A column's value: one side of a measure (`base` or `new`), or its p."""
+    """The value of a column for a cell: one side of a measure (`base` or `new`), or the measure's `p`."""
 
     name: str
     side: str
@@ -169,7 +170,8 @@ class _Of:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A measure as a table shows it: the entries of both sides if they differ, a ratio, or a change of a share."""
+    """A cell's measure as a table shows it: a ratio, the change of a share, or entries. Entries of both sides are shown
+    if they differ."""
 
     name: str
 
@@ -186,7 +188,8 @@ class _Shown:
         return f"{NOTHING if math.isnan(found.base) else entries(found.base)} > {entries(found.new)}"
 
     def _spread(self, one: Judged) -> str:
-        """Return the standard deviation of the ratio of two batches' speeds, as text; "" if a side has one batch."""
+        """Return the standard deviation over batches of the ratio of speeds, as text. Returns "" for other measures
+        than speed, and if the deviation is unknown because a side has one batch."""
         if self.name != "tokens_per_second" or not one.pairs:
             return ""
         spreads = [side.figures.get("speed_spread", math.nan) for side in (one.pairs[0].base, one.pairs[0].new)]

@@ -9,7 +9,8 @@ from kvbench.store.files import reason
 
 
 def content(path: Path, most: int) -> bytes:
-    """Return the bytes of a file of at most `most` bytes. Raises UserError; ValueError for a larger file."""
+    """Return the content of a file. Raises UserError if the file cannot be read, and ValueError if it has more than
+    `most` bytes."""
     try:
         with open(path, "rb") as file:
             data = file.read(most + 1)

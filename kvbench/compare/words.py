@@ -1,4 +1,5 @@
-"""An outcome in sentences of one line: what fails, what is undecided, what differs. Text from outside is escaped."""
+"""Says the outcome of a comparison in sentences: what fails, what is undecided, what differs. Every sentence is one
+line, and text from outside is escaped."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ WIDE = 0.2  # distance of a bound from its difference that a note explains
 
 
 def name(one: Judged, outcome: Outcome) -> str:
-    """Return a cell in words, with its seed, interval or model if cells differ in these only."""
+    """Return a cell in words. Its seed, interval or model is added if another cell of the outcome differs from it only
+    in these."""
     keys = [other.key for other in outcome.judged if other.key != one.key]
     key = one.key
     alike = [k for k in keys if (k.task, k.method, k.budget) == (key.task, key.method, key.budget)]
@@ -26,7 +28,8 @@ def name(one: Judged, outcome: Outcome) -> str:
 
 
 def sides(outcome: Outcome) -> Iterator[str]:
-    """Yield a line for each side: its folders or its file, and the version and commit of kvbench that ran it."""
+    """Yield a line for each side: its run folders or its file, and the version and commit of kvbench that generated
+    the answers."""
     base, new = _state(outcome.base), _state(outcome.new)
     same = base == new and all(None not in values for values in base.values())
     yield f"BASE {_place(outcome.base)}: {_said(base)}"
@@ -34,13 +37,13 @@ def sides(outcome: Outcome) -> Iterator[str]:
 
 
 def _place(side: Side) -> str:
-    """Return the folders of a side's runs; where a part of the side is a file, the name that the user typed."""
+    """Return the folders of a side's runs. If a part of the side is a file, return the name that the user typed."""
     whole = 0 < len(side.folders) == len(side.sources)
     return ", ".join(bare(folder) for folder in side.folders) if whole else bare(side.name)
 
 
 def _state(side: Side) -> dict[str, set[str | None]]:
-    """Return the versions and the commits of a side's cells, by name of the fact. None: unknown."""
+    """Return the versions ("kvbench_version") and the commits ("git") of a side's cells. None: unknown."""
     return {name: {cell.facts[name] for cell in side.cells.values()} for name in ("kvbench_version", "git")}
 
 
@@ -51,7 +54,7 @@ def _said(state: Mapping[str, set[str | None]]) -> str:
 
 
 def wide(judged: Sequence[Judged]) -> Iterator[str]:
-    """Yield a note on cells of a table whose bounds are far below their differences: why, and what narrows them."""
+    """Yield a note if bounds of a table are far below their differences. The note says why, and what narrows them."""
     tested = [one.tested.together for one in judged if one.tested and one.verdict != "same"]
     if far := [one for one in tested if one.diff - one.low > WIDE]:
         least = min(far, key=lambda one: one.paired.clusters)
@@ -63,14 +66,14 @@ def wide(judged: Sequence[Judged]) -> Iterator[str]:
 
 
 def _counted(found: Regression) -> str:
-    """Return the size of a test, as in "12 questions" or "12 questions in 3 clusters"."""
+    """Return the number of questions of a test, as in "12 questions" or "12 questions in 3 clusters"."""
     count, clusters = found.paired.questions, found.paired.clusters
     return f"{count} questions" + (f" in {clusters} clusters" if clusters < count else "")
 
 
 def failures(outcome: Outcome) -> Iterator[tuple[bool, str]]:
-    """Yield (critical, sentence) for each cell that fails and, with --strict, for each unfinished run. Undecided cells,
-    which --strict fails too, are not among them: see `undecided`."""
+    """Yield (critical, sentence) for each cell that fails and, with --strict, for each unfinished run of NEW. Undecided
+    cells, which --strict fails too, have sentences of their own in `undecided`."""
     for one in outcome.judged:
         if one.reasons:
             yield one.critical, f"{name(one, outcome)}: {fails(one)}"
@@ -89,7 +92,8 @@ def unused(outcome: Outcome) -> Iterator[str]:
 
 
 def undecided(outcome: Outcome) -> Iterator[str]:
-    """Yield sentences on the undecided cells: how large a drop they could have shown, and what would decide them."""
+    """Yield sentences on the undecided cells. They say how large a drop a cell can show, or that a second seed must be
+    run."""
     again = [one for one in outcome.undecided if one.again]
     open_ = [one for one in outcome.undecided if not one.again]
     if again:
@@ -103,7 +107,7 @@ def undecided(outcome: Outcome) -> Iterator[str]:
 
 
 def _could_see(one: Judged) -> str:
-    """Return how large a drop a cell could have shown: "5 questions cannot show a drop smaller than 67 points at 80%
+    """Return how large a drop a cell can show, as in "5 questions cannot show a drop smaller than 67 points at 80%
     power." """
     assert one.tested is not None
     found = one.tested.together.paired
@@ -126,8 +130,8 @@ def second_run(outcome: Outcome) -> str:
 
 
 def differing(outcome: Outcome) -> Iterator[tuple[str, str]]:
-    """Yield (class, sentence) for each fact that differs between the sides, with both values, and with the methods
-    that have them if it is a fact about a method; the class is subject or surroundings."""
+    """Yield (class, sentence) for each fact that differs between the sides. The class is "subject" or "surroundings".
+    The sentence has both values; for a fact about methods it also names the methods."""
     found: dict[Difference, list[str]] = {}
     for one in outcome.judged:
         for difference in (found for pair in one.pairs for found in pair.differences):
@@ -142,7 +146,7 @@ def differing(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 
 def machines(outcome: Outcome) -> str:
-    """Return the machines of both sides in words, for a note on the figures of speed."""
+    """Return the machines of both sides in words: device, processor and threads. A note on speed names them."""
     sides = []
     for side in (outcome.base, outcome.new):
         facts = [cell.facts for cell in side.cells.values()]
@@ -168,7 +172,8 @@ def p(value: float) -> str:
 
 
 def decisions(outcome: Outcome) -> Iterator[str]:
-    """Yield sentences on where methods decide differently when they read the same answers."""
+    """Yield sentences on the first eviction at which the two sides of a cell keep different entries of the same
+    answers."""
     replayed = [one for one in outcome.judged if any(pair.decided for pair in one.pairs)]
     for one in replayed:
         if one.decision is not None:
@@ -201,7 +206,7 @@ def extra(outcome: Outcome) -> str:
 
 
 def mapped(outcome: Outcome) -> Iterator[str]:
-    """Yield sentences on what --map compares, and what it leaves out."""
+    """Yield sentences on the methods or models that --map compares, and on the cells that it leaves out."""
     pairs = [pair for one in outcome.judged for pair in one.pairs if pair.renamed]
     both = dict.fromkeys(f"{bare(p.base.key.method)} of BASE with {bare(p.new.key.method)} of NEW" for p in pairs)
     models = dict.fromkeys(f"{bare(p.base.key.model)} with {bare(p.new.key.model)}" for p in pairs)

@@ -1,4 +1,4 @@
-"""What a user asks for: the configuration of a run, the layers it is gathered from, parsers, plug-ins, suites.
+"""The configuration of a run, with the layers that it is gathered from, parsers, plug-ins and suites.
 
-Imports names (registry, tasks, methods' options), never the engine. Free of torch.
+Imports the registry, tasks and methods for their names and options, never the engine. Imports no torch.
 """

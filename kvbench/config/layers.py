@@ -1,8 +1,8 @@
 """Gathers settings from a suite, a config file, environment variables and flags; later sources override earlier ones.
 
-A config file and a suite have one format: settings at the top level or under ``[run]``, named like the flags with ``_``
-for ``-``, and any number of ``[[grid]]`` blocks, each with its own `method`, `budget`, `task` and `limit`.
-`kvbench.config.parsers` parses values; the run command checks them against each other.
+A config file and a suite have the same format. Settings stand at the top level or under ``[run]``; they are named like
+the flags, with ``_`` for ``-``. Any number of ``[[grid]]`` blocks may follow, each with its own `method`, `budget`,
+`task` and `limit`. `kvbench.config.parsers` parses the values; the run command checks them against each other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ELSEWHERE = ("KVBENCH_DATA", "KVBENCH_NO_PROGRESS")  # variables that are not se
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The value of a setting and where the user gave it, as messages put it: ``--seed``, ``c.toml:12: 'seed'``."""
+    """The value of a setting. source: where the user gave it, as messages say it: ``--seed``, ``c.toml:12: 'seed'``."""
 
     value: Any
     source: str
@@ -41,10 +41,11 @@ Layer = dict[str, Given]
 
 @dataclass(slots=True)
 class Gathered:
-    """Settings from all sources (files, variables, flags), and the ``[[grid]]`` blocks of the last file that has any.
+    """Settings from all sources: files, environment variables and flags. Flags override variables, variables override
+    files, and the config file overrides the suite.
 
-    files: the suite and the config file that the user named. The config file overrides the suite, variables override
-    both, and flags override all.
+    files: the suite and the config file, as far as the user named them. blocks: the ``[[grid]]`` blocks of the last of
+    these files that has any.
     """
 
     files: list[Layer]
@@ -53,11 +54,13 @@ class Gathered:
     blocks: list[Layer] = field(default_factory=list)
 
     def first(self, key: str) -> Given | None:
-        """Return the value of a setting from the source that overrides all others; None if no source has it."""
+        """Return the value of a setting from the source that overrides all others. None if no source has the
+        setting."""
         return self.typed(key) or next((layer[key] for layer in reversed(self.files) if key in layer), None)
 
     def typed(self, key: str) -> Given | None:
-        """Return the value that a flag, or else an environment variable, gives a setting; None if neither does."""
+        """Return the value of a setting from its flag or, if the flag is not given, from its environment variable. None
+        if neither is given."""
         return self.flags.get(key) or self.variables.get(key)
 
     def record(self) -> dict[str, list[dict[str, Any]]]:
@@ -76,10 +79,10 @@ class Gathered:
 def gather(
     flags: Mapping[str, Any], environ: Mapping[str, str], suite: str | None = None, config: str | Path | None = None
 ) -> Gathered:
-    """Read suite, config file, environment variables and flags.
+    """Return the settings from suite, config file, environment variables and flags.
 
-    flags: for each setting's name the value that the user gave to its flag; a `Given` if the flag has another name.
-    None and empty lists count as not given. Flags that do not belong to a setting are ignored.
+    flags: by name of the setting, the value that the user gave to the flag; a `Given` if the flag's name differs from
+    the setting's. None and empty lists count as not given. Flags that belong to no setting are ignored.
     """
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:
@@ -125,9 +128,10 @@ def suite_path(name: str) -> Path:
 
 
 def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
-    """Return settings and grid blocks of a TOML file, each value with its line. Raises UserError for unknown keys.
+    """Return the settings and the ``[[grid]]`` blocks of a TOML file, each value with its line. Raises UserError for a
+    file that cannot be read and for unknown keys.
 
-    option: the flag that named the file, for messages.
+    option: the flag with which the user named the file, for messages.
     """
     if os.path.isdir(path):
         raise UserError(f"{option}: {quote(path)} is a folder. Give a TOML file.")

@@ -1,7 +1,8 @@
-"""Parsers of single settings: each turns a text or TOML value into a typed value, or raises an error of one sentence.
+"""Parsers of single settings. A parser turns a text or TOML value into a typed value, or raises an error of one
+sentence.
 
-The same parser serves a flag, an environment variable and a key of a file; only the label before the sentence differs:
-``--seed must be a whole number from 0 to 9; got 12.``
+The same parser serves a flag, an environment variable and a key of a file. Only the label before the sentence differs,
+``--seed`` for example: ``--seed must be a whole number from 0 to 9; got 12.``
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", re.ASCII)
 
 
 class BadValue(ValueError):
-    """An invalid value of a setting; `sentence` makes the message.
+    """The error for an invalid value of a setting. `sentence` makes the message.
 
-    The message is "LABEL must be NEED; got GOT.", and for an environment variable "LABEL: GOT is not NEED.". With
-    `predicate` it is "LABEL PREDICATE". LABEL says where the user gave the value.
+    The message is "LABEL must be NEED; got GOT." or, for an environment variable, "LABEL: GOT is not NEED.". With
+    `predicate` it is "LABEL PREDICATE". LABEL says where the user gave the value. need: the valid values, in words.
+    got: the invalid value.
     """
 
     def __init__(self, need: str = "", got: str = "", *, predicate: str = "") -> None:
@@ -53,18 +55,21 @@ def parse(label: str, parser: Parser, raw: object) -> Any:
 
 
 def setting(default: Any, parser: Parser, help: str, *, panel: str, metavar: str = "N") -> Any:
-    """Declare a setting: a dataclass field with its parser, its help text and the panel of ``--help`` that lists it."""
+    """Declare a setting: return a dataclass field with the setting's parser, its help text, and the panel of ``--help``
+    that lists it."""
     return field(default=default, metadata={"parser": parser, "help": help, "panel": panel, "metavar": metavar})
 
 
 def got(raw: object) -> str:
-    """Return an invalid value as a message shows it: short decimal numbers unchanged, all else quoted and escaped."""
+    """Return an invalid value as a message shows it. Short decimal numbers stay unchanged; all other values are quoted
+    and escaped."""
     text = str(raw)
     return text if not isinstance(raw, bool) and len(text) <= 60 and _DECIMAL.fullmatch(text) else quote(raw)
 
 
 def whole(low: int, high: int | None = None, *, word: str | None = None) -> Parser:
-    """Return a parser of integers from `low` to `high` (None: no upper bound), and of `word`, such as "auto"."""
+    """Return a parser of integers from `low` to `high` (None: no upper bound). word: a text that the parser accepts
+    too, such as "auto"."""
     need = f"a whole number from {low} to {high}" if high is not None else f"{low} or more"
     if word:
         need += f", or '{word}'"
@@ -104,13 +109,13 @@ def choice(*names: str) -> Parser:
 
 
 def text(raw: object) -> str:
-    """Parse a text that is not blank; blanks at its ends are removed."""
+    """Parse a text that is not blank. Blanks at its ends are removed."""
     if not isinstance(raw, str):
         raise BadValue("a text", quote(raw))
     if not raw.strip():
         raise BadValue(predicate="is empty.")
     if "\0" in raw:
-        raise BadValue(predicate=f"has a control character (U+0000) at position {raw.index(chr(0))}.")
+        raise BadValue(predicate=f"has a control character (U+0000) at position {raw.index(chr(0))}; remove it.")
     return raw.strip()
 
 
@@ -120,7 +125,7 @@ def files(raw: object) -> tuple[str, ...]:
 
 
 def strings(raw: object) -> tuple[str, ...]:
-    """Parse one string or a list of strings into a tuple; the strings keep their blanks and line ends."""
+    """Parse one string or a list of strings into a tuple. The strings keep their blanks and line ends."""
     texts = tuple(raw) if isinstance(raw, (list, tuple)) else (raw,)
     for string in texts:
         if not isinstance(string, str) or not string:
@@ -139,7 +144,8 @@ def flag(raw: object) -> bool:
 def budget(raw: object, entry: int | None = None) -> Budget:
     """Parse a budget: entries per layer and KV head (512), or a share of the prompt ("25%" becomes 0.25).
 
-    entry: the budget's place in a list, from 1, for the message "entry 3 ('abc') is not a number"; None outside a list.
+    entry: the budget's place in a list, from 1; None outside a list. Messages name it: "entry 3 ('abc') is not a
+    number".
     """
     value = as_whole(raw)
     literal = str(raw).strip()
@@ -177,10 +183,10 @@ def _share(literal: str) -> float:
 
 
 def split(label: str, raw: object, hint: str) -> list[Any]:
-    """Return the members of a list, given as a TOML list or as text with commas; repeated members stay.
+    """Return the members of a list that was given as a TOML list or as a text with commas. Repeated members stay.
 
-    label: where the user gave the list. Raises UserError for an empty member; if a text is empty as a whole, the
-    message ends with `hint`.
+    label: where the user gave the list. Raises UserError for an empty member, and for an empty text; the message on an
+    empty text ends with `hint`.
     """
     members: list[Any] = []
     for item in raw if isinstance(raw, Iterable) and not isinstance(raw, (str, dict)) else [raw]:
@@ -191,7 +197,8 @@ def split(label: str, raw: object, hint: str) -> list[Any]:
         if parts == [""]:
             raise UserError(f"{label} is empty. {hint}")
         if "" in parts:
-            raise UserError(f"{label} has an empty entry at position {parts.index('') + 1} in {quote(item)}.")
+            place = parts.index("") + 1
+            raise UserError(f"{label} has an empty entry at position {place} in {quote(item)}. Remove a comma.")
         members += parts
     return members
 

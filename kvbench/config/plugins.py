@@ -1,8 +1,8 @@
-"""Methods and tasks from a user's Python file, for this process only (``--plugin FILE.py``).
+"""Imports methods and tasks from a user's Python file, for this process only (``--plugin FILE.py``).
 
-The file is imported like any module and registers with ``@methods.register`` or ``@tasks.register``. It runs with all
-rights of the user: give only files that you trust. Python runs the bytes that were hashed, and reads no compiled copy
-beside the file.
+The file is imported like any module, and registers its methods and tasks with ``@methods.register`` and
+``@tasks.register``. It runs with all rights of the user, who must trust the file. Python runs exactly the bytes that
+were hashed: a compiled copy beside the file is not read.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _LOADED: dict[Path, _Plugin] = {}
 
 
 def load_plugin(path: str) -> list[str]:
-    """Import a plug-in once and return the names that it registered.
+    """Import a plug-in and return the names that it registered. A file that was imported before is not imported again.
 
-    Raises UserError if the import fails; then no name of the file stays registered.
+    Raises UserError if the import fails; then no name from the file stays registered.
     """
     label = f"--plugin {quote(path)}"
     file = Path(path).expanduser().resolve()
@@ -83,10 +83,10 @@ def _source(path: str) -> bytes:
 def check_same(
     now: Sequence[Mapping[str, str]], recorded: Sequence[Mapping[str, str]], run: str, *, more: bool = False
 ) -> None:
-    """Raise UserError unless a continued run has the plug-in files that it began with; their paths may differ.
+    """Raise UserError if a continued run does not have the plug-in files that it began with. Their paths may differ.
 
-    now, recorded: the files given now and those in the run's record, as `hashed` returns them. more: allow further
-    files.
+    now: the files that the user gives now. recorded: the files in the run's record. Both as `hashed` returns them.
+    more: allow further files.
     """
     was = {p["sha256"]: Path(p["path"]).name for p in recorded}
     has = {p["sha256"]: p["path"] for p in now}
@@ -105,12 +105,12 @@ def check_same(
 
 
 def hashed(paths: Sequence[str]) -> list[dict[str, str]]:
-    """Return path and hash of each file, without importing it."""
+    """Return the path and the hash of each plug-in file, without importing the files."""
     return [{"path": path, "sha256": hashlib.sha256(_source(path)).hexdigest()} for path in paths]
 
 
 def load_plugins(paths: Sequence[str]) -> list[str]:
-    """Import several files in order, and return the names that they registered."""
+    """Import several plug-ins in order, and return the names that they registered."""
     return [name for path in paths for name in load_plugin(path)]
 
 

@@ -1,8 +1,8 @@
 """The configuration of a run: frozen dataclasses, checked at construction, with a hash that identifies the run.
 
 Names have the canonical spelling of the registries. `kvbench.config.layers` gathers the settings from files,
-environment variables and flags; the run command makes a RunConfig of them and checks whether a budget fits a method or
-a model.
+environment variables and flags. The run command makes a RunConfig from them, and checks whether a budget fits a method
+and a model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class MethodChoice:
 
     @property
     def takes_budget(self) -> bool:
-        """Whether the method needs a budget; false for the full cache and where options set the cache's size."""
+        """Whether the method needs a budget. False for the full cache, and for a method whose options set the size of
+        the cache."""
         if "+" in self.name:  # methods without a budget cannot be combined
             return True
         return bool(registry.methods.get(self.name)(**dict(self.options)).takes_budget)
@@ -67,7 +68,7 @@ class Cell:
 class Grid:
     """Every method at every budget on every task.
 
-    limit: number of questions per task, in place of the run's own limit.
+    limit: the number of questions per task; None: the run's own limit.
     """
 
     methods: tuple[MethodChoice, ...]
@@ -104,12 +105,12 @@ class RunConfig(Settings):
                     raise UserError(f"task {quote(task)} has two limits: {limits[task]} and {grid.limit}. Give it one.")
 
     def cells(self) -> tuple[Cell, ...]:
-        """Return the cells of all grids, each once. A method that takes no budget has one cell per task."""
+        """Return the cells of all grids, each once. A method without a budget has one cell per task."""
         cells = [cell for grid in self.grids for cell in grid.cells()]
         return tuple({(cell, cell.label): cell for cell in cells}.values())
 
     def limit_for(self, task: str) -> int | None:
-        """Return how many questions of a task the run asks; None for all."""
+        """Return how many questions of a task the run asks; None: all questions."""
         return next((g.limit for g in self.grids if task in g.tasks and g.limit is not None), self.limit)
 
     def services(self) -> Services:
@@ -142,8 +143,8 @@ class RunConfig(Settings):
     def hash(self) -> str:
         """Return a hash (16 hex digits) of the cells and of the settings that a continued run must keep.
 
-        The order of the cells does not matter. Settings with their default value do not enter the hash, so that a
-        setting added later does not change earlier hashes.
+        The order of the cells does not matter. A setting with its default value does not enter the hash, so that a new
+        setting of a later version does not change earlier hashes.
         """
         free = ("grids", *OPERATIONAL)
         identity = {k: v for k, v in self.to_dict().items() if k not in free and v != DEFAULTS[k]}
@@ -172,9 +173,9 @@ class RunConfig(Settings):
         return {"grids": grids} | {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
 
     def stored(self) -> dict[str, Any]:
-        """Return the settings that run.json stores, and with which a continued run's settings must agree.
+        """Return the settings that run.json stores. If the run is continued, its settings must agree with them.
 
-        Operational settings, which may differ, are None.
+        Settings in `OPERATIONAL` may differ in a continued run; they are None here.
         """
         return self.to_dict() | dict.fromkeys(OPERATIONAL)
 

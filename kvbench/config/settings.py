@@ -1,7 +1,7 @@
 """The settings of a run, each declared once, in the order of ``kvbench run --help``.
 
 To add a setting, add a field to `Settings` with its default, parser and help text. The flag, the key in config files,
-the environment variable, the entry in run.json and the key of lm-eval's model_args follow from the field.
+the environment variable, the entry in run.json and the key in lm-eval's model_args are all generated from the field.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def count(raw: object) -> int:
 class Settings:
     """The settings of a run.
 
-    None means that the user gave no value; sampling then follows the task's `GenSpec`. "auto": the engine chooses.
+    None means that the user gave no value; a setting of sampling then comes from the task (`GenSpec`). "auto" means
+    that the engine chooses.
     """
 
     task_file: str | None = what(

@@ -1,6 +1,6 @@
-"""Collects the independent problems of one command, so that the user sees them together.
+"""Collects the independent problems of one command, so that the user sees all of them at once.
 
-Only expected errors (`KVBenchError`) are collected; a bug ends the command where it happens.
+Only expected errors (`KVBenchError`) are collected. Any other exception is a bug and ends the command at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvbench.errors import KVBenchError
 class Several(KVBenchError):
     """Several problems as one error.
 
-    Its exit code is their smallest, so that a usage error (2) counts before a setup error (3).
+    Its exit code is the smallest of theirs, so that a usage error (2) counts before a setup error (3).
     """
 
     def __init__(self, errors: list[KVBenchError]) -> None:
@@ -42,7 +42,7 @@ class Problems:
             self.warnings.append(text)
 
     def stop(self) -> None:
-        """Print the collected warnings; raise the collected errors, if there are any, as one error."""
+        """Print the collected warnings. Then raise the collected errors as one error, if there are any."""
         for text in self.warnings:
             terminal.warning(text)
         self.warnings.clear()

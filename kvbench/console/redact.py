@@ -2,11 +2,13 @@
 
 Stored settings and the commands in kvbench's own messages must stay exact. In these, `hide_secrets` and `hide_keys`
 hide only values that are recognisable as secrets: the usual shapes of keys, users and passwords in URLs, and values of
-environment variables whose names announce a secret. Before a command stores settings, it refuses those in which
-`holds_secret` finds a secret. Texts that are only shown, or that other programs wrote, also lose every value behind a
-name that announces a secret: `redact_text` for messages, URLs and paths, `redact_argv` for a command line,
-`redact_config` for nested settings, `safe_environ` for environment variables (an allow-list). None of them recognises a
-secret of unknown shape behind an innocent name, so never put such a secret on a command line.
+environment variables whose names announce a secret. Before a command stores settings, it refuses a setting in which
+`holds_secret` finds a secret.
+
+Texts that are only shown, or that other programs wrote, also lose every value behind a name that announces a secret,
+such as ``token=``. `redact_text` does this for messages, URLs and paths, `redact_argv` for a command line, and
+`redact_config` for nested settings. No function recognises a secret of unknown shape behind an innocent name, so never
+put such a secret on a command line.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ _ASSIGNMENT = re.compile(rf"""(\b[\w-]*{_NAME}[\w-]*["']?\s*[=:]\s*["']?)([^\s"'
 
 
 def redact_text(text: str) -> str:
-    """Return the text with keys, passwords in URLs and the home folder hidden."""
+    """Return the text with recognisable secrets hidden, with values behind names such as ``token=`` hidden, and with
+    ``~`` for the home folder."""
     return fold_home(redact_keys(text))
 
 
@@ -104,7 +107,7 @@ def redact_argv(argv: Sequence[str]) -> list[str]:
 
 
 def redact_config(value: Any) -> Any:
-    """Return settings with the secrets in them hidden, also inside dictionaries and lists; tuples become lists."""
+    """Return settings with hidden secrets, also inside dictionaries and lists. Tuples become lists."""
     if isinstance(value, Mapping):
         return {
             str(name): _value(str(name), v)
@@ -130,7 +133,7 @@ def holds_secret(value: Any) -> bool:
 
 
 def hide_secrets(value: Any) -> Any:
-    """Return settings in which every text that contains a secret is hidden as a whole, whatever the setting's name.
+    """Return settings in which every text that contains a secret is replaced as a whole by ``***``.
 
     The value of `judge_key_env` is hidden unless it is a variable's name, because a user may have given a key instead.
     """
@@ -146,9 +149,9 @@ def _kept(name: str, value: Any) -> Any:
 
 
 def _value(name: str, value: str) -> str:
-    """Return what to show for an option whose name announces a secret: a mark that hides the value.
+    """Return the text that is shown for the value of an option whose name announces a secret: ``***``.
 
-    The value of an option such as ``--judge-key-env`` stays if it is a variable's name, which is no secret.
+    The value of an option such as ``--judge-key-env`` is shown if it is the name of a variable, which is no secret.
     """
     names_variable = name.lower().replace("-", "_").endswith("_env") and _VARIABLE_NAME.fullmatch(value)
     return value if names_variable and not _SHAPES.search(value) else HIDDEN

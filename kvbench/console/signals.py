@@ -1,15 +1,16 @@
-"""Signals that ask the process to end: one exception, one line on stderr, and an end within ten seconds in every phase.
+"""Handles the signals that ask the process to end. A signal raises one exception, the user sees one line on stderr, and
+the process ends within ten seconds.
 
     with handled():                                   # once, around everything that a process does
         with phase(lambda: "3 of 9 rows saved; ..."): # the text of the line if a signal ends this block
             with shield():                            # postpones the exception to the end of this block
                 ...
 
-The first SIGINT, SIGTERM or SIGHUP raises `Signalled` in the main thread, between two operations of Python.
-Python runs signal handlers in the main thread alone, which may be inside a matrix product for a minute; so a second
-thread watches. It ends the process `PATIENCE` seconds after the first signal, or at a second one, with the
-same line and exit code. `at_end` registers the clean-up of resources that must not outlive the process (locks, child
-processes).
+The first SIGINT, SIGTERM or SIGHUP raises `Signalled` in the main thread, between two operations of Python. Python runs
+signal handlers only in the main thread, which may be inside a matrix product for a minute. A second thread therefore
+watches for signals. It ends the process `PATIENCE` seconds after the first signal, or at a second signal, with the same
+line and exit code. `at_end` registers the clean-up of resources that must not outlive the process, such as locks and
+child processes.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ from typing import Any
 
 from kvbench.errors import Interrupted
 
-PATIENCE = 8.0  # seconds after the first signal, the process ends without waiting for the main thread
-TOGETHER = 0.3  # seconds; signals within them count once, because timeout(1) signals both process and group
-SOON = 0.01  # seconds
+PATIENCE = 8.0  # seconds from the first signal until the process ends without waiting for the main thread
+TOGETHER = 0.3  # seconds within which several signals count once: timeout(1) signals both the process and its group
+SOON = 0.01  # seconds until a discarded exception is raised again
 AGAIN = "interrupted before it finished; the same command starts anew."
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
 
 class Signalled(BaseException):
-    """The user or the system asks this process to end. Not an Exception, so that no handler takes it for a failure."""
+    """Raised when the user or the system asks this process to end. It is no Exception, so that no handler takes it for
+    a failure."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -50,7 +52,7 @@ class Signalled(BaseException):
 def handled() -> Iterator[None]:
     """Handle signals while the block runs.
 
-    Has no effect inside another such block, after `install`, and outside the main thread.
+    Has no effect inside another such block, after `install`, or outside the main thread.
     """
     global _handling
     if _handling is not None or threading.current_thread() is not threading.main_thread():
@@ -74,7 +76,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def phase(tell: Callable[[], str]) -> Iterator[None]:
-    """If a signal ends the block, raise `Interrupted` with the text that `tell` returns."""
+    """If a signal ends the block, raise `Interrupted` with the text that `tell` returns. tell: called only then."""
     _tellers.append(tell)
     try:
         yield
@@ -86,7 +88,8 @@ def phase(tell: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def shield() -> Iterator[None]:
-    """Postpone `Signalled` to the end of the block. Has no effect where signals are not handled."""
+    """Postpone `Signalled` to the end of the block. Has no effect if signals are not handled, or outside the main
+    thread."""
     handling = _handling
     if handling is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -100,20 +103,21 @@ def shield() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Ignore signals from now on, because the command has ended: a late signal must not change the exit code."""
+    """Ignore signals from now on, because the command has ended. A late signal must not change the exit code."""
     if _handling is not None:
         _handling.shields += 1
 
 
 def _ignore() -> None:
-    """Ignore signals while Python shuts down: it restores the default handlers, which would change the exit code."""
+    """Ignore signals while Python shuts down. Otherwise Python would restore the default handlers, and a signal would
+    change the exit code."""
     for name in _NAMES:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def at_end(clean: Callable[[], None]) -> None:
-    """Call `clean` if a signal ends the process, unless `not_at_end` is called for it before."""
+    """Register `clean`, to be called if a signal ends the process. `not_at_end` removes it again."""
     _cleaners[clean] = None
 
 
@@ -122,7 +126,8 @@ def not_at_end(clean: Callable[[], None]) -> None:
 
 
 def say(error: Interrupted, tell: Callable[[Interrupted], None]) -> None:
-    """Clean up, then let `tell` print the line of an interrupted command, unless the watching thread has printed it."""
+    """Clean up, then print the line of an interrupted command with `tell`. Prints nothing if the watching thread has
+    printed the line."""
     clean_up()
     if _handling is None or _handling.claim():
         tell(error)
@@ -184,7 +189,7 @@ class _Handling:
         os.close(self._writer)
 
     def after_fork(self) -> None:
-        """In a forked child, restore the default handlers."""
+        """Restore the default handlers. A forked child calls this."""
         signal.set_wakeup_fd(-1)
         for number in self._before:
             signal.signal(number, signal.SIG_DFL)
@@ -197,7 +202,8 @@ class _Handling:
         self.raise_if_due()
 
     def _swallowed(self, unraisable: Any) -> None:
-        """Raise `Signalled` again shortly after Python discarded it, as it discards every exception in a destructor."""
+        """Handle an exception that Python discarded, as it does in a destructor. If it is `Signalled`, raise it again
+        shortly afterwards."""
         if unraisable.exc_type is Signalled and self.number is not None:
             self._raised = False
             again = threading.Timer(SOON, self._again, [self.number])
@@ -242,9 +248,9 @@ _cleaners: dict[Callable[[], None], None] = {}
 
 
 def _before_fork() -> None:
-    """Block signals before a fork, until the child has reset its handlers.
+    """Block signals before a fork. They stay blocked until the child has reset its handlers.
 
-    Otherwise the child would report a signal to the parent's watching thread.
+    Otherwise a signal to the child would reach the parent's watching thread.
     """
     numbers = _handling.handles() if _handling is not None else ()
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)

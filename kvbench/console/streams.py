@@ -1,8 +1,9 @@
-"""Makes the standard streams safe to print to when they are closed, full or gone.
+"""Makes the standard streams safe to print to if they are closed or cannot be written.
 
-Closed descriptors 0 to 2 are opened on the null device: otherwise a file of a run would get their numbers, and a
-library's output would end up in that file. A failed write to standard output fails the command, also if the caller
-closed standard output; a failed write to standard error does not, because the run matters more than its messages.
+If one of the descriptors 0 to 2 is closed, it is opened on the null device. Otherwise a file of a run would get its
+number, and a library's output would end up in that file. A failed write to standard output makes the command fail, also
+if the caller closed standard output. A failed write to standard error is ignored, because the run matters more than its
+messages.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def discard_output() -> None:
 
 
 class _Output(io.FileIO):
-    is_lost = False  # whether the caller closed standard output: what commands print would reach only the null device
+    is_lost = False  # whether the caller closed standard output, so that output would reach only the null device
 
     def write(self, data: object) -> int | None:  # type: ignore[override]
         if _Output.is_lost:
@@ -53,7 +54,7 @@ class _Output(io.FileIO):
             raise
         except OSError as error:
             why = os.strerror(error.errno).lower() if error.errno else str(error)
-            raise Unprintable(f"cannot write to standard output ({why}).") from None
+            raise Unprintable(f"cannot write to standard output ({why}). Redirect it elsewhere.") from None
 
 
 class _Messages(io.FileIO):
@@ -65,9 +66,9 @@ class _Messages(io.FileIO):
 
 
 def _opened(number: int, before: TextIO | None, kind: type[io.FileIO]) -> TextIO:
-    """Return a new text stream that writes to a descriptor.
+    """Return a new text stream that writes to the descriptor `number`.
 
-    before: the stream that it replaces, whose encoding it takes.
+    before: the stream that the new stream replaces, and whose encoding it takes.
     """
     if before is not None:
         before.flush()

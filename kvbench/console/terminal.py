@@ -1,9 +1,9 @@
 """Prints to the user: tables and JSON on stdout, messages on stderr; plain ASCII on terminals without UTF-8.
 
 Callers escape text from outside kvbench (answers, file names) with `clean` or `kvbench.errors.quote` before they print
-it on stdout. The functions for stderr escape their text themselves and hide keys in it. In notes and warnings, every
-``name=value`` whose name announces a secret loses its value. Errors keep these values, because they show commands that
-the user types; `faults.words` removes them from the messages of other libraries.
+the text on stdout. The functions for stderr escape their text themselves and hide keys in it. In notes and warnings,
+every ``name=value`` whose name announces a secret loses its value. Errors keep such values, because they show commands
+that the user types. `faults.words` removes the values from messages of other libraries.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from kvbench.errors import Interrupted, KVBenchError, bare
 if TYPE_CHECKING:
     from rich.console import Console
 
-NARROW = 60  # tables are not folded further, because narrower ones are unreadable
-WIDE = 100  # columns where stdout is no terminal and COLUMNS is not set: fits a page and a review
+NARROW = 60  # smallest width of tables in columns, because narrower tables are unreadable
+WIDE = 100  # width in columns if stdout is no terminal and COLUMNS is not set
 
 
 def prepare() -> None:
-    """Make printing safe with any stream (`kvbench.console.streams`), and escape what the locale cannot print."""
+    """Make printing safe with any stream (`kvbench.console.streams`). Characters that the locale cannot print are
+    escaped."""
     streams.repair()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -42,7 +43,8 @@ def warning(text: str) -> None:
 
 
 def fail(error: KVBenchError) -> None:
-    """Print every line of an error's message on stderr, each after "error: " unless the command was interrupted."""
+    """Print every line of an error's message on stderr. Each line begins with "error: ", unless the command was
+    interrupted."""
     prefix = "" if isinstance(error, Interrupted) else "error: "
     for line in str(error).split("\n"):
         print(f"{prefix}{clean(_redact().hide_keys(line))}", file=sys.stderr, flush=True)
@@ -53,14 +55,15 @@ def _tell(kind: str, text: str) -> None:
 
 
 def _redact() -> ModuleType:
-    """Import the module `redact` only when the first message needs it, so that commands start fast."""
+    """Return the module `redact`. It is imported only when the first message needs it, so that commands start fast."""
     from kvbench.console import redact
 
     return redact
 
 
 def clean(text: str) -> str:
-    """Return a text of unknown origin as one safe line: line ends, control and direction characters are escaped."""
+    """Return a text of unknown origin as one safe line: line ends, control characters and text-direction characters are
+    escaped."""
     return "".join(bare(text[i : i + 200]) for i in range(0, len(text), 200))
 
 
@@ -72,7 +75,7 @@ def ascii_only() -> bool:
 
 
 def console() -> Console:
-    """Return a rich console that prints on stdout. A closed pipe raises an exception for the caller to handle."""
+    """Return a rich console that prints on stdout. If stdout is a closed pipe, printing raises BrokenPipeError."""
     from rich.console import Console
 
     class Quiet(Console):

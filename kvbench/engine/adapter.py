@@ -34,6 +34,23 @@ def projections(model: Any) -> dict[str, torch.nn.Linear]:
     }
 
 
+def fit_adapter(shapes: Mapping[str, tuple[int, ...]], model: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of weights with those of an adapter as the model's linear layers have them.
+
+    Shapes that a configuration gives name projections that hybrid models lack in layers without attention, and other
+    widths than those of attention with an output gate.
+    """
+    places = projections(model)
+    fitted: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        part, _, place = name.partition(".")
+        if part not in ("A", "B"):
+            fitted[name] = shape
+        elif (module := places.get(place)) is not None:
+            fitted[name] = (shape[0], module.in_features) if part == "A" else (module.out_features, shape[1])
+    return fitted
+
+
 @contextlib.contextmanager
 def adapted(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """Apply the adapter in every forward pass inside the block. Raises SetupError when it does not fit the model."""

@@ -16,6 +16,7 @@ import torch
 
 from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.cache.stack import RowBatch, Stack
+from kvbench.engine.images import kept_shares
 from kvbench.engine.rules import KeptLog, Rules, allowed, check_held
 from kvbench.engine.upload import upload
 from kvbench.eviction import noise, select
@@ -88,6 +89,16 @@ class Evictor:
             self.evictions[s] += 1
             check_held(cache.held(s), size)  # the method may have decided layer by layer
         return [s for s in due if cache.held(s) < held[s]]
+
+    def kept(self, slot: int, spans: Sequence[tuple[int, int]]) -> tuple[float, float]:
+        """Return the shares of a slot's text and of its images (`spans` of the prompt) that are held now."""
+        self._complete([slot])
+        held: list[torch.Tensor] = []
+        for stack, batch in self._batches({slot: 0}, 0):
+            rows = stack.entries(batch)
+            valid = torch.ones_like(rows.positions, dtype=torch.bool) if rows.valid is None else rows.valid
+            held += [p[v] for p, v in zip(rows.positions.flatten(0, 1), valid.flatten(0, 1))]
+        return kept_shares(held, spans, self.cache.seen[slot])
 
     def _allowed(self, slot: int) -> int:
         seen = self.cache.seen[slot]

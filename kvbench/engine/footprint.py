@@ -74,7 +74,7 @@ def footprint(
     packed = plan_slot_bytes(geometry, method, replace(held, rows=min(held.rows, prompt_rows), queries=0), dtype)
     whole = layer_by_layer(method, prefill, states=bool(shape.states))
     tokens = prompt_rows if whole else min(block, prompt_rows)  # of a forward pass
-    reading = (tokens * shape.width + _mask(geometry, block, prompt_rows)) * dtype.itemsize
+    reading = shape.activations(tokens, dtype) + _mask(geometry, block, prompt_rows) * dtype.itemsize
     scoring = _scoring(geometry, prompt_rows) + _pairs(geometry, prompt_rows) if method.evicts else 0
     row = _scoring(geometry, held.rows) if method.evicts else 0
     acting = method.during("decode")
@@ -98,7 +98,7 @@ def _step(shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype
     vocabulary = shape.vocabulary * (dtype.itemsize + 2 * FLOAT)
     weights = max(g.query_heads for g in geometry) * rows * (dtype.itemsize + 2 * FLOAT)
     copied = max(g.kv_heads * (g.head_dim + g.value_dim) for g in geometry) * rows * dtype.itemsize if gathered else 0
-    return shape.width * dtype.itemsize + vocabulary + weights + copied
+    return shape.activations(1, dtype) + vocabulary + weights + copied
 
 
 def _mask(geometry: Sequence[LayerGeometry], block: int, rows: int) -> int:

@@ -173,7 +173,7 @@ class Engine:
         timer = Timer(self.loaded.device)
         rules = self.setup.rules_for_prompt(len(request.prompt_ids))
         with timer.running():
-            prompt = self.reader.read(request.prompt_ids, rules, request.noise_key(-1), request.compress_at)
+            prompt = self.reader.read(request, rules)
         prompt.seconds = timer.seconds() - prompt.evict_seconds
         return prompt, deque(sequences)
 
@@ -209,6 +209,7 @@ class Engine:
         self.cache.install(prompt.layers, slots, prompt.tokens)
         self.cache.install_states(prompt.recurrent, 0, slots)
         for slot, sequence in self.slots.of(slots):
+            sequence.delta = prompt.delta
             self._hold(sequence, slot)
             if self.evictor is not None:
                 self.evictor.start(slot, prompt.budget, prompt.tokens, sequence.key, prompt.decisions)
@@ -319,10 +320,13 @@ class Engine:
     def _go_on(self, slot: int, sequence: Sequence) -> None:
         """Begin the next turn of a finished sequence. Without one, or if it waits as a new prompt, free the slot."""
         if sequence.finished and not self._follow(sequence, self.cache.seen[slot]):
+            if self.evictor is not None and sequence.request.images is not None:
+                sequence.meter.kept = self.evictor.kept(slot, sequence.request.images.spans)
             self._finish(sequence)
-            self._release(slot)
-        elif not sequence.tokens and not sequence.pending:
-            self._release(slot)
+        elif sequence.tokens or sequence.pending:
+            return
+        self.slots.clear(slot)
+        self.cache.clear(slot)
 
     def _follow(self, sequence: Sequence, seen: int) -> bool:
         """Begin the next turn of a finished sequence, in its slot or as a new prompt at the head of the queue.
@@ -342,8 +346,3 @@ class Engine:
 
     def _finish(self, sequence: Sequence) -> None:
         self._done.append(sequence.generation(self.loaded.decode, self.cache, self.decoding))
-
-    def _release(self, slot: int) -> None:
-        """Free a slot. Steps still run an idle slot, as a sequence of one token, and ignore its output."""
-        self.slots.clear(slot)
-        self.cache.clear(slot)

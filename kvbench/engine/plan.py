@@ -112,8 +112,8 @@ def plan_cell(
     if fitting < 1:
         raise SetupError(
             f"the model and one sequence of {max_tokens} tokens need more memory than a run may use "
-            f"({USABLE[device.type]:.0%} of {machine.memory / 2**30:.3g} GiB). Lower --max-new-tokens or --budget, "
-            "or use a smaller dtype."
+            f"({USABLE[device.type]:.0%} of {machine.memory / 2**30:.3g} GiB). Lower --max-new-tokens, --budget or "
+            "--prefill-chunk, or use a smaller dtype."
         )
     if slots != "auto" and int(slots) > fitting:
         raise SetupError(f"--slots {slots} do not fit into memory. Use --slots auto, or at most {fitting}.")

@@ -8,6 +8,9 @@
     chunked          in chunks, an eviction after every chunk: memory is bounded for any length, but later chunks
                      read an evicted cache, so results differ from the other two (`prefill=chunked`).
 
+A pass never splits an image: a chunk ends before an image that it would split, and is longer than `chunk` only for one
+image that is longer itself.
+
 With query-agnostic compression only the context is evicted; the question is read against the remaining entries.
 """
 
@@ -26,6 +29,7 @@ from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PackedLayer, PromptLayer
 from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.engine.evict import one_thread
+from kvbench.engine.images import PromptImages
 from kvbench.engine.model.load import load_draft
 from kvbench.engine.probes import Drafts, ReadPrompt, reading, run_probes
 from kvbench.engine.rules import KeptLog, Rules, check_held
@@ -33,6 +37,8 @@ from kvbench.engine.setup import Setup
 from kvbench.engine.timer import Timer
 from kvbench.engine.writers import BlockWriter, Heard
 from kvbench.eviction.api import Probe
+from kvbench.eviction.modality import check_images
+from kvbench.records import Images, Request
 
 Prefill = Literal["full", "chunked"]
 
@@ -53,6 +59,8 @@ class PromptState:
     entries_peak: float
     bytes_peak: int
     recurrent: RecurrentStates | None  # states of layers beside attention, in one row
+    delta: int = 0  # the rotary position of the next token less its index, see `images`
+    kept: tuple[float, float] | None = None  # shares of text and of images that are left; None without images
     seconds: float = 0.0  # reading
     evict_seconds: float = 0.0  # evicting, and reading probes
 
@@ -84,14 +92,14 @@ class PromptReader:
         self.model = RoutedModel(loaded.model, setup.method.reads_tokens)
         self._drafts = Drafts(load_draft(loaded), loaded)
 
-    def read(self, ids: Sequence[int], rules: Rules, noise_key: int, compress_at: int | None = None) -> PromptState:
-        """Read a prompt of at least one token, and evict it.
-
-        compress_at: tokens to read before the last eviction; None: all. The rest is read afterwards.
-        """
-        cache, logits, evictions = self._read([ids], rules, [noise_key], compress_at)
+    def read(self, request: Request, rules: Rules) -> PromptState:
+        """Read the prompt of a request, at least one token, and evict it."""
+        ids, key = request.prompt_ids, request.noise_key(-1)
+        images = self._images(ids, request.images, rules)
+        cache, logits, evictions = self._read([ids], rules, [key], request.compress_at, images)
+        layers = {index: layer.pack(0) for index, layer in cache.layers.items()}
         return PromptState(
-            layers={index: layer.pack(0) for index, layer in cache.layers.items()},
+            layers=layers,
             logits=logits[0],
             tokens=len(ids),
             budget=rules.budget,
@@ -103,18 +111,31 @@ class PromptReader:
             entries_peak=max(evictions.peak, cache.held()),
             bytes_peak=cache.peak_bytes,
             recurrent=cache.recurrent,
+            delta=0 if images is None else images.delta(len(ids)),
+            kept=None if images is None else images.kept([layers[g.index].held() for g in cache.evicting]),
             evict_seconds=evictions.timer.seconds(),
         )
 
     def open(
-        self, prompts: Sequence[Sequence[int]], rules: Rules, noise_keys: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        rules: Rules,
+        noise_keys: Sequence[int],
+        images: Images | None = None,
     ) -> tuple[PromptCache, torch.Tensor]:
         """Read equally long prompts into a cache that `go_on` extends; also return the next token's logits [b, V].
 
-        A method that runs probes takes one prompt at a time.
+        A method that runs probes takes one prompt at a time, as does every method with images. images: of the prompt.
         """
-        cache, logits, _ = self._read(prompts, rules, noise_keys, None)
+        cache, logits, _ = self._read(prompts, rules, noise_keys, images=self._images(prompts[0], images, rules))
         return cache, logits
+
+    def _images(self, ids: Sequence[int], images: Images | None, rules: Rules) -> PromptImages | None:
+        """Return the images of a prompt as the model reads them. Raises UserError if the method cannot have them."""
+        if images is None:
+            return None
+        check_images(type(rules.method).__name__, rules.method)
+        return PromptImages.of(self.model.model, ids, images)
 
     def go_on(self, cache: PromptCache, tokens: Sequence[Sequence[int]], heard: Heard | None = None) -> torch.Tensor:
         """Read the next t tokens of every sequence of an open cache; return the logits [b, t, V] after each token.
@@ -127,7 +148,9 @@ class PromptReader:
         cache.forget_windows()
         return logits
 
-    def cache(self, rules: Rules, noise_keys: Sequence[int], length: int, size: int) -> PromptCache:
+    def cache(
+        self, rules: Rules, noise_keys: Sequence[int], length: int, size: int, images: PromptImages | None = None
+    ) -> PromptCache:
         """Return an empty cache for b prompts of `length` tokens, with room for `size` tokens at first."""
         return PromptCache(
             self.setup.geometry,
@@ -139,6 +162,7 @@ class PromptReader:
             device=self.setup.loaded.device,
             recurrent=self.setup.empty_states(),
             log=self.log,
+            images=images,
         )
 
     def writer(self, cache: PromptCache, finished: Callable[[PromptLayer], None] | None = None) -> BlockWriter:
@@ -157,13 +181,22 @@ class PromptReader:
         return self.setup.loaded.attn == "flash"
 
     def _read(
-        self, prompts: Sequence[Sequence[int]], rules: Rules, noise_keys: Sequence[int], compress_at: int | None
+        self,
+        prompts: Sequence[Sequence[int]],
+        rules: Rules,
+        noise_keys: Sequence[int],
+        compress_at: int | None = None,
+        images: PromptImages | None = None,
     ) -> tuple[PromptCache, torch.Tensor, _PromptEvictions]:
-        """Return the cache of b prompts after their evictions, the next token's logits [b, V], and the evictions."""
+        """Return the cache of b prompts after their evictions, the next token's logits [b, V], and the evictions.
+
+        compress_at: tokens to read before the last eviction; None: all. The rest is read afterwards. images: of the
+        only prompt.
+        """
         length = len(prompts[0])
         context = length if compress_at is None else compress_at
         size = context if self.prefill == "full" else min(context, self.chunk)
-        cache = self.cache(rules, noise_keys, length, size)
+        cache = self.cache(rules, noise_keys, length, size, images)
         acting, evictions = cache.acting, _PromptEvictions(cache, context)
         probes = acting.needs().probes
         if layer_by_layer(rules.method, self.prefill, states=cache.recurrent is not None):
@@ -192,9 +225,11 @@ class PromptReader:
 
         evictions: evicts after every chunk; None: no eviction.
         """
-        writer = self.writer(cache)
-        for first in range(start, end, self.chunk):
-            last = min(first + self.chunk, end)
+        writer, last = self.writer(cache), start
+        while last < end:
+            first, last = last, min(last + self.chunk, end)
+            if cache.images is not None:
+                last = cache.images.border(first, last)
             logits = self._forward(writer, [prompt[first:last] for prompt in prompts], first)
             cache.seen = last
             if evictions is not None:
@@ -207,14 +242,25 @@ class PromptReader:
     ) -> torch.Tensor:
         """Return logits [b, V] after the last of the tokens [b][t]; with keep=0, [b, t, V] after every token."""
         ids = torch.tensor([list(row) for row in tokens], device=self.setup.loaded.device)
-        logits = self._run(writer, start, ids.shape[1], keep, input_ids=ids)
+        images = writer.cache.images
+        end, given, modality = start + ids.shape[1], dict[str, torch.Tensor](), None
+        if images is not None:
+            given, modality = images.inputs(self.model.model, start, end), images.modality_of(start, end)
+        logits = self._run(writer, start, end - start, keep, modality, input_ids=ids, **given)
         return logits[:, -1] if keep else logits
 
-    def _run(self, writer: BlockWriter, start: int, rows: int, keep: int, **inputs: torch.Tensor) -> torch.Tensor:
+    def _run(
+        self,
+        writer: BlockWriter,
+        start: int,
+        rows: int,
+        keep: int,
+        modality: torch.Tensor | None = None,
+        **inputs: torch.Tensor,
+    ) -> torch.Tensor:
         """Return logits [b, keep, V] after the last `keep` input tokens or embeddings; keep=0: after all of them."""
-        positions = writer.begin(start, rows)[None]
-        states = writer.cache.recurrent
-        out = self.model.run(writer, states, **inputs, position_ids=positions, logits_to_keep=keep)
+        inputs = {"position_ids": writer.begin(start, rows, modality)[None]} | inputs
+        out = self.model.run(writer, writer.cache.recurrent, **inputs, logits_to_keep=keep)
         writer.cache.measure()  # states of the layers after the last attention
         return out.logits
 
@@ -222,7 +268,11 @@ class PromptReader:
         self, weights: Mapping[str, torch.Tensor], writer: BlockWriter, probe: Probe, start: int
     ) -> tuple[torch.Tensor, int]:
         """Return the logits [V] after a probe's last token or embedding, and the number of its tokens or embeddings."""
+        cache = writer.cache
         with reading(self.model.model, probe, weights) as (inputs, rows):
+            if cache.images is not None:
+                rotary = torch.arange(start, start + rows, device=cache.device) + cache.images.delta(cache.seen)
+                inputs["position_ids"] = rotary[None]
             return self._run(writer, start, rows, 1, **inputs)[0, -1], rows
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from kvbench.engine.attention.interface import AttentionCall, route, run
+from kvbench.engine.images import PromptImages
 from kvbench.engine.model.load import LoadedModel
+from kvbench.records import Images
 
 
 class KeptHistory:
@@ -52,8 +55,17 @@ class KeptHistory:
 
 
 @torch.inference_mode()
-def dense_logits(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, keys: Sequence[int]) -> torch.Tensor:
-    """Return logits [T, V] of one dense forward pass under the logged masks. keys: as in `KeptHistory.visible`."""
+def dense_logits(
+    loaded: LoadedModel,
+    ids: Sequence[int],
+    history: KeptHistory,
+    keys: Sequence[int],
+    images: Images | None = None,
+) -> torch.Tensor:
+    """Return logits [T, V] of one dense forward pass under the logged masks.
+
+    keys: as in `KeptHistory.visible`; images: of the prompt, which `ids` begin with.
+    """
     length = len(ids)
     device = loaded.device
 
@@ -78,6 +90,8 @@ def dense_logits(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, 
         return (weights @ v.double()).to(call.query.dtype).transpose(1, 2)
 
     with route(loaded.model, attend):
-        positions = torch.arange(length, device=device)[None]
-        out = run(loaded.model, input_ids=torch.tensor([ids], device=device), position_ids=positions)
+        inputs: dict[str, Any] = {"position_ids": torch.arange(length, device=device)[None]}
+        if images is not None:
+            inputs |= PromptImages.of(loaded.model, ids, images).inputs(loaded.model, 0, length)
+        out = run(loaded.model, input_ids=torch.tensor([ids], device=device), **inputs)
     return out.logits[0]

@@ -48,6 +48,7 @@ class Meter:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     evict_seconds: float = 0.0
+    kept: tuple[float, float] | None = None  # shares of text and of images, see `images.kept_shares`
 
     def note_prompt(self, prompt: PromptState, samples: int, copies: int) -> None:
         """Note the time and memory of reading a prompt; its samples share the time equally.
@@ -60,6 +61,7 @@ class Meter:
         self.prefill_peak = max(self.prefill_peak, prompt.entries_peak * copies)
         self.prefill_bytes = max(self.prefill_bytes, prompt.bytes_peak)
         self.evictions += prompt.evictions
+        self.kept = prompt.kept
         if self.first_eviction is None:
             self.first_eviction = prompt.first_eviction
         if prompt.after_evict is not None:
@@ -85,7 +87,7 @@ class Meter:
             self.first_eviction = seen
 
     def usage(self, prompt_tokens: int, output_tokens: int, cache: SlotCache, decoding: str) -> Usage:
-        steps = max(1, self.steps)
+        steps, (text, images) = max(1, self.steps), self.kept or (None, None)
         return Usage(
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
@@ -106,6 +108,8 @@ class Meter:
             decode_seconds=self.decode_seconds,
             evict_seconds=self.evict_seconds,
             decoding=decoding,
+            kept_text=text,
+            kept_images=images,
         )
 
 
@@ -118,6 +122,7 @@ class Sequence:
     key: int  # noise key, as int64
     tokens: list[int] = field(default_factory=list)  # generated in this turn
     pending: deque[int] = field(default_factory=deque)  # tokens to read, one per step, before the next one is drawn
+    delta: int = 0  # the rotary position of a generated token less its index, see `images`
     clock: int = 0  # decode steps since the prompt, by which the trigger decides
     meter: Meter = field(default_factory=Meter)
     answers: tuple[str, ...] = ()  # texts of earlier turns
@@ -232,7 +237,9 @@ class Sequence:
         self.room = min(self.request.max_new_tokens, limit - read)
         if follow.fresh:
             self.clock = 0
-            self.request = replace(self.request, prompt_ids=follow.ids, samples=(self.sample,), compress_at=None)
+            self.request = replace(
+                self.request, prompt_ids=follow.ids, images=follow.images, samples=(self.sample,), compress_at=None
+            )
         else:
             self.pending.extend([*unread, *follow.ids])
         return follow

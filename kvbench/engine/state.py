@@ -19,7 +19,7 @@ from kvbench.engine.sequence import Token
 from kvbench.engine.upload import upload
 from kvbench.records import Request, Sampling
 
-FIELDS = 8  # numbers per slot, before its end tokens and its fixed tokens
+FIELDS = 9  # numbers per slot, before its end tokens and its fixed tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ class State:
         live: [R] 1 while the slot's sequence goes on. The numbers of an ended sequence stay as they are.
         keys, drawn: [R] noise key of the sample, and the number of tokens that it has drawn.
         left: [R] tokens that the sequence may still draw; early: [R] how many of the next ones may not be end tokens.
+        deltas: [R] the rotary position of a token less its index, see `images`.
         unread: [R] steps until the next draw counts: until then the slot reads tokens of its next turn.
         ends: [R, drawing.ends] end tokens, -1: none.
         fixed: [R, steps] tokens that replace the drawn ones of the next steps, -1: none.
@@ -81,7 +82,8 @@ class State:
         self.drawing, self.steps, self.device = drawing, steps, device
         self.rows = torch.zeros(rows, FIELDS + drawing.ends + steps, dtype=torch.int64, device=device)
         fields = self.rows[:, :FIELDS].unbind(1)
-        self.tokens, self.seen, self.live, self.keys, self.drawn, self.left, self.early, self.unread = fields
+        self.tokens, self.seen, self.live, self.keys, self.drawn, *rest = fields
+        self.left, self.early, self.unread, self.deltas = rest
         self.ends = self.rows[:, FIELDS : FIELDS + drawing.ends]
         self.fixed = self.rows[:, FIELDS + drawing.ends :]
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
@@ -105,6 +107,7 @@ class State:
         early, unread = max(0, request.min_new_tokens - drawn), max(0, len(sequence.pending) - 1)
         return [
             *(sequence.next_token, seen, 1, sequence.key, sequence.drawn, sequence.left, early, unread),
+            sequence.delta,
             *ends,
             *[-1] * (self.ends.shape[1] - len(ends)),
             *fixed[: self.steps],
@@ -112,8 +115,8 @@ class State:
         ]
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """Return the model's inputs for a step: each slot's newest token and its position, [S, 1] each."""
-        return {"input_ids": self.tokens[:, None], "position_ids": self.seen[:, None]}
+        """Return the model's inputs for a step: each slot's newest token and its rotary position, [S, 1] each."""
+        return {"input_ids": self.tokens[:, None], "position_ids": (self.seen + self.deltas)[:, None]}
 
     def advance(self, choice: Choice) -> None:
         """Record and count the tokens of a step, and mark the sequences that they end as no longer live.

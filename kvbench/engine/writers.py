@@ -11,6 +11,7 @@ from kvbench.engine.attention.interface import AttentionCall, causal_bias
 from kvbench.engine.attention.sdpa import newest_rows
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PromptLayer
+from kvbench.eviction.modality import MODALITY
 
 # (layer, queries [b, Hq, r, D], their positions [r], number of entries that the last query sees)
 Observer = Callable[[PromptLayer, torch.Tensor, torch.Tensor, int], None]
@@ -41,11 +42,15 @@ class BlockWriter:
         self.cache, self.block, self.observer, self.flash = cache, block, observer, flash
         self.finished, self.heard = finished, heard
         self.start, self.positions = 0, torch.empty(0, dtype=torch.int64)
+        self.modality: torch.Tensor | None = None
         self._bias: tuple[object, torch.Tensor] | None = None
 
-    def begin(self, start: int, count: int) -> torch.Tensor:
-        """Prepare to read `count` tokens from position `start`; return their positions [count]."""
-        self.start = start
+    def begin(self, start: int, count: int, modality: torch.Tensor | None = None) -> torch.Tensor:
+        """Prepare to read `count` tokens from position `start`; return their positions [count].
+
+        modality: [count] or [b, 1, count], the tokens' values of that column; None: all are text.
+        """
+        self.start, self.modality = start, modality
         self.positions = torch.arange(start, start + count, device=self.cache.device)
         self._bias = None
         return self.positions
@@ -57,6 +62,8 @@ class BlockWriter:
         layer.append(call.key, call.value, call.query, self.start)
         for name, value in self.cache.rules.columns_of_new_tokens(layer.geometry, call).items():
             layer.columns[name][:, :, before : layer.rows] = value
+        if self.modality is not None and MODALITY.name in layer.columns:
+            layer.columns[MODALITY.name][:, :, before : layer.rows] = self.modality
         self.cache.measure()
         parts = []
         for first in range(0, call.query.shape[2], self.block):

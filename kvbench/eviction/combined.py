@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Column, Method, Needs, Phase, Probe, Prompt, Protect, State, Trigger, Weights
+from kvbench.eviction.modality import MODALITY
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
@@ -82,10 +83,11 @@ class Combined(Method):
             values=a.values or b.values,
             rope=a.rope or b.rope,
             probes=a.probes,
+            prompt=a.prompt,
         )
 
     def columns(self) -> tuple[Column, ...]:
-        return self.first.columns() + self.second.columns()
+        return tuple(dict.fromkeys(self.first.columns() + self.second.columns()))
 
     def states(self) -> tuple[State, ...]:
         return self.first.states() + self.second.states()
@@ -96,7 +98,12 @@ class Combined(Method):
         At each eviction, only the protection of the method that decides applies.
         """
         a, b = self.first.protect(budget), self.second.protect(budget)
-        return Protect(sinks=max(a.sinks, b.sinks), recent=max(a.recent, b.recent), prompt=a.prompt or b.prompt)
+        return Protect(
+            sinks=max(a.sinks, b.sinks),
+            recent=max(a.recent, b.recent),
+            prompt=a.prompt or b.prompt,
+            text=a.text or b.text,
+        )
 
     def trigger(self, interval: int) -> Trigger:
         return self.second.trigger(interval)
@@ -134,5 +141,5 @@ class Combined(Method):
 
 
 def _memories(method: Method) -> list[str]:
-    """Return the names of a method's columns and states."""
-    return [c.name for c in method.columns()] + [s.name for s in method.states()]
+    """Return the names of the columns and states that a method writes."""
+    return [c.name for c in method.columns() if c != MODALITY] + [s.name for s in method.states()]

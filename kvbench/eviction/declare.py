@@ -28,6 +28,7 @@ class Needs:
     values: bool = False  # whether `score` or `observe` reads `view.values`
     rope: bool = False  # whether the method uses `view.rope` or `view.rotate`
     probes: bool = False  # whether `probes` yields any
+    prompt: bool = False  # whether `probes` reads the prompt's tokens, itself or with a draft model
 
     @property
     def width(self) -> int:
@@ -61,13 +62,15 @@ class State:
 class Protect:
     """Entries that always stay: the first `sinks` tokens, the newest `recent`, the whole prompt.
 
-    by_interval: cap `recent` at the eviction interval.
+    by_interval: cap `recent` at the eviction interval. text: of the other entries, text stays before any image, as far
+    as the budget goes; the method then declares the column `modality.MODALITY`.
     """
 
     sinks: int = 0
     recent: int = 0
     prompt: bool = False
     by_interval: bool = False
+    text: bool = False
 
     def at(self, interval: int) -> Protect:
         """Return the protection at this eviction interval: `recent` is capped at it if `by_interval` is set."""

@@ -16,6 +16,7 @@ from kvbench.console.faults import words
 from kvbench.errors import BudgetViolation, KVBenchError, MethodError, quote
 from kvbench.eviction.api import Allocation, Method, Protect, ScoreOut, TopK
 from kvbench.eviction.checks import refuse
+from kvbench.eviction.modality import MODALITY
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
@@ -46,7 +47,8 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
             layers = slice(first, first := first + max(1, len(view.decided)))
             count = view.budget if shares is None else view.per_row(shares[:, layers])
             score, positions, selector = out.score.float(), view.positions, method.selector()
-            keeps.append(keep_mask(score, positions, view.mask, must, count, method.scope, selector))
+            ahead = text_of(method, view)
+            keeps.append(keep_mask(score, positions, view.mask, must, count, method.scope, selector, ahead))
     budget, total = views[0].budget, views[0].budget * views[0].layer_count
     each = budget if shares is None and method.scope != "model" else None
     check(
@@ -115,6 +117,7 @@ def _jointly(
         return torch.cat([v.per_sequence(p).flatten(1, 2) for v, p in zip(views, padded)], dim=1)
 
     must = [m if m is not None else torch.zeros_like(v.valid) for m, v in zip(musts, views)]
+    texts = [text for view in views if (text := text_of(method, view)) is not None]
     keep = keep_mask(
         join([out.score.float() for out in outs], 0.0),
         join([v.positions for v in views], -1),
@@ -123,6 +126,7 @@ def _jointly(
         views[0].budget,
         "model",
         method.selector(),
+        join(texts, False) if texts else None,
     )
     heads = [v.positions.shape[1] for v in views]
     parts = keep.split([len(v.decided) * count for v, count in zip(views, heads)], dim=1)
@@ -135,6 +139,11 @@ def _jointly(
 def kept_always(method: Method, view: LayerView) -> Protect:
     """Return the method's protection (`Method.protect`) at the budget and interval of a view."""
     return method.protect(view.budget).at(view.interval)
+
+
+def text_of(method: Method, view: LayerView) -> torch.Tensor | None:
+    """Return the mask of entries that stay before images, [b, Hk, N] bool; None if the method prefers none."""
+    return view.columns[MODALITY.name] == 0 if kept_always(method, view).text else None
 
 
 def protected(
@@ -173,6 +182,15 @@ def order_key(score: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return (ordered.long() << 32) | positions.long()
 
 
+def _in_two_ranks(key: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
+    """Return order keys in which the entries of `ahead` come before all others; else the order stays.
+
+    A position has 31 bits, so one bit of the lower half of a key is free: without it, 63 bits hold score and position.
+    """
+    packed = ((key >> 32) << 31) | (key & 0x7FFFFFFF)
+    return torch.where(ahead, packed + (1 << 62), packed - (1 << 62))
+
+
 def keep_mask(
     score: torch.Tensor,
     positions: torch.Tensor,
@@ -181,6 +199,7 @@ def keep_mask(
     count: int | torch.Tensor,
     scope: str = "head",
     selector: TopK | None = None,
+    ahead: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the mask of entries that stay: `count` per head or, if the heads share, `count * Hk` over all heads.
 
@@ -193,11 +212,14 @@ def keep_mask(
         scope: "head" picks within each head. Otherwise the heads of axis 1 share the sum of their counts, and each head
             keeps at least its best entry.
         selector: picks entries by their `order_key`; default: the largest keys.
+        ahead: entries that stay before all others but those of `must`, or None.
     """
     selector = selector or TopK()
     if valid is not None:
         score = torch.where(valid, score, 0.0)  # unused storage may hold NaN
     key = order_key(score, positions)
+    if ahead is not None:
+        key = _in_two_ranks(key, ahead)
     if must is not None:
         key = key.masked_fill_(must, torch.iinfo(torch.int64).max)
     if valid is not None:

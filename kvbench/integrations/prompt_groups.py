@@ -70,9 +70,16 @@ def check_mask(mask: Any) -> None:
 
 
 def check_positions(given: torch.Tensor | None, own: torch.Tensor, mask: torch.Tensor | None) -> None:
-    """Raise UserError if the caller's positions differ from the cache's own positions [b, t]; pads are ignored."""
+    """Raise UserError if the caller's positions differ from the cache's own, [b, t] or [3, b, t]; pads are ignored.
+
+    transformers puts the text's positions before the three axes of models with images.
+    """
+    given = given[-3:] if given is not None and given.dim() == 3 else given
     if given is None or given.shape[-1] != own.shape[-1]:
         return
     differ = given != own
     if bool((differ if mask is None else differ & mask.bool()).any()):
-        raise UserError("EvictionCache counts positions from each prompt's first token; leave out position_ids.")
+        raise UserError(
+            "EvictionCache counts positions from each prompt's first token; leave out position_ids (with images: give "
+            "mm_token_type_ids)."
+        )

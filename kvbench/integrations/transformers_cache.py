@@ -36,6 +36,7 @@ from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget, label
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.options import check_budget
+from kvbench.integrations.batch_images import BatchImages, refuse_new_images
 from kvbench.integrations.fixed_batch import FixedBatch
 from kvbench.integrations.forward_hooks import hook
 from kvbench.integrations.prompt_groups import PromptGroup, attend, check_mask, check_positions, pads_before
@@ -98,6 +99,7 @@ class EvictionCache(FixedBatch):
         self.slots: SlotCache | None = None
         self._pads: list[int] = []  # before each row's prompt
         self._states: RecurrentStates | None = None  # of layers beside attention
+        self._images: BatchImages | None = None
         self._prompts: list[PromptGroup] = []  # empty before the prompt and after its eviction
         self._evictor: Evictor | None = None
         self._writer: StepWriter | None = None
@@ -180,10 +182,13 @@ class EvictionCache(FixedBatch):
             raise UserError("EvictionCache needs input_ids; it does not serve inputs_embeds.")
         check_mask(mask)
         if self._seen:
+            refuse_new_images(inputs)
             ids = self._turn(ids, mask)
         else:
             self._ids, self._pads = ids, pads_before(mask, *ids.shape)
             self._continue(self._setup.empty_states())
+            model = self._reader.model.model
+            self._images = BatchImages.of(model, self.name, self.method, inputs, self._pads)
             check_positions(inputs.get("position_ids"), self._positions(ids), mask)
         self._routing.enter_context(self._reader.model.routed())
         self._routing.enter_context(self._reader.model.attend(self._attend))
@@ -237,9 +242,10 @@ class EvictionCache(FixedBatch):
         return ids[:, -1:]
 
     def _positions(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the position [b, t] of every input token within its sequence; 0 for pads."""
+        """Return the rotary position of every input token, [b, t], or [3, b, t] where images have three axes."""
         pads = torch.tensor(self._pads, device=ids.device)[:, None]
-        return (self._seen + torch.arange(ids.shape[1], device=ids.device) - pads).clamp(min=0)
+        index = (self._seen + torch.arange(ids.shape[1], device=ids.device) - pads).clamp(min=0)  # 0 for pads
+        return index if self._images is None else self._images.positions(index, self._seen)
 
     def leave(self, inputs: dict[str, Any]) -> None:
         """Restore the model's attention after a forward pass, also a failed one."""
@@ -285,7 +291,9 @@ class EvictionCache(FixedBatch):
         cache = self._reader.cache(self._setup.rules_for_prompt(length), keys, length, length)
         cache.recurrent = None  # the pass writes one object for all rows, see `_settle`
         writer = self._reader.writer(cache)
-        writer.begin(0, length)
+        if (images := self._images) is not None:
+            cache.images = images.rows[rows[0]]  # for probes, which read one row
+        writer.begin(0, length, None if images is None else images.modality(rows))
         return PromptGroup(rows, pads, cache, writer)
 
     def _noise_key(self, row: int, sample: int) -> int:

@@ -1,4 +1,4 @@
-"""Compares methods on a task: reads each batch of traces once with the full cache, then once per method and budget."""
+"""Compares methods on a task: reads each batch of traces with the full cache, and then with each method and budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvbench.replay.traces import ForcedTrace
 class Result:
     """The results of replaying one task, as three tables.
 
-    `rows` has a row per cell, `traces` one per cell and trace, `heads` one per cell, layer and query head.
+    `rows` has a row per cell. `traces` has a row per cell and trace. `heads` has a row per cell, layer and query head.
     """
 
     rows: list[dict[str, Any]]
@@ -39,9 +39,9 @@ def replay(
 ) -> Result:
     """Read every trace with every method of `chosen`, and return the figures.
 
-    `golden` must come before the other methods, as in `choices.plan`. max_tokens: tokens of the longest prompt plus
-    answer. on_read: called after each batch with method and budget as one text, the number of traces read, and the
-    number of tokens of their answers.
+    In `chosen`, `golden` must come before the other methods, as in `choices.plan`. max_tokens: the number of tokens of
+    the longest prompt plus answer. on_read: called after each batch with method and budget as one text, the number of
+    traces that were read, and the number of tokens of their answers.
     """
     cells: dict[Chosen, list[TraceFigures]] = {}
     kinds: dict[Chosen, dict[str, Any]] = {}
@@ -68,7 +68,8 @@ def _result(task: str, cells: dict[Chosen, list[TraceFigures]], kinds: dict[Chos
 
 
 def _order(row: dict[str, Any]) -> tuple[float, float, float]:
-    """Return the key that sorts a task's results: without a budget, shares, numbers of entries; each by loss ratio."""
+    """Return the sort key of a row of results. Rows without a budget come first, then budgets as shares, then budgets
+    in entries. Rows at one budget are sorted by loss ratio."""
     ratio = row["loss_ratio"]
     return row["budget"] or 0, row["budget_share"] or 0, float("inf") if ratio is None else ratio
 
@@ -93,7 +94,8 @@ def _of_trace(t: TraceFigures) -> dict[str, Any]:
 
 
 def _of_heads(cell: list[TraceFigures]) -> list[dict[str, Any]]:
-    """Return one dict per query head: the mean cosine between its outputs under eviction and with the full cache.
+    """Return a dictionary per query head, with the mean cosine between its outputs under eviction and with the full
+    cache.
 
     cell: the figures of all traces of one method and budget. `layer` numbers only the layers that are evicted, from 0.
     """

@@ -1,7 +1,7 @@
 """Chooses the methods and budgets that a replay compares: the methods that the user names, and two yardsticks.
 
-For ``all`` it chooses every method that can run. The yardsticks are `random` and the oracle `golden`; without budgets
-there are none.
+If the user names ``all``, every method that can run is chosen. The yardsticks are `random` and the oracle `golden`. If
+the user gives no budget, there are no yardsticks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kvbench.engine.model.weights import load_weights
 from kvbench.errors import KVBenchError
 from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget, label
+from kvbench.eviction.modality import check_images
 from kvbench.eviction.options import check_budget
 
 ORACLE, FLOOR = MethodChoice(name="golden"), MethodChoice(name="random")
@@ -25,9 +26,9 @@ ORACLE, FLOOR = MethodChoice(name="golden"), MethodChoice(name="random")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A method that the replay leaves out because it cannot run at this budget, and why.
+    """A method that the replay leaves out because it cannot run at this budget, and the reason.
 
-    The budget is None if the method cannot run at any of the budgets, or takes none.
+    The budget is None if the method cannot run at any of the budgets for the same reason, or if it takes no budget.
     """
 
     method: str
@@ -37,7 +38,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A method with its options and a budget, both chosen for a replay."""
+    """A method with its options, and a budget, as one choice for a replay."""
 
     method: MethodChoice
     budget: Budget | None
@@ -58,19 +59,22 @@ FULL = Chosen(method=MethodChoice(name="full"), budget=None)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What decides which methods can run: facts about the model, and the length of the sequences."""
+    """The facts that decide which methods can run: facts about the model, and the length of the sequences."""
 
     geometry: Sequence[LayerGeometry]
     config: Any  # of transformers
     folder: Path | None
     longest: int  # prompt plus answer
     fingerprint: str | None = None  # known once the model is loaded
+    images: bool = False  # whether any prompt has images
 
     def check(self, choice: MethodChoice, budget: Budget | None) -> None:
         """Raise KVBenchError when the method cannot run on this model at this budget."""
         method = choose.make(choice.name, dict(choice.options))
         check_budget(choice.label, method, budget, group=largest_group(self.geometry))
         method.drafts()
+        if self.images:
+            check_images(choice.label, method)
         fit(self.geometry, method, self.longest)
         if (needed := method.weights()) is not None:
             load_weights(needed, self.folder, self.config, "cpu", self.fingerprint)
@@ -79,10 +83,10 @@ class Target:
 def plan(
     named: Sequence[MethodChoice], every: Sequence[MethodChoice], budgets: Sequence[Budget], target: Target
 ) -> tuple[list[Chosen], list[LeftOut]]:
-    """Return what to replay (pairs of method and budget, the yardsticks first), and the methods that cannot run.
+    """Return the pairs of method and budget to replay, the yardsticks first, and the methods that are left out.
 
-    named: methods that must run; every: methods that are left out if they cannot run. Raises KVBenchError when one of
-    `named` cannot run.
+    named: methods that must run. every: methods that are left out if they cannot run. Raises KVBenchError if a method
+    in `named` cannot run.
     """
     chosen: list[Chosen] = []
     left_out: list[LeftOut] = []

@@ -1,4 +1,4 @@
-"""Compares what the model predicts under eviction with what it predicts with the full cache, for a batch of traces."""
+"""Compares the model's predictions under eviction with its predictions with the full cache, for a batch of traces."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PER_TOKEN = ("loss", "loss_full", "entropy", "divergence", "agrees")
 
 @dataclass(slots=True, kw_only=True)
 class TraceFigures:
-    """The figures (losses, agreement and others) of one trace that was read under eviction; its answer has n tokens."""
+    """The figures of one trace that was read under eviction: losses, agreement and others. The answer has n tokens."""
 
     trace: ForcedTrace
     loss: Floats  # [n] negative log-likelihood of every token in nats, under eviction
     loss_full: Floats  # [n] the same with the full cache
     entropy: Floats  # [n] of the full cache's predictions
     divergence: Floats  # [n] KL(full || evicted)
-    agrees: Floats  # [n] 1 where both caches give the same greedy token
+    agrees: Floats  # [n] 1 if both caches predict the same greedy token, else 0
     cosine: Floats  # [L, Hq] between the outputs of attention heads under both caches, summed over `rows` tokens
     rows: int
     lost: float  # full cache's attention to entries not held, a mean over layers and heads, summed over `rows` tokens
@@ -46,9 +46,9 @@ class TraceFigures:
 class Comparison(Listener):
     """Compares a batch that is read under eviction with the same batch read with the full cache (`reference`).
 
-    copies: heads of the cache per KV head, more than 1 for methods that keep entries per query head. oracle: the
-    entries that the oracle held at the same budget (`Reference.oracle`); None without a budget. held: a list that
-    receives the entries which the method holds as each block begins (`held_tokens`).
+    copies: the number of the cache's heads per KV head, more than 1 for methods that keep entries per query head.
+    oracle: the entries that the oracle held at the same budget (`Reference.oracle`); None if there is no oracle. held:
+    a list to which the entries are added that the method holds at the beginning of each block (`held_tokens`).
     """
 
     def __init__(self, reference: Reference, copies: int, oracle: Held | None = None, held: Held | None = None) -> None:
@@ -102,7 +102,7 @@ class Comparison(Listener):
             self._most = max(self._most, after)
 
     def figures(self) -> list[TraceFigures]:
-        """Return the figures of every trace in the batch; call it after the batch was read."""
+        """Return the figures of every trace in the batch. To be called after the batch was read."""
         columns = [torch.cat(parts, dim=1).cpu().numpy() for parts in zip(*self._tokens)]
         cosine = torch.stack(list(self._cosine.values()), dim=1).numpy()  # [b, L, Hq]
         return [
@@ -122,9 +122,9 @@ class Comparison(Listener):
 
 
 def held_tokens(cache: PromptCache, reference: Reference, total: int) -> torch.Tensor:
-    """Return which of the `total` tokens the cache holds, as [L, b, Hk, total]: 1 if held, else 0.
+    """Return as [L, b, Hk, total] whether the cache holds each of `total` tokens: 1 if it does, else 0.
 
-    For caches per query head, it is the mean over the query heads of a group.
+    If the cache keeps entries per query head, the value is the mean over the query heads of a group.
     """
     return torch.stack([_held(cache.layers[i], paid.shape[1], total) for i, paid in reference.attention.items()])
 

@@ -1,7 +1,7 @@
-"""Says which of the answers that a replay reads are right.
+"""Finds which of the answers that a replay reads are right.
 
-For answers of a run, replay takes the run's scores. Answers that it has generated it scores itself, if the task needs
-neither a judge nor a program for that.
+Answers of a run have the run's scores. Answers that the replay generated are scored here, which is possible if the task
+needs neither a judge nor a program for its scores.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvbench.scoring.pool import ScorePool
 from kvbench.store import read_rows
 from kvbench.task import Output
 
-Right = dict[tuple[str, int], bool]  # (doc_id, sample) -> whether the score is 1
+Right = dict[tuple[str, int], bool]  # by (doc_id, sample), whether the score is 1
 
 
 def check_scorable(work: TaskWork) -> None:
@@ -30,7 +30,7 @@ def check_scorable(work: TaskWork) -> None:
 
 
 def scored(work: TaskWork, traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Right:
-    """Score the answers of the traces; return which ones are right, by question and sample.
+    """Score the answers of the traces. Return whether each answer is right, by question and sample.
 
     The task must pass `check_scorable`.
     """
@@ -53,7 +53,8 @@ def scored(work: TaskWork, traces: Sequence[ForcedTrace], loaded: LoadedModel) -
 
 
 def stored_scores(folder: Path, task: str) -> Right:
-    """Return which answers with the full cache a run scored as right; an answer without a score counts as wrong."""
+    """Return whether a run scored each answer of the full cache as right, by question and sample. An answer without a
+    score counts as wrong."""
     rows = read_rows(folder)
     rows = rows[(rows["task"] == task) & (rows["method"] == "full")]
     return {(str(d), int(n)): bool(s == 1) for d, n, s in zip(rows["doc_id"], rows["sample"], rows["score"])}

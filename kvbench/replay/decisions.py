@@ -2,11 +2,12 @@
 
     rows = Recorder(loaded, config, inputs, say, on_read).record(work, answers(folder, "walk", names))
 
-While an answer is read, the method decides as while it was generated, up to rounding (`kvbench.replay.reader`). Methods
-and budgets are those of the run's configuration; a row only chooses among them. An answer is left out if the method's
-version, source or artefacts are no longer those in the row, or if reading gives another number of tokens or evictions,
-or another first eviction, than the row states. A stored answer lacks its end token, so an eviction after the last token
-is not recorded.
+While an answer is read, the method makes the same decisions as while the answer was generated, up to rounding
+(`kvbench.replay.reader`). Methods and budgets come from the run's configuration; a row only chooses among them.
+
+An answer is left out if the method's version, source or artefacts differ from those in the row. It is also left out if
+the reading has another number of tokens or evictions, or another first eviction, than the row states. A stored answer
+lacks its end token, so an eviction after the last token is not recorded.
 """
 
 from __future__ import annotations
@@ -31,27 +32,28 @@ from kvbench.store import read_rows, read_texts
 from kvbench.store.decisions import Decisions
 from kvbench.store.schema import as_stored
 
-MOST_LAYERS = 8  # evenly spread
+MOST_LAYERS = 8  # layers that are recorded, evenly spread
 Notice = Callable[[str], None]
 
 
 def check(config: RunConfig) -> None:
-    """Raise UserError for a run with settings under which reading its answers again gives other evictions."""
+    """Raise UserError if the run has a setting under which reading its answers again gives other evictions."""
     for name, value, usual in (
         ("compress", config.compress, "query-aware"),
         ("prefill", config.prefill, "full"),
     ):
         if value != usual:
             raise UserError(
-                f"the run has --{name} {value}; kvbench records decisions of runs with --{name} {usual} only."
+                f"the run has --{name} {value}; kvbench records decisions of runs with --{name} {usual} only. Choose "
+                "such a run."
             )
 
 
 def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows whose evictions are to be recorded, with their texts.
 
-    These are, for each cell whose method evicts and each question in `names`, the row of the first sample with status
-    "ok". A missing value in a row is None.
+    There is a row for each cell whose method evicts and each question in `names`: the row of the first sample with the
+    status "ok". A missing value in a row is None.
     """
     rows = read_rows(folder)
     mine = (rows["task"] == task) & rows["doc_id"].isin(names) & (rows["status"] == "ok")
@@ -65,8 +67,8 @@ def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any
 class Recorder:
     """Reads answers of a run again, and records which tokens were kept at each eviction.
 
-    say: receives a message for each answer that is left out. on_read: called after each answer with a text that names
-    method and question, with the number of answers read, which is 1, and with the number of the answer's tokens.
+    say: called with a message for each answer that is left out. on_read: called after each answer with the method and
+    question as one text, the number of answers that were read, which is 1, and the number of the answer's tokens.
     """
 
     loaded: LoadedModel
@@ -77,7 +79,8 @@ class Recorder:
     _states: dict[MethodChoice, MethodState] = field(default_factory=dict)
 
     def record(self, work: TaskWork, rows: Sequence[dict[str, Any]]) -> list[Decisions]:
-        """Read again the answers in `rows` (from `answers`); return which tokens each head kept at each eviction."""
+        """Read the answers in `rows` again, and return which tokens each head kept at each eviction. rows: the result
+        of `answers`."""
         prompts = {p.doc.doc_id: p for p in work.prompts}
         longest = max((prompts[row["doc_id"]].max_tokens for row in rows if row["doc_id"] in prompts), default=1)
         found: list[Decisions] = []
@@ -93,7 +96,8 @@ class Recorder:
         return found
 
     def _read(self, row: dict[str, Any], trace: ForcedTrace | None, longest: int) -> list[Decisions]:
-        """Read one answer again, and return the decisions. Raises UserError if they differ from those of the run."""
+        """Read one answer again, and return the decisions. Raises UserError if the answer cannot be read as in the run,
+        or if its evictions differ from the run's."""
         cell = cell_of(row, self.config)
         state = self._state(cell.method)
         check_method(row, state)
@@ -173,9 +177,10 @@ def _decisions(row: dict[str, Any], prompt: int, tokens: list[str], log: _Log) -
 
 
 def _as_in_run(row: dict[str, Any], trace: ForcedTrace, seen: Sequence[int]) -> bool:
-    """Return whether the reading had as many tokens and evictions, and the same first eviction, as the row states.
+    """Return whether the reading had as many tokens and evictions as the row states, and the same first eviction.
 
-    The end token, and an eviction after it, may be missing.
+    The end token, and an eviction after it, may be missing in the reading. seen: for each eviction of the reading, the
+    number of tokens read before it.
     """
     if row["output_tokens"] is None or row["evictions"] is None:
         return False
@@ -192,10 +197,10 @@ def _spread(layers: dict[int, Any]) -> list[tuple[int, Any]]:
 
 
 def _dropped(kept: dict[int, set[int]], seen: Sequence[int], count: int) -> list[int]:
-    """Return, for each token, the number of the eviction at which one head dropped it (0: never).
+    """Return, for each token, the number of the eviction at which one head dropped it, from 1; 0: never.
 
-    kept: the positions that the head kept, by the number of tokens read at the eviction; seen: these numbers for all
-    evictions; count: the number of tokens.
+    seen: for each eviction, the number of tokens read before it. kept: by this number, the positions that the head
+    kept. count: the number of tokens.
     """
     dropped = [0] * count
     for number, read in enumerate(seen, 1):
@@ -210,7 +215,7 @@ class _Log(Listener):
     """Collects the positions that each head kept at every eviction (`kvbench.engine.rules.KeptLog`)."""
 
     def __init__(self) -> None:
-        self._events: dict[int, dict[int, list[set[int]]]] = {}  # layer -> tokens seen -> kept positions per head
+        self._events: dict[int, dict[int, list[set[int]]]] = {}  # by layer and tokens seen: kept positions per head
 
     def __call__(self, noise_key: int, seen: int, layer: int, kept: list[torch.Tensor]) -> None:
         self._events.setdefault(layer, {})[seen] = [set(positions.tolist()) for positions in kept]
@@ -219,7 +224,7 @@ class _Log(Listener):
         return sorted({seen for events in self._events.values() for seen in events})
 
     def heads(self) -> dict[int, list[dict[int, set[int]]]]:
-        """Return the positions kept: by layer, then by head, then by the number of tokens read at the eviction."""
+        """Return the kept positions: by layer, then by head, then by the number of tokens read before the eviction."""
         return {
             layer: [
                 {seen: kept[head] for seen, kept in events.items()} for head in range(len(next(iter(events.values()))))

@@ -1,7 +1,7 @@
 """Turns the figures of all traces of a cell into one row of results: means over tokens, ratios, and standard errors.
 
-Neither tokens of a trace nor traces of one question are independent, so standard errors come from a jackknife over the
-C questions, each left out once:
+Tokens of one trace are not independent, and neither are traces of one question. Standard errors therefore come from a
+jackknife over the C questions, in which each question is left out once:
 
     se = sqrt((C - 1) / C * sum over c of (figure without c - mean of these)^2)
 
@@ -22,16 +22,15 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-LOW_SHARE = 0.8  # of all tokens: ForesightKV's reward uses the 80% with the lowest entropy under the full cache
+LOW_SHARE = 0.8  # share of tokens: ForesightKV's reward uses the 80% with the lowest entropy under the full cache
 Cell = Sequence[TraceFigures]  # the traces of one method at one budget on one task
 
 
 def figures(traces: Cell, yardsticks: tuple[Cell, Cell] | None) -> dict[str, Any]:
     """Return the figures of one method at one budget on one task, each with its standard error as ``<name>_se``.
 
-    An undefined figure is None: a standard error over one question, or `gap_closed` if `random` and the oracle do not
-    differ. yardsticks: the same traces under `random` and under the oracle at the same budget; None if these were not
-    replayed.
+    An undefined figure is None, such as a standard error over one question, or `gap_closed` without yardsticks.
+    yardsticks: the same traces under `random` and under the oracle, at the same budget; None if they were not replayed.
     """
     low = _low(traces)
     sums = {
@@ -86,10 +85,10 @@ NAMES = tuple(_FIGURES)
 def jackknife(
     sums: dict[str, Any], clusters: Sequence[int], figure: Callable[[dict[str, Any]], Any]
 ) -> tuple[float | None, float | None]:
-    """Return a figure and its standard error over clusters of traces.
+    """Return a figure and its standard error over clusters of traces. None stands for an undefined number.
 
-    figure: computes it from sums over traces. sums: by name, one number per trace. clusters: the number of each trace's
-    cluster, from 0.
+    figure: a function that computes the figure from sums over traces. sums: by name, one number per trace. clusters:
+    the number of each trace's cluster, from 0.
     """
     import numpy as np
 
@@ -108,7 +107,7 @@ def _known(value: float) -> float | None:
 
 
 def numbered(names: Iterable[Any]) -> list[int]:
-    """Return a number for each name: distinct names are numbered from 0, in the order in which they first occur."""
+    """Return a number for each name. Distinct names are numbered from 0, in the order of their first occurrence."""
     index: dict[Any, int] = {}
     return [index.setdefault(name, len(index)) for name in names]
 
@@ -116,8 +115,8 @@ def numbered(names: Iterable[Any]) -> list[int]:
 def _low(traces: Cell) -> list[Any]:
     """Return a mask [n] per trace of the tokens for which the full cache's prediction is most certain.
 
-    These are the share LOW_SHARE of all tokens, with the lowest entropy. Of tokens with equal entropy the earlier ones
-    count.
+    These are the tokens with the lowest entropy; their share of all tokens is LOW_SHARE. Of tokens with equal entropy,
+    earlier tokens come first.
     """
     import numpy as np
 

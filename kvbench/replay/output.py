@@ -1,8 +1,9 @@
-"""Prints the results of a replay, and writes them to a folder, with a JSON document that says how to repeat it.
+"""Prints the results of a replay, and writes them to a folder with a JSON document that says how to repeat the replay.
 
-A comparison writes replay.csv with a row per task, method and budget; traces.parquet, which has a row per trace for
-each of them; heads.parquet, which has one per layer and query head; and replay.json. Analyses write their tables and
-figures (for example overlap.csv, overlap.svg, overlap.pdf, its caption overlap.txt, tokens.html) and analyses.json.
+A comparison writes four files. replay.csv has a row per task, method and budget. For each of these, traces.parquet has
+a row per trace, and heads.parquet a row per layer and query head. replay.json is the document. Analyses write their
+tables, figures, captions and pages (for example overlap.csv, overlap.svg, overlap.pdf, overlap.txt, tokens.html) and
+analyses.json.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ entries. docs/replay.md explains every column.
 
 
 def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> Path:
-    """Write the results of a comparison to the folder `out`, replacing earlier files; return the folder.
+    """Write the results of a comparison to the folder `out`, and return the folder. Earlier files are replaced.
 
-    Raises SetupError or UserError when the folder cannot be written.
+    Raises SetupError or UserError if the folder cannot be written.
     """
     folder = check_out(out)
     for file, name in (("replay.csv", "rows"), ("traces.parquet", "traces"), ("heads.parquet", "heads")):
@@ -44,9 +45,10 @@ def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> P
 
 
 def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], document: Mapping[str, Any]) -> Path:
-    """Write the tables, pages and figures of every analysis to the folder `out`, replacing earlier files.
+    """Write the tables, pages and figures of every analysis to the folder `out`, and return the folder. Earlier files
+    are replaced.
 
-    Raises as `write` does.
+    Raises SetupError or UserError if the folder cannot be written.
     """
     folder = check_out(out)
     for kind, rows in found.items():
@@ -59,7 +61,7 @@ def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], docu
 
 
 def _put_table(path: Path, rows: Sequence[Row], whole: Sequence[str]) -> None:
-    """Write the rows of a table to a file, as CSV or Parquet: the path's suffix says which.
+    """Write the rows of a table to a file, as CSV if the path ends with .csv, otherwise as Parquet.
 
     whole: columns of whole numbers, in which values may be missing.
     """

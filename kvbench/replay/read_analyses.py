@@ -1,7 +1,7 @@
-"""Reads the traces of a task for analyses: with the full cache, and with every chosen method, as far as they need it.
+"""Reads the traces of a task for analyses: with the full cache and, if an analysis needs it, with every chosen method.
 
-Analyses of attention receive the full cache's attention for 16 successive queries at a time. Memory holds this
-attention or the `Reference` of one batch, and the analyses' sums.
+Analyses of attention get the full cache's attention for 16 successive queries at a time. Memory holds this attention,
+or the `Reference` of one batch, and the sums of the analyses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvbench.replay.reader import CHUNK, Listener, OnRead, TraceReader
 from kvbench.replay.reference import Reference, attention_to, batches, readings
 from kvbench.replay.traces import ForcedTrace
 
-SCRATCH_FLOATS = 1 << 24  # most attention weights of a window, over the batch
+SCRATCH_FLOATS = 1 << 24  # most attention weights of a window over all traces of a batch
 
 
 def read(
@@ -33,9 +33,10 @@ def read(
 ) -> None:
     """Read every trace as the analyses need it.
 
-    For analyses of attention it is read with the full cache. For analyses of methods it is read with the full cache,
-    then with every chosen method. max_tokens: tokens of the longest prompt plus answer. on_read: called after each
-    batch with method and budget as one text, the number of traces read, and the number of tokens of their answers.
+    Analyses of attention need a reading with the full cache. Analyses of methods need a reading with the full cache and
+    then a reading with every chosen method. max_tokens: the number of tokens of the longest prompt plus answer.
+    on_read: called after each batch with method and budget as one text, the number of traces that were read, and the
+    number of tokens of their answers.
     """
     looking = [a for a in analyses if isinstance(a, AttentionAnalysis)]
     watching = [a for a in analyses if isinstance(a, MethodAnalysis)]
@@ -54,9 +55,8 @@ def read(
 
 
 def _narrow(traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Iterator[list[ForcedTrace]]:
-    """Yield batches of so few traces that the attention of WINDOW queries takes at most SCRATCH_FLOATS numbers.
-
-    A trace that needs more is a batch of its own.
+    """Yield batches of traces. A batch is so small that the attention of WINDOW queries takes at most SCRATCH_FLOATS
+    numbers; a trace that needs more is a batch of its own.
     """
     heads = max((g.query_heads for g in loaded.geometry if g.evicts), default=1)
     for batch in batches(traces, loaded, CHUNK):
@@ -67,16 +67,16 @@ def _narrow(traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Iterator[list
 
 
 class _Windows(Listener):
-    """Passes the full cache's attention on to analyses, for WINDOW successive queries at a time."""
+    """Gives analyses the full cache's attention, for WINDOW successive queries at a time."""
 
     def __init__(self, batch: Sequence[ForcedTrace], places: list[int], analyses: Sequence[AttentionAnalysis]) -> None:
         self.places, self.analyses = places, analyses
         self.prompt, self.count = len(batch[0].prompt), -(-(len(batch[0].answer) - 1) // WINDOW)
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        """Pass the attention of the new queries on to the analyses, for WINDOW queries at a time.
+        """Give the analyses the attention of the new queries, for WINDOW queries at a time.
 
-        first: the first query's place in the answer: a multiple of WINDOW, because CHUNK is a multiple of WINDOW.
+        first: the place of the first query in the answer. It is a multiple of WINDOW, because CHUNK is.
         """
         layer = self.cache.layers[call.layer]
         if not layer.geometry.evicts:
@@ -99,9 +99,9 @@ class _Windows(Listener):
 
 
 class _Holdings(Listener):
-    """Tells analyses which entries a method holds as each block of the answer begins.
+    """Tells analyses which entries a method holds at the beginning of each block of the answer.
 
-    `tell(None)` tells them what it holds at the answer's end.
+    `tell(None)` tells them which entries the method holds at the end of the answer.
     """
 
     def __init__(

@@ -1,10 +1,11 @@
 """Reads finished answers with one method at one budget: first the prompt as in a run, then the answer block by block.
 
-A forward pass reads at most CHUNK tokens and ends where generation would evict. Between two evictions a cache only
-grows, so each token attends to the same entries as if it were read alone. Decisions and predictions therefore equal
-those of `Engine.generate` with `Request.forced`, up to rounding (`tests/replay/test_reader.py`).
+A forward pass reads at most CHUNK tokens, and ends at each token after which generation would evict. Between two
+evictions a cache only grows, so each token attends to the same entries as if it were read alone. Decisions and
+predictions therefore equal those of `Engine.generate` with `Request.forced`, up to rounding
+(`tests/replay/test_reader.py`).
 
-Letters: b sequences, t tokens of a block, V vocabulary.
+Sizes of tensors: b sequences, t tokens of a block, V tokens in the vocabulary.
 """
 
 from __future__ import annotations
@@ -29,43 +30,48 @@ from kvbench.replay.choices import Chosen
 from kvbench.replay.traces import ForcedTrace
 
 CHUNK = 512  # tokens per forward pass
-OnRead = Callable[[str, int, int], None]  # receives (method and budget, traces that were read, tokens of their answers)
+# Called with method and budget as one text, the number of traces that were read, and the tokens of their answers.
+OnRead = Callable[[str, int, int], None]
 
 
 class Listener:
-    """The base class of objects that a `TraceReader` informs about a reading; subclasses override what they need.
+    """The base class of objects that a `TraceReader` informs about a reading. Subclasses override the methods that they
+    need.
 
-    The tokens of an answer are numbered from 0. A block is `interval` of them; the last may be shorter. cache: the
-    traces' cache, set by `opened`.
+    The tokens of an answer are numbered from 0. A block is `interval` successive tokens; the last block may be shorter.
+    cache: the cache of the traces, set by `opened`.
     """
 
     cache: PromptCache
 
     def opened(self, cache: PromptCache) -> None:
-        """Called when the prompts were read and evicted, before the answers: receives their cache."""
+        """Called after the prompts were read and evicted, before the answers are read. cache: the prompts' cache."""
         self.cache = cache
 
     def block(self, index: int) -> None:
-        """Called when block `index` of the answers begins; an eviction that is due then has taken place.
+        """Called when block `index` of the answers begins. An eviction that is due at this token has already taken
+        place.
 
         The block's first token has the number `index` * interval.
         """
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        """Called for each layer of a forward pass; receives the attention `call` and its output `out` [b, t, Hq, Dv].
+        """Called for each layer of a forward pass. call: the layer's attention call. out: its output [b, t, Hq, Dv].
 
         first: the number of the first of these t tokens of the answers.
         """
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
-        """Called after each forward pass; receives the logits [b, t, V] that predict the tokens from `first` on."""
+        """Called after each forward pass. logits: [b, t, V], the predictions of the tokens with the numbers `first` to
+        `first` + t - 1."""
 
 
 class TraceReader:
     """Reads traces with one method at one budget.
 
-    max_tokens: tokens of the longest prompt plus answer; log: see `Engine`. Raises UserError or SetupError if the
-    method cannot serve this model, or if its weights are missing.
+    max_tokens: the number of tokens of the longest prompt plus answer. chunk: the most tokens per forward pass. log:
+    called with the positions that each head keeps at every eviction. Raises UserError or SetupError if the method
+    cannot serve this model, or if its weights are missing.
     """
 
     def __init__(
@@ -91,27 +97,31 @@ class TraceReader:
 
     @property
     def within(self) -> str | None:
-        """Return the option `within` of the oracle `golden`, if the method is or contains it ("a+b"); else None."""
+        """Return the option `within` of the oracle `golden`, if the method is `golden` or is joined with it, as in
+        "a+golden". Otherwise return None."""
         parts = (self.method.during("prefill"), self.method.during("decode"))
         return next((str(part.options()["within"]) for part in parts if part.oracle), None)
 
     @property
     def together(self) -> bool:
-        """Return whether the method can read several traces in one batch; a method that runs probes cannot."""
+        """Return whether the method can read several traces in one batch. A method with probes for the prompt
+        cannot."""
         return not self.method.during("prefill").needs().probes
 
     @torch.inference_mode()
     def read(
         self, traces: Sequence[ForcedTrace], listener: Listener, future: Mapping[str, torch.Tensor] | None = None
     ) -> None:
-        """Read traces whose prompts and answers are equally long, and report what happens to the listener.
+        """Read traces whose prompts and answers are equally long, and inform the listener about every step.
 
-        future: the future attention that an oracle reads as its weights (`Reference.future`).
+        A trace with images is read alone. future: the future attention that an oracle reads as its weights
+        (`Reference.future`).
         """
         rules = self.setup.rules_for_prompt(len(traces[0].prompt))
         rules = replace(rules, weights={**rules.weights, **(future or {})})
         with self.reader.model.routed():
-            cache, logits = self.reader.open([t.prompt for t in traces], rules, _keys(traces, prompt=True))
+            prompts, images = [t.prompt for t in traces], traces[0].request.images
+            cache, logits = self.reader.open(prompts, rules, _keys(traces, prompt=True), images)
             cache.begin_decoding(_keys(traces))
             listener.opened(cache)
             listener.predicted(0, logits[:, None])
@@ -132,9 +142,10 @@ class TraceReader:
                     cache.tick(self.trigger.growth)
 
     def _until_next(self, clock: int, end: int) -> int:
-        """Return how many tokens to read in one forward pass: up to the next eviction, block or end, at most a chunk.
+        """Return how many tokens to read in the next forward pass: as many as come before the next eviction, the next
+        block or the end, and at most a chunk.
 
-        clock: answer tokens read so far; end: answer tokens to read in all.
+        clock: the number of answer tokens read so far. end: the number of answer tokens to read in all.
         """
         most = min(self.interval - clock % self.interval, self.chunk, end - clock)
         return next((ahead for ahead in range(1, most) if self.trigger.due(clock + ahead)), most)

@@ -1,8 +1,9 @@
-"""Reads a batch of traces with the full cache, and keeps what readings under eviction and the oracle need of it.
+"""Reads a batch of traces with the full cache, and keeps a record of this reading for readings under eviction and for
+the oracle.
 
-For a trace of n answer tokens and T tokens in all, memory holds n V numbers for logits (V: vocabulary), and per layer
-n Hq D numbers for outputs and at most 4 T Hk numbers per block for attention. So `batches` reads long traces one by
-one.
+For a trace of n answer tokens and T tokens in all, the record has n V numbers for logits (V: vocabulary), and per layer
+n Hq D numbers for outputs and at most 4 T Hk numbers per block for attention. `batches` therefore puts fewer traces
+into a batch if they are long.
 """
 
 from __future__ import annotations
@@ -23,21 +24,23 @@ from kvbench.replay.choices import FULL, Chosen
 from kvbench.replay.reader import Listener, TraceReader
 from kvbench.replay.traces import ForcedTrace
 
-# One tensor per block, [L, b, Hk, T]: 1 for tokens held as the block begins, else 0 or a share (`held_tokens`).
+# One tensor [L, b, Hk, T] per block: 1 for tokens that are held when the block begins, else 0 or a share
+# (`held_tokens`).
 Held = list[torch.Tensor]
-MOST_BYTES = 1 << 30  # kept for a batch
-MOST_TRACES = 64
+MOST_BYTES = 1 << 30  # largest size of the record of a batch
+MOST_TRACES = 64  # most traces of a batch
 
 
 class Reference(Listener):
     """The record of a batch read with the full cache: b traces with P prompt tokens and n answer tokens each.
 
-    Attributes (the dicts are by layer, for layers that are evicted):
-        targets: [b, n] the answers; logits: [b, n, V] that predict their tokens.
-        outputs: [b, n - 1, Hq, Dv] of the attention heads, for every token of the answer but the last.
-        attention: [b, Hk, blocks, T] float32, T = P + n - 1: attention that the queries of each block of the answer pay
-            to every token, summed over queries and divided by the interval, as in `kvbench.eviction.terms.golden`.
-        most: the largest attention that a query of the block pays to every token; only if `extreme`.
+    Attributes (outputs, attention and most are dictionaries by layer, for the layers that are evicted):
+        targets: [b, n], the answers.
+        logits: [b, n, V], the predictions of the answers' tokens.
+        outputs: [b, n - 1, Hq, Dv], the outputs of the attention heads for every token of the answer but the last.
+        attention: [b, Hk, blocks, T] float32, T = P + n - 1: the attention that the queries of each block of the answer
+            pay to each token, summed over queries and divided by the interval, as in `kvbench.eviction.terms.golden`.
+        most: as `attention`, but the largest attention that a query of the block pays; empty unless `extreme`.
         oracle: the entries that the oracle holds at each budget, after a `Comparison` has read with the oracle.
     """
 
@@ -56,7 +59,7 @@ class Reference(Listener):
 
     @property
     def total(self) -> int:
-        """Return how many tokens of prompt and answer the model reads: all but the last, which predicts no other."""
+        """Return how many tokens of prompt and answer the model reads: all but the last, which predicts no token."""
         return self.prompt + self.length - 1
 
     def opened(self, cache: PromptCache) -> None:
@@ -88,7 +91,7 @@ class Reference(Listener):
         self._logits.append(logits)
 
     def close(self) -> None:
-        """Join the logits of all blocks after the traces were read, and release the cache."""
+        """Join the logits of all blocks, and release the cache. To be called after the traces were read."""
         self.logits = torch.cat(self._logits, dim=1)
         self._logits.clear()
         del self.cache
@@ -104,9 +107,9 @@ class Reference(Listener):
         return one
 
     def future(self) -> dict[str, torch.Tensor]:
-        """Return the tables of future attention that the oracle `golden` reads as its weights.
+        """Return the tables of future attention that the oracle `golden` reads as its weights, by name.
 
-        Each has one more block than the answer, which is 0: after the last block comes no attention.
+        Each table has one more block than the answer. This block is 0, because no attention comes after the last block.
         """
         tables = {"interval": torch.tensor(self.interval, device=self.targets.device)}
         for name, table in (("mean", self.attention), ("max", self.most)):
@@ -125,9 +128,10 @@ def attention_to(
     reduce_g: Reduce | None,
     reduce_q: Reduce | None,
 ) -> torch.Tensor:
-    """Return the attention of queries to all tokens read so far.
+    """Return the attention that queries pay to all tokens read so far.
 
-    query: [b, Hq, t, D], of which the first is at position `first`.
+    query: [b, Hq, t, D]; the first of the t queries is at position `first`. reduce_g, reduce_q: how the weights are
+    reduced over the query heads of a group and over queries; None: not at all.
     """
     end = first + query.shape[2]
     return window_attention(
@@ -146,7 +150,7 @@ def attention_to(
 def read_full(reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bool = False) -> Reference:
     """Read a batch with the full cache, and return the record of this reading.
 
-    reader: a reader with the method `full`; extreme: see `Reference.most`.
+    reader: a reader with the method `full`. extreme: whether the record has `Reference.most`.
     """
     reference = Reference(traces, reader.interval, reader.loaded.device, extreme=extreme)
     reader.read(traces, reference)
@@ -157,10 +161,11 @@ def read_full(reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bo
 def readings(
     loaded: LoadedModel, traces: Sequence[ForcedTrace], chosen: Sequence[Chosen], *, interval: int, max_tokens: int
 ) -> Iterator[tuple[Chosen, TraceReader, Reference, dict[str, torch.Tensor]]]:
-    """For each batch: read it with the full cache, then yield each chosen method with all it needs to read the batch.
+    """Read each batch of traces with the full cache, and yield the methods that are to read the batch next.
 
-    A tuple holds the method, its reader, the record of the batch with the full cache, and the oracle's weights. A
-    method with probes gets the batch trace by trace.
+    Yields (method and budget, its reader, the record of the batch with the full cache, the oracle's weights). The
+    weights are empty for methods other than the oracle. For a method with probes, there is a tuple for each trace of
+    the batch, with the record of this trace.
     """
     full = TraceReader.of(loaded, FULL, interval=interval, max_tokens=max_tokens)
     readers = {c: TraceReader.of(loaded, c, interval=interval, max_tokens=max_tokens) for c in chosen}
@@ -179,10 +184,11 @@ def readings(
 def batches(traces: Sequence[ForcedTrace], loaded: LoadedModel, interval: int) -> Iterator[list[ForcedTrace]]:
     """Yield batches of traces whose prompts and answers are equally long.
 
-    A batch is as large as MOST_BYTES and MOST_TRACES allow, and has at least one trace.
+    A batch is as large as MOST_BYTES and MOST_TRACES allow, and has at least one trace. A trace with images is alone.
     """
+    yield from ([trace] for trace in traces if trace.request.images)
     alike: dict[tuple[int, int], list[ForcedTrace]] = {}
-    for trace in traces:
+    for trace in (trace for trace in traces if not trace.request.images):
         alike.setdefault((len(trace.prompt), len(trace.answer)), []).append(trace)
     vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
     for (prompt, answer), group in alike.items():

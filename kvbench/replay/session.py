@@ -1,4 +1,4 @@
-"""Runs a replay whose settings are checked: loads the model, gets each task's answers, and reads them."""
+"""Runs a replay after its settings were checked: loads the model, gets each task's answers, and reads them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from kvbench.runner.workload import TaskWork
 
 
 class Session:
-    """One replay of all tasks; `run` fills `results` (of a comparison) or `rows` (of analyses), and `left_out`.
+    """One replay of all tasks. `run` fills `results` (for a comparison) or `rows` (for analyses), and `left_out`, the
+    methods that cannot run.
 
     folder: the run whose answers are read; None: the model answers the questions first.
 
@@ -44,7 +45,7 @@ class Session:
         self.left_out: list[LeftOut] = []
 
     def run(self) -> None:
-        """Read the answers of every task with every chosen method; store the results in this object."""
+        """Read the answers of every task with every chosen method, and store the results in this object."""
         loaded, chosen = self._load()
         for name, task in self.works.items():
             traces = self._traces(name, task, loaded)
@@ -61,14 +62,16 @@ class Session:
             self.progress.end()
 
     def _load(self) -> tuple[LoadedModel, list[Chosen]]:
-        """Load the model; return it, with the methods and budgets to replay.
+        """Load the model. Return it, and the methods and budgets to replay.
 
-        Raises KVBenchError for a named method that cannot run, if possible before the model is loaded.
+        Raises KVBenchError if a named method cannot run, if possible before the model is loaded.
         """
         config, inputs, work = self.config, self.inputs, self.work
         load_model = partial(load, inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)
         shape, early = known_shape(inputs.config, load_model)
-        target = Target(shape.geometry, inputs.config, inputs.info.folder, max(self.longest.values()))
+        images = any(prompt.images for task in self.works.values() for prompt in task.prompts)
+        longest = max(self.longest.values())
+        target = Target(shape.geometry, inputs.config, inputs.info.folder, longest, images=images)
         plan(work.named, work.every, config.budgets, target)
         use_threads(shape, pick_device(config.device))
         loaded = early or load_model()
@@ -106,9 +109,9 @@ class Session:
 
 
 def _with_sample(works: dict[str, TaskWork], sample: str | None) -> dict[str, TaskWork]:
-    """Return only the tasks that have a question with the id `sample`; all tasks if it is None.
+    """Return the tasks that have a question with the id `sample`. None: return all tasks.
 
-    Raises UserError when no task has the question.
+    Raises UserError if no task has the question.
     """
     if sample is None:
         return works

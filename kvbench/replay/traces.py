@@ -1,7 +1,8 @@
-"""The traces that a replay reads: finished answers that were generated with the full cache, now or in an earlier run.
+"""Gets the traces that a replay reads: finished answers that the full cache generates now, or generated in an earlier
+run.
 
-Now the model answers only the first turn of each question. In both cases an answer depends on task, model, sampling
-settings and seed, not on the methods that read it.
+If answers are generated now, the model answers only the first turn of each question. In both cases an answer depends on
+task, model, sampling settings and seed, not on the methods that read it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ Notice = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedTrace:
-    """A trace as the engine reads it: a request that brings its answer.
+    """A trace as the engine reads it: a request that contains its answer (`Request.forced`).
 
-    `cluster` names the source that dependent traces share (`Doc.cluster`).
+    `cluster`: the name of the source that the question shares with other questions (`Doc.cluster`).
     """
 
     request: Request
@@ -55,15 +56,18 @@ def answer_with_full_cache(
     say: Notice,
     on_read: Callable[[str, int, int], None] = lambda text, traces, tokens: None,
 ) -> list[ForcedTrace]:
-    """Let the model answer every question of a task once; return the answers in the questions' order.
+    """Let the model answer every question of a task once. Return the answers in the order of the questions.
 
-    Sampling settings are the task's. Questions that are too long and answers that fail are left out, which `say` is
-    told. on_read: called after each answer with "", 1, and the number of its tokens. Raises UserError when no question
-    fits the model's context.
+    Sampling settings are the task's. Questions that are too long and answers that failed are left out. say: called with
+    a message if any are left out. on_read: called after each answer with "", 1, and the number of its tokens. Raises
+    UserError if no question fits the model's context.
     """
     prompts = {p.doc.doc_id: p for p in work.prompts if p.ids and p.max_tokens <= loaded.context}
     if not prompts:
-        raise UserError(f"task {quote(work.task.name)} has no question that fits the model's context.")
+        raise UserError(
+            f"task {quote(work.task.name)} has no question that fits the model's context. Choose another task, or "
+            "shorter answers with --max-new-tokens."
+        )
     batches: dict[Sampling, list[Request]] = {}
     for prompt in prompts.values():
         batches.setdefault(Sampling.of(prompt.spec), []).append(_request(work, prompt, seed, 0))
@@ -85,7 +89,8 @@ def answer_with_full_cache(
 
 
 def _engine(loaded: LoadedModel, longest: int, sequences: int) -> Engine:
-    """Return an engine with the full cache and with as many slots as fit into memory."""
+    """Return an engine with the full cache, and with as many slots as fit into memory and are needed. sequences: the
+    number of sequences to generate. longest: tokens of the longest prompt plus answer."""
     method = registry.methods.get("full")()
     plan = plan_cell(
         shape_of_model(loaded.model),
@@ -107,7 +112,8 @@ def stored_answers(
 ) -> list[ForcedTrace]:
     """Return the answers that a run generated with the full cache, as traces.
 
-    They lack the end token, as stored texts do. Raises UserError when the run has no answers to this task.
+    The answers lack the end token, because stored texts lack it. Answers that cannot be read again are left out. say:
+    called with a message if any are left out. Raises UserError if no answer to this task is left.
     """
     rows = read_rows(folder).merge(read_texts(folder), on="row_key")
     rows = rows[(rows["task"] == work.task.name) & (rows["method"] == "full") & (rows["status"] == "ok")]
@@ -123,7 +129,8 @@ def stored_answers(
         )
     if not traces:
         raise UserError(
-            f"run {quote(folder)} has no answers with the full cache to {quote(work.task.name)}, which replay needs."
+            f"run {quote(folder)} has no answers with the full cache to {quote(work.task.name)}, which replay needs. "
+            "Name a run with the method full on this task."
         )
     return traces
 
@@ -133,8 +140,8 @@ def read_trace(
 ) -> ForcedTrace | None:
     """Return the answer of a stored row in the form of a trace.
 
-    None if the answer is empty, if the row's prompt is not `prompt`, or if the question has several turns. An answer
-    that exceeds the model's context is cut.
+    None if the answer is empty, if the row's prompt differs from `prompt`, or if the question has several turns. An
+    answer that exceeds the model's context is cut.
     """
     text = row["output"]
     ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) and text else []

@@ -1,6 +1,6 @@
-"""The settings that only a replay has, and its progress line.
+"""The settings that only a replay has, and the progress line of a replay.
 
-This module does not import torch: the settings are checked before torch is loaded.
+This module does not import torch, because the settings are checked before torch is loaded.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class Work:
     """The settings of a replay that a run does not have."""
 
     named: list[MethodChoice]  # methods that must run
-    every: list[MethodChoice]  # methods that are left out where they cannot run
+    every: list[MethodChoice]  # methods that are left out if they cannot run
     run: str | None  # the run whose answers are read; None: the model answers
     most: int | None  # answers per task to take from the run
-    kinds: list[type[Analysis]]  # analyses; empty for the comparison
+    kinds: list[type[Analysis]]  # analyses to make; empty: compare methods instead
     sample: str | None  # id of the only question to read; None: all questions
 
     @property
@@ -38,7 +38,8 @@ class Work:
 
 
 class Readings(Progress):
-    """The progress line of a replay; unlike a run's, it counts answers read instead of rows, and shows no memory."""
+    """The progress line of a replay. It counts answers that were read, and not rows as a run's line does. It shows no
+    memory."""
 
     _name = _unit = ""
 

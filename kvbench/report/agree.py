@@ -5,8 +5,9 @@
     for mixture in mixtures(rows): sentence(mixture, ["walk"])
 
 The check refuses rows that differ in a column of `SAME`, in the version or the artefacts of one method, in the judge,
-or in the prompt of a question, because their scores would differ for another reason than the method. Differences in
-`NOTED` get a note below the tables: sampled answers repeat exactly only with equal versions, device and slots.
+or in the prompt of a question, because their scores would differ for another reason than the method. A difference in a
+column of `NOTED` gets a note below the tables, because sampled answers repeat exactly only with equal versions, devices
+and numbers of slots.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ SAME = {
 # A task may set the sampling of each question, and a long prompt leaves less room for the answer.
 BY_QUESTION = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
 ARTEFACTS = "tables, drafts or plug-in"
-ALL = "all"  # of --group-by: everything that differs
+ALL = "all"  # value of --group-by for everything that differs
 APART = f"--group-by {ALL} makes separate tables."
 EDITED = "Its table was joined or edited. Report on the runs that its rows came from."
 # Notes below a table: the column, its name in the sentence, and the columns within which it should be equal.
@@ -60,12 +61,13 @@ NOTED = (
     ("slots", "numbers of slots of {method}", ("method", "options", "budget_share", "budget")),
 )
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")  # the date of a judgement makes no difference
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")  # the date of a judgement, which need not be equal
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """An allowed difference between the rows of one table. `counts`: the number of rows with each of the values."""
+    """An allowed difference between the rows of one table, such as two versions of torch. `what`: what differs, in the
+    words of a note. `counts`: for each differing value the number of rows that have it."""
 
     column: str
     method: str | None  # None: the rows of all methods
@@ -75,8 +77,9 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference that keeps rows out of one table although they agree in the columns of `SAME`. `values`: the
-    differing value of each row, with code -1 for the rows that the difference does not concern."""
+    """A difference because of which rows may not share a table although they agree in the columns of `SAME`. `word`:
+    what differs, in words. `values`: the value of each row; rows that the difference does not concern have no value
+    (code -1). `remedy`: what the user can do."""
 
     word: str
     values: Text
@@ -97,7 +100,7 @@ def values_of(rows: Rows, column: str) -> list[Any]:
 
 
 def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
-    """Split rows by the values of the columns, as (label, rows) pairs; a row without a value is in every part."""
+    """Split rows by the values of the columns. Return (label, rows) pairs. A row without a value is in every part."""
     parts = [("", rows)]
     for column in columns:
         parts = [
@@ -112,8 +115,8 @@ def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
 
 
 def split_all(rows: Rows) -> Iterator[tuple[str, Rows]]:
-    """Split rows until the rows of each part may share a table: by every setting, version, artefact and judge that
-    differs, then by run if a question had different prompts."""
+    """Split rows until the rows of each part may share a table. Yield (label, rows) pairs. Rows are split by every
+    setting, version, artefact and judge that differs, and by run if a question had different prompts."""
     for label, part in split(rows, [column for column in SAME if values_of(rows, column)[1:]]):
         for further, alike in _split_further(label, part):
             yield from [(further, alike)] if _two_prompts(alike) is None else _by_run(further, alike)
@@ -126,7 +129,7 @@ def _by_run(label: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
 
 
 def check(rows: Rows) -> None:
-    """Raise UserError, which names two runs and what differs between them, unless the rows may share a table."""
+    """Raise UserError if the rows may not share a table. The error names two runs and what differs between them."""
     for column, word in SAME.items():
         if len(values_of(rows, column)) > 1:
             conflicts = [(_run(rows, place), f"{word} {value}") for place, value in rows.firsts(column)[:2]]
@@ -144,13 +147,14 @@ def check(rows: Rows) -> None:
 
 
 def _two_prompts(rows: Rows) -> str | None:
-    """Return a question that had two different prompts, the first by id, or None."""
+    """Return the question that had two different prompts. Of several such questions the first by id; None if there is
+    none."""
     return _with_several(rows, rows.text("prompt_sha256").codes)
 
 
 def differences(rows: Rows) -> Iterator[Difference]:
-    """Yield what differs although it must be equal in one table: the version of a method, the artefacts of a method
-    with the same options, or the judge."""
+    """Yield the differences because of which the rows may not share a table: two versions of a method, two sets of
+    artefacts of a method with the same options, or two judges."""
     methods, options = rows.text("method"), rows.text("options")
     versions, artefacts = rows.text("method_version"), rows.text("artefacts")
     for code in methods.present():
@@ -166,7 +170,7 @@ def differences(rows: Rows) -> Iterator[Difference]:
 
 
 def mixtures(rows: Rows) -> Iterator[Mixture]:
-    """Yield the allowed differences between the rows, each of which gets a note below the tables."""
+    """Yield the allowed differences between the rows, in the columns of `NOTED`."""
     for column, what, within in NOTED:
         if column not in NAMES:
             continue
@@ -189,8 +193,8 @@ def sentence(mixture: Mixture, tasks: Sequence[str]) -> str:
 
 
 def judge_of(text: str) -> str | None:
-    """Return the judge that a value of the column `judge` names, without the date of the judgement; None if no judge
-    rated the answer."""
+    """Return the judge from a value of the column `judge`, without the date of the judgement. None if no judge rated
+    the answer."""
     return None if text.startswith("nobody") else _DATE.sub("", text).strip()
 
 
@@ -214,8 +218,8 @@ def _difference(word: str, values: Text, of: Any, remedy: str) -> Iterator[Diffe
 
 
 def _error(rows: Rows, difference: Difference) -> UserError:
-    """Return the error for a difference. It names two runs and their values; of a method's tables, drafts and plug-ins
-    it names only those that differ."""
+    """Return the error for a difference. The error names two runs and their values. If a method's artefacts (tables,
+    drafts, plug-in) differ, it names only the artefacts that differ."""
     values = difference.values
     codes = values.present()[:2]
     runs = [_run(rows, int((values.codes == code).argmax())) for code in codes]
@@ -235,8 +239,8 @@ def _refusal(conflicts: Sequence[tuple[str, str]], remedy: str) -> UserError:
 
 
 def _named(difference: Difference, value: str) -> str:
-    """Return a differing value in words, as in "gkv version 2" or "plug-in mine 3f2a9c01". Of a method's tables, drafts
-    and plug-ins it names only those that differ."""
+    """Return a differing value in words, as in "gkv version 2" or "plug-in mine 3f2a9c01". Of a method's artefacts
+    (tables, drafts, plug-in) only those that differ are named."""
     if not difference.word.startswith(ARTEFACTS):
         return f"{difference.word} {value}"
     values = difference.values
@@ -247,7 +251,8 @@ def _named(difference: Difference, value: str) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Return a JSON object; for another text an object with this text as its only name."""
+    """Return the JSON object in a text. If the text is not a JSON object, return an object whose only key is the
+    text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -264,10 +269,11 @@ def _agrees(rows: Rows, column: str, value: Any) -> Any:
 
 
 def _within(rows: Rows, columns: Sequence[str]) -> Iterator[Rows]:
-    """Split rows into parts with equal values in `columns`; rows without a method are left out.
+    """Split rows into parts with equal values in `columns`. Rows without a method are left out if `method` is one of
+    the columns.
 
-    A budget given as a share has a different number of entries for each prompt: such rows are split by the share, and
-    their numbers of entries are ignored.
+    If a budget was given as a share, its number of entries differs from prompt to prompt. Such rows are split by the
+    share, and their numbers of entries are ignored.
     """
     import numpy as np
 
@@ -300,7 +306,8 @@ def _counts(rows: Rows, column: str) -> dict[str, int]:
 
 
 def _with_several(rows: Rows, values: Any) -> str | None:
-    """Return a question whose rows differ in `values`, the first by id, or None. -1 and NaN do not count as values."""
+    """Return the first question, by id, whose rows differ in `values`; None if there is none. -1 and NaN do not count
+    as values."""
     import numpy as np
 
     questions = rows.text("doc_id")

@@ -3,8 +3,8 @@
     for table in make_averages(loaded.groups, tables):
         table.rows[0].means["avg16"].value, table.rows[0].means["avg16"].missing
 
-Each mean covers one method at one budget, over tasks of one group, length and setting, with the group's weights
-(`kvbench.report.weighted`). If a task is missing, there is no mean, and a note names the task.
+Each mean is that of one method at one budget. It covers the tasks of one group at one length and with equal settings,
+with the group's weights (`kvbench.report.weighted`). If a task is missing, there is no mean, and a note names the task.
 
 A group that was run at all its lengths has three more means. They average the group's first mean over the lengths: with
 equal weights, and with weights that rise (inc) or fall (dec) linearly from the shortest length to the longest, as in
@@ -31,7 +31,7 @@ from kvbench.task import Task
 from kvbench.taskkit.names import base_name, get_task
 
 EQUAL = [column for column in SAME if column != "max_new_tokens"]  # each task sets that one
-ABOUT = "Means over tasks; their errors take the tasks as independent."
+ABOUT = "Means over tasks. Their errors assume that the tasks are independent."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ Averages = Mapping[str, Mapping[str, float]]  # weights of members by the name o
 class AverageTable:
     """The averages of one group of tasks, printed below the table of the group's last task."""
 
-    task: str  # "longbench", "ruler@4096", "ruler@*" over lengths
-    group: str
+    task: str  # the group of tasks: "longbench", "ruler@4096", or "ruler@*" for averages over lengths
+    group: str  # label of the comparable rows, as in `load.Group`
     interval: int | None
     last: TaskTable
     names: list[str]  # averages that at least one row has
@@ -82,8 +82,8 @@ class AverageTable:
         )
 
     def _shown(self) -> list[Column]:
-        """Return the columns of the table. The difference to the baseline is that of the first average and stands
-        beside it."""
+        """Return the columns of the table: a column for each average. Beside the first average stands its difference to
+        the baseline."""
         first, *others = [Column("", partial(_value, name), name) for name in self.names]
         baseline = next((row.baseline for row in self.rows if row.baseline), "")
         difference = Column("", lambda row: _difference(row.means[first.header]), f"minus {baseline}")
@@ -92,8 +92,8 @@ class AverageTable:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Comparable tables of the tasks of one group. `members`: the tables, by task variant. `settings`: for each column
-    of EQUAL, its values in these tables."""
+    """Comparable tables of the tasks of one group, such as LongBench. `label`: that of the tables' rows. `members`: the
+    tables by task variant. `settings`: for each column in `EQUAL` the values that these tables have."""
 
     name: str
     label: str
@@ -117,7 +117,7 @@ def make_averages(groups: Sequence[Group], tables: Sequence[TaskTable]) -> list[
 
 
 def _over_lengths(averaged: Sequence[tuple[_Family, AverageTable]]) -> list[AverageTable]:
-    """Return the averages over lengths, for each group whose first average exists at two or more lengths."""
+    """Return the averages over lengths, for each group of tasks whose first average exists at two or more lengths."""
     kin: list[list[tuple[_Family, AverageTable]]] = []
     for family, table in averaged:
         if family.task.lengths and next(iter(family.task.averages)) in table.names:
@@ -182,8 +182,8 @@ def _table(
     averages: Averages,
     explained: Sequence[str],
 ) -> AverageTable:
-    """Return a table with one line per method and budget, from the cells of all members. A note names the tasks that
-    the averages in `explained` lack."""
+    """Return a table of averages with one line per method and budget. `members`: for each task, or length, its cells
+    with their means. `explained`: the averages for which a note names the missing members."""
     parts: dict[tuple[str, str], dict[str, Part]] = {}
     for member, cells in members.items():
         for cell, mean in cells:
@@ -211,8 +211,8 @@ def _row(parts: Mapping[str, Part], averages: Averages) -> AverageRow:
 
 
 def _mean(parts: Mapping[str, Part], weights: Mapping[str, float]) -> Mean:
-    """Return the weighted mean of the parts. A figure of it is NaN if it is NaN in any part; if a part is missing,
-    every figure is NaN."""
+    """Return the weighted mean of the parts. A figure of the mean is NaN if a part has NaN for this figure. If a part
+    is missing or has no score, every figure is NaN."""
     missing = tuple(member for member in weights if member not in parts or math.isnan(parts[member][1].value))
     if missing:
         return Mean(missing=missing)
@@ -221,7 +221,7 @@ def _mean(parts: Mapping[str, Part], weights: Mapping[str, float]) -> Mean:
 
 
 def _missing(rows: Sequence[AverageRow], names: Sequence[str]) -> list[str]:
-    """Return notes on the tasks that the named averages lack; methods that lack the same tasks share a note."""
+    """Return notes on the tasks that the averages in `names` lack. Methods that lack the same tasks share a note."""
     notes = []
     for name in names:
         lacking: dict[tuple[str, ...], list[str]] = {}

@@ -3,10 +3,10 @@
     for best in best_per_budget(cells, scores, clusters):
         best.leader.method, [cell.method for cell in best.rivals], best.told
 
-All methods at a budget are compared on the questions that all of them have. The leader has the highest mean score on
-them. Every other method is compared with it, question by question, with p-values adjusted by Holm over the budget. A
-method that is not significantly worse stays a rival. The leader is chosen after its scores were seen, which favours it:
-a list without rivals is weaker evidence than one comparison planned beforehand.
+All methods at a budget are compared on the questions that all of them have. The leader is the method with the highest
+mean score on these questions. Every other method is compared with the leader, question by question, with p-values
+adjusted by Holm over the budget. A method that is not significantly worse is a rival. The leader is chosen by its
+scores, which favours it: a list without rivals is weaker evidence than a single comparison planned beforehand.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PERMUTATIONS = 1_000  # sign flips; p of 5% is then known to 0.7 points
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best methods of a task at one budget: a leader and its rivals. `told`: False if no comparison can tell
-    methods apart, because scores are at the floor or at the ceiling."""
+    """The best methods of a task at one budget: a leader and its rivals. `told`: whether a comparison with the leader
+    can tell methods apart. False if all scores are at the floor or at the ceiling."""
 
     budget: Budget | None
     leader: ScoreCell
@@ -58,7 +58,7 @@ def best_per_budget(
 def _best(cells: Sequence[ScoreCell], scores: Sequence[list[list[float]]], clusters: Sequence[str]) -> Best:
     """Return the leader among the cells at one budget, and its rivals.
 
-    scores: for each cell, the scores of the samples of each shared question; clusters: of each shared question.
+    scores: for each cell, the samples' scores of each shared question. clusters: the cluster of each shared question.
     """
     means = [stats.question_means(own).mean() for own in scores]
     first, *others = sorted(range(len(cells)), key=lambda place: -means[place])

@@ -1,4 +1,4 @@
-"""Blocks of a report: each has lines, and columns that are described once for every format.
+"""Blocks, the parts of a report. A block has lines, and columns that are described once for every format.
 
     Column("kv_bytes_peak", "kv_bytes_peak", "KV peak", size)    # name in CSV and JSON, attribute, header, format
     Block(title="walk", lines=cells, columns=columns, grids=[chosen(columns, ("method", "budget", "KV peak"))])
@@ -26,10 +26,11 @@ number, percent = "{:.3f}".format, "{:.0%}".format
 class Column:
     """A column of a report: one figure that every line of a block has.
 
-    `name`: its key in CSV and JSON; empty for a column of tables only. `value`: a function of a line, or a dotted path
-    of attributes and keys, whose value is None if a key is missing or an attribute before the last is None. `header`:
-    its title in tables; empty for CSV and JSON only. `printed`: how tables show a value. `left`: whether tables align
-    it to the left, as they do their first column.
+    `name`: the column's key in CSV and JSON; empty if it is only in tables. `value`: a function that returns the value
+    for a line, or a dotted path of attributes and keys that leads to the value. The value is None if the path meets a
+    missing key, or None before its end. `header`: the column's title in tables; empty if it is only in CSV and JSON.
+    `printed`: a function that formats a value for tables. `left`: whether tables align the column to the left; their
+    first column always is.
     """
 
     name: str
@@ -62,19 +63,19 @@ def plain(columns: Sequence[Column], lines: Sequence[Any]) -> list[dict[str, Any
 
 
 def chosen(columns: Sequence[Column], headers: Sequence[str]) -> list[Column]:
-    """Return the columns with these headers, in the order of the headers."""
+    """Return the columns that have these headers, in the order of `headers`."""
     by_header = {column.header: column for column in columns}
     return [by_header[header] for header in headers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A part of a report: a title, one or more tables, and notes. All tables have the same lines, but each its own
-    columns.
+    """A part of a report: a title, one or more tables, and notes. All tables have the same lines; each table has its
+    own columns.
 
-    `lines`: the objects, such as cells, of which every table shows one per line. `grids`: for each table, the columns
-    that it shows. `columns`: the columns of CSV and JSON. `facts`: further fields of the block in JSON. `drops_empty`:
-    leave out columns that are empty in every line, except the first two of a table.
+    `lines`: objects, such as cells; a table shows one object per line. `grids`: for each table the columns that it
+    shows. `columns`: the columns of CSV and JSON. `facts`: further fields of the block in JSON. `drops_empty`: whether
+    tables leave out columns that are empty in every line. The first two columns of a table always stay.
     """
 
     title: str
@@ -101,8 +102,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Report(ABC):
-    """A report on loaded runs, made of blocks. `name` is the stem of its files. `about` explains the figures: below the
-    tables or, in Markdown, above them."""
+    """A report on loaded runs, made of blocks. `name`: the stem of its files. `about`: an explanation of the figures,
+    which stands below the tables or, in Markdown, above them."""
 
     name: ClassVar[str]
     about: ClassVar[str]
@@ -110,7 +111,7 @@ class Report(ABC):
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks of the formats for people (text, Markdown, LaTeX), in order."""
+        """Yield the blocks that text, Markdown and LaTeX show, in order."""
 
     def head(self) -> Sequence[str]:
         """Return the lines above the first block, in text and Markdown."""
@@ -121,7 +122,7 @@ class Report(ABC):
         """Return the fields of the JSON document that hold the report's own figures."""
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the lines of the CSV file: one for every cell, all with the same keys."""
+        """Return the lines of the CSV file: a dictionary for every cell, all with the same keys."""
         return [cell for table in self.data()["tables"] for cell in table["cells"]]
 
 
@@ -145,10 +146,10 @@ def with_error(value: float, se: float, *, sign: str = "", digits: int = 3) -> s
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """Format a share with its confidence interval, as in "0.000 (0, 0.125)": scores without spread have a standard
-    error of 0, which would mislead. Returns the share alone if the interval is empty or unknown.
+    """Format a share with its confidence interval, as in "0.000 (0, 0.125)". Reports show it for scores without spread,
+    whose standard error of 0 would mislead. Returns the share alone if the interval is empty or unknown.
 
-    The ends get enough digits to differ from the share if one of them is within 0.0005 of it.
+    The ends have at least three digits, and more if an end would otherwise look equal to the share.
     """
     near = min((abs(end - value) for end in (low, high) if end != value), default=1.0)
     digits = max(3, -math.floor(math.log10(max(near, 1e-6))))
@@ -164,8 +165,8 @@ def estimated(score: Estimate, digits: int = 3) -> str:
 
 
 def difference(diff: float, low: float, high: float) -> str:
-    """Format a difference with its confidence interval, as in "+0.012 (-0.02, +0.04)", with enough digits to tell the
-    ends apart; the difference alone if the interval is unknown."""
+    """Format a difference with its confidence interval, as in "+0.012 (-0.02, +0.04)". The ends have enough digits to
+    differ from each other. Returns the difference alone if the interval is unknown."""
     if math.isnan(low):
         return f"{diff:+.3f}"
     digits = max(2, -math.floor(math.log10(max(high - low, 1e-6))))

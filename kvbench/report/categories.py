@@ -32,8 +32,8 @@ LENGTH = re.compile(r"@(\d+)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryCell:
-    """The score of one method at one budget on the questions of one category. `length`: the prompts' length in tokens
-    if the task has lengths, else None."""
+    """The score of one method at one budget on the questions of one category. `length`: the length of the prompts in
+    tokens; None if the task has no lengths."""
 
     task: str  # without its length
     group: str
@@ -95,8 +95,8 @@ class CategoryReport(Report):
 
     name: ClassVar[str] = "categories"
     about: ClassVar[str] = (
-        "Scores with standard errors over the questions of a category; the column questions belongs to the "
-        "first column of scores."
+        "Scores with standard errors over the questions of a category. The column 'questions' counts the questions of "
+        "the first column of scores."
     )
     cells: list[CategoryCell]
     tables: list[CategoryTable]
@@ -108,7 +108,10 @@ class CategoryReport(Report):
         cells = [cell for group in loaded.groups for cell in _cells(group, shared)]
         tables = list(_tables(cells))
         if not tables:
-            raise UserError("--by category: no task of these runs has more than one category.")
+            raise UserError(
+                "--by category: no task of these runs has more than one category. Leave --by category out for a "
+                "report by task."
+            )
         shown = {id(cell) for table in tables for _, line in table.lines for cell in line.values()}
         return cls(loaded, [cell for cell in cells if id(cell) in shown], tables)
 

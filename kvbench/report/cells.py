@@ -48,7 +48,7 @@ class ScoreCell:
     decode_bounded: bool
     evicts: bool
     score: stats.Estimate
-    others: dict[str, float]  # means of the score columns, over questions as `score` is
+    others: dict[str, float]  # mean over questions of each score column
     floor: float
     pass_at: dict[int, float]  # pass@k by k, see `_pass_at`; empty if a question has one sample only
     maj: float  # mean score of the questions' most frequent answers; NaN with one sample or without extracted answers
@@ -86,7 +86,8 @@ class ScoreCell:
 def method_label(method: str, options: Any, shared: Mapping[str, Any] | None = None) -> str:
     """Return the method with those options that differ from its defaults: ``gkv``, ``snapkv-decode(variant=gkv)``.
 
-    If the method is not installed here, its defaults are unknown; then the values in `shared` take their place.
+    If the method is not installed here, its defaults are unknown. Then the options are left out that have the value in
+    `shared`, the options with one value in all rows of the method.
     """
     given = options_of(options) if isinstance(options, str) and options else {}
     try:
@@ -98,7 +99,7 @@ def method_label(method: str, options: Any, shared: Mapping[str, Any] | None = N
 
 
 def options_of(text: str) -> dict[str, Any]:
-    """Return a method's options from their JSON text. Raises SetupError if the text does not hold options."""
+    """Return a method's options from their JSON text. Raises SetupError if the text is not a JSON object."""
     try:
         options = json.loads(text)
     except (ValueError, RecursionError):
@@ -184,7 +185,7 @@ def clusters_of(rows: Rows) -> dict[str, str]:
 
 
 def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:
-    """Return each row's `method_label`. A row written before an option existed gets the label of rows with that
+    """Return the `method_label` of each row. An old row that lacks a new option gets the same label as a row with the
     option's default."""
     import numpy as np
 
@@ -198,8 +199,8 @@ def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:
 
 
 def _pass_at(ok: Rows) -> dict[int, float]:
-    """Return pass@k on the exact score by k, for each k in PASS_AT for which every question has k samples. Empty if a
-    question has one sample only."""
+    """Return pass@k on the exact score by k, for each k in PASS_AT for which every question has k samples. Empty
+    without scores, and if a question has only one sample."""
     scores = list(ok.scores("score").values())
     fewest = min(map(len, scores), default=0)
     if fewest < 2:
@@ -208,8 +209,8 @@ def _pass_at(ok: Rows) -> dict[int, float]:
 
 
 def _majority(ok: Rows) -> float:
-    """Return maj@n on the exact score, by the answers that the task extracted from the outputs. NaN if no question has
-    two samples or no answer was extracted."""
+    """Return maj@n: the mean exact score of each question's most frequent extracted answer. NaN if no question has two
+    samples, or if no answer was extracted."""
     scores = ok.number("score")
     scored = ok.where(scores == scores)
     by_question = scored.scores("score")
@@ -238,18 +239,17 @@ def _seconds(rows: Rows, name: str) -> Any:
 
 
 def speed(rows: Rows) -> float:
-    """Return decoded tokens per second of decoding and evicting; NaN without times. An answer's first token, which
-    prefill produces, does not count."""
+    """Return decoded tokens per second spent on decoding and evicting; NaN without times. The first token of an answer
+    does not count, because prefill produces it."""
     busy = _busy(rows)
     return float((present(rows.number("output_tokens")) - 1).clip(0).sum() / busy) if busy > 0 else math.nan
 
 
 def speed_sd(rows: Rows) -> float:
-    """Return how much decoded tokens per second vary: their standard deviation over batches. NaN with fewer than two
-    batches.
+    """Return the standard deviation of decoded tokens per second over batches. NaN with fewer than two batches.
 
-    Rows with equal decoding seconds form a batch: samples that are decoded side by side share these seconds. Evictions
-    are timed for each sample.
+    Rows with equal decoding seconds count as a batch, because samples that are decoded side by side share these
+    seconds. The seconds of evictions are measured per sample.
     """
     import numpy as np
 

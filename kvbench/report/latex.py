@@ -10,8 +10,8 @@ Every table has a label, as in ``\ref{tab:walk-orbit-100-1}``. A table wider tha
     \input{tables}
     \end{document}
 
-The text is ASCII, and compiles with every LaTeX engine. Every special character of the report's text is escaped, so
-that no name of a model or a task is a command.
+The text is ASCII and compiles with every LaTeX engine. Every special character in the report's text is escaped, so that
+the name of a model or a task cannot act as a command.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def document(blocks: Iterator[Block], about: Sequence[str]) -> str:
 
 
 def _tables(block: Block, labels: set[str]) -> Iterator[str]:
-    """Yield the LaTeX lines of a block's tables. Each table is a float, and the last has the block's notes. labels: the
-    labels in use; new ones are added."""
+    """Yield the LaTeX lines of a block's tables. Each table is a float; the notes of the block stand below the last
+    table. labels: the labels in use, to which the tables' labels are added."""
     grids = list(block.tables())
     for number, columns in enumerate(grids, 1):
         of = f" ({number} of {len(grids)})" if len(grids) > 1 else ""
@@ -81,8 +81,9 @@ def _tables(block: Block, labels: set[str]) -> Iterator[str]:
 
 
 def _label(title: str, number: int, labels: set[str]) -> str:
-    """Return a label that is new in the document: the title up to its first comma, with hyphens in place of other signs
-    than letters and digits, and the table's number in its block."""
+    """Return a label for a table, and add it to `labels`. The label is the title up to its first comma, with hyphens in
+    place of everything but letters and digits, and the table's number in its block. A count is added if the label is in
+    use."""
     stem = re.sub(r"[^a-z0-9]+", "-", title.partition(",")[0].lower()).strip("-")
     free = (f"tab:{stem}{f'-{count}' if count > 1 else ''}-{number}" for count in itertools.count(1))
     label = next(label for label in free if label not in labels)
@@ -91,7 +92,8 @@ def _label(title: str, number: int, labels: set[str]) -> str:
 
 
 def _tabular(columns: Sequence[Column], lines: Sequence[Any]) -> Iterator[str]:
-    """Yield the lines of a table. They put it into TeX's box 0, so that TeX can compare its width with the text's."""
+    """Yield the LaTeX lines of one table. They put the table into TeX's box 0, so that TeX can compare the table's
+    width with the width of the text."""
     sides = "".join("l" if place == 0 or column.left else "r" for place, column in enumerate(columns))
     yield rf"\sbox0{{\begin{{tabular}}{{{sides}}}"
     yield r"\toprule"

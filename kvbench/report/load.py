@@ -7,7 +7,7 @@
 Rows are comparable when they agree in their settings (`agree.SAME`: model, sampling, seed, interval and so on), in the
 versions of task and method, in the judge, and in the prompt of each question. A task whose rows are not comparable is
 left out and named; the other tasks are not affected. If several runs have rows with the same key, only one of these
-rows counts: an ok row before a failed one. A line names the runs.
+rows is kept: a row with the status ok before a failed row. A note names the runs (`loaded.repeated`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ COLUMNS = (
     *("artefacts", "budget", "budget_share", "decode_bounded", "status", "stop_reason", "prompt_sha256"),
     *("prompt_tokens", "judge", "output_tokens", "extracted", "score", "score_partial", "score_strict", "floor"),
     *("no_answer", "entries_after_evict", "entries_peak", "entries_mean", "kv_bytes_peak", "kv_bytes_extra"),
-    *("kv_bytes_mean", "kv_bytes_prefill_peak", "decode_seconds", "evict_seconds", "roofline_share", "machine_load"),
+    *("kv_bytes_mean", "kv_bytes_prefill_peak", "state_bytes", "decode_seconds", "evict_seconds", "roofline_share"),
+    *("machine_load", "kept_text", "kept_images"),
     *(column for column, _, _ in NOTED),
 )
 
@@ -57,8 +58,8 @@ class Loaded:
     "412 of 960 rows".
 
     `mixed`: each allowed difference between rows of one table, with the tasks whose tables have it. `repeated`: lines
-    on the pairs of runs that have rows of the same keys. `clashes`: a line for each reason why tasks were left out,
-    with these tasks.
+    for the user on pairs of runs that have rows with the same keys. `clashes`: lines for the user, one for each reason
+    why tasks were left out; a line names the tasks.
     """
 
     groups: list[Group]
@@ -71,8 +72,8 @@ class Loaded:
 
 
 def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Path]:
-    """Return the run folders and tables that the arguments name: a run's folder or name, a folder of runs, or a
-    rows.parquet. Without arguments, return every run in `results`."""
+    """Return the run folders and tables that the user names. A name is a run's folder, a run's name in `results`, a
+    folder of runs, or a rows.parquet. Without names, return every run in `results`."""
     runs_and_tables: list[Path] = []
     for name in names or [str(results)]:
         if not name.strip():
@@ -87,7 +88,7 @@ def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Pat
         elif os.path.isdir(path):
             inside = [path / run for run in list_runs(path)]
             if not inside:
-                raise UserError(f"{quote(name)} has no kvbench run (no {manifest.NAME}).")
+                raise UserError(f"{quote(name)} has no kvbench run (no {manifest.NAME}). Name a folder with runs.")
             runs_and_tables += inside
         else:
             runs = list_runs(results)
@@ -106,8 +107,9 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
     """Read runs and group their rows.
 
     Args:
-        group_by: columns that may differ; each of their values gets separate tables. "all": everything that differs.
-        skip: leave out runs that cannot be read, with a notice, instead of an error.
+        group_by: columns that may differ between rows; each of their values gets its own tables. "all" stands for
+            everything that differs.
+        skip: leave out run folders that cannot be read, and add a notice. Otherwise such a run raises its error.
 
     Raises:
         UserError: there are no rows, or no task has comparable rows.
@@ -135,7 +137,8 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
             runs.append({"run": name, "path": str(path), "rows": len(tables[-1][1])})
     if not any(run["rows"] for run in runs):
         there = ", ".join(quote(r["run"]) for r in runs)
-        raise UserError("\n".join([*notices, f"there are no rows yet in {there}." if there else "no run can be read."]))
+        cause = f"there are no rows yet in {there}." if there else "no run can be read."
+        raise UserError("\n".join([*notices, f"{cause} Report again when a run has rows."]))
     rows, repeated = each_once(Rows.of(tables), dict(named))
     rows = _filled(rows)
     groups, clashes = _grouped(rows, group_by)
@@ -152,8 +155,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _grouped(rows: Rows, group_by: Sequence[str]) -> tuple[list[Group], list[str]]:
-    """Return the comparable groups, and a line for each reason why rows are not comparable, with the tasks left out for
-    it."""
+    """Return the comparable groups, and a line for each reason why tasks are left out. The line names the tasks."""
     groups: list[Group] = []
     causes: dict[str, list[str]] = {}
     tasks = rows.text("task")
@@ -182,8 +184,8 @@ def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str])
 
 
 def _mixed(groups: Sequence[Group]) -> list[tuple[Mixture, list[str]]]:
-    """Return the allowed differences of all groups. Differences of several tasks between the same values are merged
-    into one, which has the sum of their rows."""
+    """Return the allowed differences of all groups, with the tasks that have them. If several tasks differ in the same
+    column and values, their differences are merged into one, and the numbers of rows are added."""
     merged: dict[Any, tuple[Mixture, list[str]]] = {}
     for group in groups:
         for mixture in agree.mixtures(group.rows):
@@ -196,8 +198,8 @@ def _mixed(groups: Sequence[Group]) -> list[tuple[Mixture, list[str]]]:
 
 
 def _filled(rows: Rows) -> Rows:
-    """Return the rows with empty texts in place of missing stop strings, options and question ids: a missing value
-    would agree with every value."""
+    """Return the rows with empty lists, options and ids in place of missing stop strings, options and question ids. A
+    missing value would otherwise agree with every value."""
     return rows.having(
         stop=rows.text("stop").filled("[]"),
         options=rows.text("options").filled("{}"),

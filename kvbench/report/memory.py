@@ -21,18 +21,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from kvbench.console.progress import size
-from kvbench.errors import SetupError, quote
 from kvbench.eviction.budget import Budget
 from kvbench.report.blocks import NAMED, NOTHING, Block, Column, Report, chosen, entries, own, percent
 from kvbench.report.cells import cells_of, present
+from kvbench.report.layers import (
+    Layer,
+    by_window,
+    evictable_note,
+    evictable_share,
+    later_tokens,
+    layers_of,
+    least,
+    longest_tokens,
+    sequence_tokens,
+)
 from kvbench.report.load import Loaded
 from kvbench.report.rows import RUN, Rows
 from kvbench.report.tables import shared_options
-from kvbench.store import manifest
 
 PAGE = 16  # entries, as in kvbench.engine.cache.paged, which imports torch
 SLACK = 1.05
@@ -48,15 +56,6 @@ OVER = (
     f"! measured more than {SLACK} times the nominal bytes plus a page of {PAGE} entries per head, or more than "
     f"{SLACK} times the nominal entries:"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """One layer of the model, as run.json describes it. `window`: entries that a sliding-window layer keeps."""
-
-    kv_heads: int
-    entry_bytes: int  # keys and values of one entry in one head
-    window: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +79,10 @@ class MemoryCell:
     beside_bytes: float  # stored beside keys and values
     beside_share: float  # of measured_bytes
     reading_bytes: float  # at the peak of reading the prompt
+    evictable_share: float  # of the sequence's full cache, see `evictable_share`
+    state_bytes: float  # part of beside_bytes: states of layers beside attention
+    kept_text: float  # share of the text's tokens that were held at the end, mean over samples; NaN without images
+    kept_images: float
     over: bool  # whether any sample is over its bound; tables mark the cell with !
     samples: int  # with measured bytes
 
@@ -104,9 +107,15 @@ COLUMNS = [
     *own("ratio", "largest_ratio", "allowed_bytes", "beside_bytes"),
     Column("beside_share", "beside_share", "beside", percent),
     Column("reading_bytes", "reading_bytes", "while reading", size),
+    *own("state_bytes", "evictable_share"),
+    Column("", lambda cell: cell.evictable_share if cell.evictable_share < 1 else None, "evictable", percent),
+    Column("kept_text", "kept_text", "text kept", percent),
+    Column("kept_images", "kept_images", "images kept", percent),
     *own("over", "samples"),
 ]
 SHOWN = ("method", "budget", "entries", "peak", "nominal", "measured", "ratio", "beside", "while reading")
+EVICTABLE = ("evictable",)  # where eviction cannot touch all of some cell's memory
+KEPT = ("text kept", "images kept")  # where prompts have images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +127,13 @@ class MemoryTable:
 
     def block(self) -> Block:
         columns = [Column("group", lambda _: self.group), Column("task", lambda _: self.task), *COLUMNS]
+        bounded = any(cell.evictable_share < 1 for cell in self.cells)
+        images = any(not math.isnan(cell.kept_images) for cell in self.cells)
         return Block(
             title=", ".join(filter(None, (self.task, self.group))),
             lines=self.cells,
             columns=columns,
-            grids=[chosen(columns, SHOWN)],
+            grids=[chosen(columns, SHOWN + EVICTABLE * bounded + KEPT * images)],
             notes=self.notes,
             facts={"group": self.group, "task": self.task},
         )
@@ -138,21 +149,21 @@ class MemoryReport(Report):
         "every layer and KV head, at most those of the whole sequence. Measured: live keys and values at the peak of "
         "decoding; a head's last page may be part-filled. Beside: positions, method columns, stored queries and "
         "states, as a share of measured keys and values. While reading: everything held at the peak of reading the "
-        "prompt."
+        "prompt. Text kept, images kept: the share of their tokens that an entry held at the end."
     )
     tables: list[MemoryTable]
 
     @classmethod
     def make(cls, loaded: Loaded) -> MemoryReport:
-        layers = {run["run"]: read_layers(Path(run["path"])) for run in loaded.runs}
+        layers = layers_of(loaded)
         shared = shared_options(loaded)
         tables = []
         for group in loaded.groups:
             rows = group.rows
-            later = _later(rows)
+            later = later_tokens(rows)
             held = _held(rows, later, layers)
             cells = [_cell(name, budget, held.at(part)) for name, budget, part in cells_of(rows, shared)]
-            notes = [*_notes(cells), *([LATER] if (later != later).any() else [])]
+            notes = [*_notes(cells), *([LATER] if (later != later).any() else []), *evictable_note(held.evictable)]
             tables.append(MemoryTable(group=group.label, task=group.task, cells=cells, notes=notes))
         return cls(loaded, tables)
 
@@ -161,32 +172,6 @@ class MemoryReport(Report):
 
     def data(self) -> dict[str, Any]:
         return {"tables": [table.block().document() for table in self.tables]}
-
-
-def read_layers(path: Path) -> list[Layer] | None:
-    """Return the layers of a run's model from its run.json; None if there is no run.json, or no layers in it."""
-    folder = path if path.is_dir() else path.parent
-    if not (folder / manifest.NAME).is_file():
-        return None
-    environment = manifest.read(folder)["environment"]
-    try:
-        cache = environment.get("kv_cache")
-        if cache is None:
-            return None
-        return [_layer(layer, cache["element_bytes"]) for layer in cache["layers"]]
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise SetupError(
-            f"{quote(folder / manifest.NAME)} is damaged: its kv_cache does not describe layers. Put back a copy of it."
-        ) from None
-
-
-def _layer(layer: Mapping[str, Any], element_bytes: int) -> Layer:
-    sizes = [layer["kv_heads"], layer["head_dim"], layer["value_dim"], element_bytes]
-    window = layer["window"]
-    if not all(isinstance(size, int) and 0 <= size < 2**31 for size in [*sizes, window or 0]):
-        raise ValueError("not a size")
-    heads, keys, values, _ = sizes
-    return Layer(kv_heads=heads, entry_bytes=(keys + values) * element_bytes, window=window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +185,12 @@ class Held:
     allowed: Any
     ratio: Any
     over: Any
+    evictable: Any  # see `evictable_share`
 
     def at(self, rows: Rows) -> Held:
         """Return the figures of some of the rows."""
         at = self.rows.places.searchsorted(rows.places)  # both in order
-        figures = (self.entries, self.nominal, self.measured, self.allowed, self.ratio, self.over)
+        figures = (self.entries, self.nominal, self.measured, self.allowed, self.ratio, self.over, self.evictable)
         return Held(rows, *(figure[at] for figure in figures))
 
 
@@ -215,18 +201,17 @@ def _held(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) 
 
     prompt, budget, peak = (rows.number(name) for name in ("prompt_tokens", "budget", "entries_peak"))
     known = later == later  # the length of the later questions
-    sequence = prompt + rows.number("output_tokens") - 1 + np.nan_to_num(later)  # the model never reads the last token
+    sequence = sequence_tokens(rows, later)
     bounded = rows.number("decode_bounded") == 1
-    most = np.where(bounded, budget + rows.number("interval"), _least(budget, prompt) + sequence - prompt)
-    entries = np.where(budget == budget, _least(sequence, most), sequence)
-    lengths = prompt + rows.number("max_new_tokens") + np.nan_to_num(later)
-    nominal, page = _nominal(rows, entries, sequence, float(np.fmax.reduce(lengths, initial=math.nan)), layers)
+    most = np.where(bounded, budget + rows.number("interval"), least(budget, prompt) + sequence - prompt)
+    entries = np.where(budget == budget, least(sequence, most), sequence)
+    nominal, page = _nominal(rows, entries, sequence, longest_tokens(rows, later), layers)
     measured, allowed = rows.number("kv_bytes_peak") - rows.number("kv_bytes_extra"), SLACK * nominal + page
     # A query-agnostic run adds the question on top of the budget, and rows do not have the question's length.
     judged = bounded & ~rows.text("compress").is_one_of("query-agnostic") & known
     over = judged & ((measured > allowed) | (peak > SLACK * entries))
     ratio = np.divide(measured, nominal, out=np.full(len(rows), math.nan), where=nominal != 0)
-    return Held(rows, entries, nominal, measured, allowed, ratio, over)
+    return Held(rows, entries, nominal, measured, allowed, ratio, over, evictable_share(rows, later, layers))
 
 
 def _nominal(
@@ -246,44 +231,21 @@ def _nominal(
         own, model = runs.codes == code, layers[runs.names[code]]
         if model is None:
             continue
-        # As in the engine, a window longer than every sequence is no window.
-        rings = [g for g in model if g.window is not None and g.window < longest]
-        others = [g for g in model if g not in rings]
+        rings, others = by_window(model, longest)
         held = entries[own] * sum(g.kv_heads * g.entry_bytes for g in others)
-        held += sum(_least(sequence[own], float(g.window or 0)) * g.kv_heads * g.entry_bytes for g in rings)
+        held += sum(least(sequence[own], float(g.window or 0)) * g.kv_heads * g.entry_bytes for g in rings)
         nominal[own], page[own] = held, PAGE * sum(g.kv_heads * g.entry_bytes for g in others)
     return nominal, page
-
-
-def _least(a: Any, b: Any) -> Any:
-    """Return the smaller of a and b, elementwise: a where b is NaN, and NaN where a is NaN."""
-    import numpy as np
-
-    return np.where(b < a, b, a)
-
-
-def _later(rows: Rows) -> Any:
-    """Return for each row the tokens of its conversation's later questions: those that the full cache held beyond its
-    first prompt and its answers. 0 for a row without turns, NaN if the full cache was not run on the conversation."""
-    import numpy as np
-
-    talks = rows.text("multi_turn_cache").codes >= 0
-    questions, interval = rows.text("doc_id"), rows.number("interval")
-    full = rows.where(talks & (interval != interval))
-    beyond = full.number("entries_peak") - (full.number("prompt_tokens") + full.number("output_tokens") - 1)
-    known = np.full(len(questions.names), math.nan)
-    np.fmax.at(known, full.text("doc_id").codes, beyond.clip(0))
-    return np.where(talks, known[questions.codes], 0.0)
 
 
 def _cell(method: str, budget: Budget | None, held: Held) -> MemoryCell:
     shown = _largest(held)
     rows = held.rows.where([shown])
-    interval, bounded, after, peak, beside, reading = (
+    interval, bounded, after, peak, beside, reading, states = (
         float(rows.number(name)[0])
         for name in (
             "interval", "decode_bounded", "entries_after_evict", "entries_peak", "kv_bytes_extra",
-            "kv_bytes_prefill_peak",
+            "kv_bytes_prefill_peak", "state_bytes",
         )
     )  # fmt: skip
     measured, ratios = float(held.measured[shown]), present(held.ratio)
@@ -304,9 +266,19 @@ def _cell(method: str, budget: Budget | None, held: Held) -> MemoryCell:
         beside_bytes=beside,
         beside_share=beside / measured if measured else math.nan,
         reading_bytes=reading,
+        evictable_share=float(held.evictable[shown]),
+        state_bytes=states,
+        kept_text=_mean(held.rows, "kept_text"),
+        kept_images=_mean(held.rows, "kept_images"),
         over=bool(held.over.any()),
         samples=len(present(held.measured)),
     )
+
+
+def _mean(rows: Rows, column: str) -> float:
+    """Return the mean of a column over the rows that have a number in it; NaN if none has."""
+    numbers = present(rows.number(column))
+    return float(numbers.mean()) if len(numbers) else math.nan
 
 
 def _largest(held: Held) -> int:

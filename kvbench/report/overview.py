@@ -24,7 +24,8 @@ ACROSS = 4  # tasks side by side
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A cell with its task's table and, if the cell leads at a budget, with the best methods at that budget."""
+    """A line of the overview's tables: a cell and the table of its task. `best`: the best methods at a budget, if the
+    line is about them; the cell is then their leader."""
 
     table: TaskTable
     cell: ScoreCell
@@ -42,8 +43,8 @@ def overview(tables: Sequence[TaskTable]) -> Iterator[Block]:
 
 
 def frontier(table: TaskTable) -> list[ScoreCell]:
-    """Return the cells whose score no other cell of the task reaches with as few measured bytes, in the order of
-    rising bytes."""
+    """Return the frontier of a task, in the order of rising bytes: the cells whose score no other cell reaches with as
+    few measured bytes."""
     known = [c for c in table.cells if not math.isnan(c.score.mean) and not math.isnan(c.kv_bytes_peak)]
     kept: list[ScoreCell] = []
     for cell in sorted(known, key=lambda c: (c.kv_bytes_peak, -c.score.mean)):
@@ -53,8 +54,8 @@ def frontier(table: TaskTable) -> list[ScoreCell]:
 
 
 def _matrix(group: str, tables: Sequence[TaskTable]) -> Block:
-    """Return a table of mean scores, a line per method and budget and a column per task, with the verdicts of the
-    tasks' tables."""
+    """Return a table of mean scores with the verdicts of the tasks' tables. It has a line per method and budget, and a
+    column per task."""
     rows: dict[tuple[str, str], dict[str, ScoreCell]] = {}
     for table in tables:
         for cell in table.cells:
@@ -74,13 +75,14 @@ def _matrix(group: str, tables: Sequence[TaskTable]) -> Block:
 
 
 def _headlines(tables: Sequence[TaskTable]) -> str:
-    """Return the tasks whose main score is not the exact one, and what their main score is: " (walk: partial)"."""
+    """Return the tasks whose main score is not the exact score, with the main score's name: " (walk: partial)"."""
     named = [f"{table.task}: {SCORES[table.headline]}" for table in tables if table.headline != "score"]
     return f" ({', '.join(dict.fromkeys(named))})" if named else ""
 
 
 def _budget_order(cell: ScoreCell) -> tuple[bool, bool, float]:
-    """Sort key of cells: those without a budget first, then budgets in entries, then budgets as shares."""
+    """Return the sort key of a cell: cells without a budget come first, then budgets in entries, then budgets as
+    shares."""
     return cell.budget is not None, isinstance(cell.budget, float), float(cell.budget or 0)
 
 
@@ -121,9 +123,9 @@ def best_block(group: str, tables: Sequence[TaskTable]) -> Block:
         columns=columns,
         grids=[chosen(columns, ("task", "budget", "best", "score", "not told apart from it"))],
         notes=[
-            "Best by mean score on the questions that all methods at the budget have. Not told apart: not "
-            "significantly below it, paired by question, Holm over the budget; the best was chosen by its score, which "
-            "favours it."
+            "Best: the highest mean score on the questions that all methods at the budget have. Not told apart: "
+            "methods whose score is not significantly lower, paired by question, with p Holm-adjusted over the budget. "
+            "The best was chosen by its score, which favours it."
         ],
     )
 

@@ -1,10 +1,11 @@
-"""A report as text, Markdown, LaTeX, CSV or JSON. No format executes or hides text of a model or a file.
+"""Renders a report as text, Markdown, LaTeX, CSV or JSON. Text that comes from a model or a file stays text: it cannot
+run, hide or change the format.
 
     print(FORMATS["markdown"](report))         # one string
     write(report, Path("results/demo/report")) # report.md, report.csv, report.json
 
-Text is cleaned of control characters; a value in Markdown cannot break out of its table or carry HTML; a value in CSV
-that a spreadsheet would take for a formula gets an apostrophe.
+Control characters are removed. A value in Markdown cannot break out of its table or carry HTML. A value in CSV gets an
+apostrophe in front if a spreadsheet would take the value for a formula.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ASCII = str.maketrans({"±": "+-", "≤": "<=", "≥": ">="})
 
 
 def text(report: Report) -> str:
-    """Return the report's tables for a terminal; ASCII where stdout is not UTF-8."""
+    """Return the report's tables for a terminal. If the terminal shows ASCII only, signs such as ± are replaced."""
     console = terminal.console()
     with console.capture() as captured:
         if head := report.head():

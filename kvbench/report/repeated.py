@@ -1,9 +1,9 @@
-"""Keeps one row where several runs have the same row, and says for pairs of runs how many rows were left out.
+"""Keeps one row if several runs have rows with the same key, and says how many rows of which run were left out.
 
     rows, lines = each_once(Rows.of(tables), paths)
 
-Rows with equal keys are the same row. An ok row counts before a row that failed or waits for a score. Among equals, the
-row of the run that was named first counts.
+A row with the status ok is kept before a row that failed or waits for a score. Among equals, the row of the run that
+was named first is kept.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kvbench.store import again
 if TYPE_CHECKING:
     from kvbench.report.rows import Ints
 
-MOST = 4  # pairs of runs that get a line
+MOST = 4  # pairs of runs that get a line of their own
 
 
 def each_once(rows: Rows, paths: Mapping[str, Path]) -> tuple[Rows, list[str]]:
-    """Return the rows, one per key and without the column of keys, and lines on the rows left out (`_lines`).
+    """Return one row per key, without the column of keys, and lines for the user on the rows that are left out.
 
-    paths: the folder or table of each run, by its name.
+    paths: the folder or table of each run, by the run's name.
     """
     import numpy as np
 
@@ -36,7 +36,7 @@ def each_once(rows: Rows, paths: Mapping[str, Path]) -> tuple[Rows, list[str]]:
 
 
 def _counting(rows: Rows) -> Ints:
-    """Return for each row the position of the row that counts for its key."""
+    """Return for each row the position of the row that is kept for the same key."""
     import numpy as np
 
     keys = rows.text(KEY).codes
@@ -47,9 +47,10 @@ def _counting(rows: Rows) -> Ints:
 
 
 def _lines(left: Rows, kept: Rows, paths: Mapping[str, Path]) -> list[str]:
-    """Return a line for each of the first MOST pairs of runs, and one for all rows of further pairs.
+    """Return a line for each of the first MOST pairs of runs, and one line for the rows of all further pairs.
 
-    left: the rows left out; kept: for each of them, the row that counts instead; paths: see `each_once`.
+    left: the rows that are left out. kept: for each of them the row with the same key that is kept. paths: see
+    `each_once`.
     """
     import numpy as np
 
@@ -65,7 +66,7 @@ def _lines(left: Rows, kept: Rows, paths: Mapping[str, Path]) -> list[str]:
         command = again.line(["kvbench", "compare", *(str(paths[name]) for name in names)])
         lines.append(
             f"{_counted(count)} of {names[0]} left out: {names[1]} has the same rows, which count ({scores}). "
-            f"To test one against the other: {command}"
+            f"To compare the two runs: {command}"
         )
     if more := sum(len(part) for _, part in pairs[MOST:]):
         lines.append(f"{_counted(more)} of further runs left out, because other runs have the same row keys.")

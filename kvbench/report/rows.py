@@ -1,12 +1,12 @@
-"""Rows of a report as numpy columns: no row is ever a Python object.
+"""Holds the rows of a report as numpy columns. No row becomes a Python object.
 
     rows = Rows.of([("r1", table)])
     rows.number("score")            # floats, NaN where there is none; True and False are 1 and 0
     rows.text("method").names       # distinct texts; .codes says which of them a row has, -1: none
     rows.where(rows.number("score") == 1).scores("score_partial")
 
-`Rows` holds positions in shared columns. Choosing rows copies positions only, so the rows of a cell cost time and
-memory for that cell alone.
+`Rows` holds positions in columns that several `Rows` share. To choose rows is to copy positions, so the rows of a cell
+cost time and memory for that cell alone.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 RUN = "run"  # column with the run's name, added here
-KEY = "row_key"  # a million distinct texts: only their codes are kept
+KEY = "row_key"  # may have a million distinct texts, so only their codes are kept
 KINDS = {column.name: column.kind for column in COLUMNS}
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A column of texts as codes: each row's index in `names`, which are distinct, or -1 for a missing text."""
+    """A column of texts as codes. `codes`: for each row the index of its text in `names`, -1 for a missing text.
+    `names`: the distinct texts."""
 
     codes: Ints
     names: list[str]
 
     @classmethod
     def of(cls, names: Sequence[str | None], codes: Ints) -> Text:
-        """Make a column from codes into `names`, which may hold a text several times, or None for a missing text."""
+        """Make a column. `codes`: for each row the index of its text in `names`, -1 for a missing text. `names` may
+        hold a text several times, and None for a missing text."""
         import numpy as np
 
         distinct = list(dict.fromkeys(name for name in names if name is not None))
@@ -82,7 +84,8 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows as positions in shared columns. `columns`: an array of floats or a `Text` for each column's name."""
+    """Rows as positions in shared columns. `columns`: by name, an array of floats or a `Text`. `places`: the positions
+    of these rows."""
 
     columns: Mapping[str, Any]
     places: Ints
@@ -133,7 +136,7 @@ class Rows:
         return Rows({n: column for n, column in self.columns.items() if n != name}, self.places)
 
     def values(self, name: str) -> list[Any]:
-        """Return the distinct values of a column without missing ones, sorted, in the column's own type."""
+        """Return the distinct values of a column, sorted and in the column's own type. Missing values are left out."""
         if isinstance(self.columns[name], Text):
             text = self.text(name)
             return sorted(text.names[code] for code in text.present())
@@ -146,7 +149,8 @@ class Rows:
         return [typed(name, x) for x in np.unique(numbers)]
 
     def firsts(self, name: str) -> list[tuple[int, Any]]:
-        """Return (position, value) of the first row with each distinct value, in order of the rows."""
+        """Return (position, value) of the first row with each distinct value, in order of the rows. Missing values are
+        left out."""
         if isinstance(self.columns[name], Text):
             column, values = self.text(name), self.text(name).codes
             unique, first = distinct(values)
@@ -173,8 +177,8 @@ class Rows:
                 yield key, self.where(order[start:end])
 
     def scores(self, name: str) -> dict[str, list[float]]:
-        """Return the numbers of a column for each doc_id, in order of appearance; rows without a number are left
-        out."""
+        """Return the numbers of a column for each question (doc_id), in order of appearance. Rows without a number are
+        left out."""
         import numpy as np
 
         values, questions = self.number(name), self.text("doc_id")
@@ -215,7 +219,8 @@ def ranks(names: Iterable[str]) -> Ints:
 
 
 def _column(name: str, column: pa.ChunkedArray) -> Any:
-    """Return an Arrow column as a `Text` or as floats; infinite values are missing, as in the schema."""
+    """Return an Arrow column as a `Text` or as floats. Infinite numbers become NaN, which stands for a missing
+    value."""
     import numpy as np
     import pyarrow as pa
 
@@ -236,8 +241,8 @@ def _column(name: str, column: pa.ChunkedArray) -> Any:
 
 
 def _plain(array: pa.Array, kind: Any, missing: float) -> Any:
-    """Return an Arrow array of numbers as a numpy array, with `missing` for null. It reads the buffers, because
-    `to_numpy` would import pandas, which takes half a second."""
+    """Return an Arrow array of numbers as a numpy array, with `missing` in place of null. Arrow's `to_numpy` is not
+    used, because it would import pandas, which takes half a second."""
     import numpy as np
 
     start, end = array.offset, array.offset + len(array)
@@ -250,7 +255,7 @@ def _plain(array: pa.Array, kind: Any, missing: float) -> Any:
 
 
 def _compact(values: Any) -> Any:
-    """Return the same array; if all its values are equal, they share the memory of one value."""
+    """Return an equal array. If all its values are equal, they share the memory of one value."""
     import numpy as np
 
     if len(values) and ((values == values[0]).all() or (values != values).all()):

@@ -2,9 +2,9 @@
 
     report = ScoreReport.make(load([Path("results/demo")]), baseline="full")
 
-People see an overview first, then small tables per task, each within 80 columns: the quality of the cells, their
-memory, and their speed. A table on the samples behind the scores follows if cells differ in their number, have several
-per question, or have samples that are truncated, failed or without an answer or a score.
+The overview comes first. Then each task has small tables within 80 columns: the quality of the cells, their memory and
+their speed. A further table is about the samples behind the scores. It appears if cells have different numbers of
+samples or several samples per question, or if samples are truncated, failed, or without an answer or a score.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class ScoreReport(Report):
 
     name: ClassVar[str] = "report"
     about: ClassVar[str] = (
-        "Budget: KV entries per layer and KV head right after an eviction, everything included; entries and bytes are "
-        "measured (after an eviction, at the peak), bytes are of one sequence. Errors are standard errors over "
-        "questions; without spread, 95% intervals. Differences are paired by question, with 95% intervals and "
-        "Holm-adjusted p. Errors of tok/s and speed are standard deviations over batches."
+        "Budget: KV entries per layer and KV head right after an eviction, protected entries included. Entries are "
+        "measured after an eviction and at the peak, bytes at the peak of one sequence. Errors are standard errors "
+        "over questions; scores without spread have 95% intervals instead. Differences are paired by question, with "
+        "95% intervals and Holm-adjusted p. Errors of tok/s and speed are standard deviations over batches."
     )
     tables: list[TaskTable]
     averages: list[AverageTable]
@@ -109,7 +109,8 @@ def _identity(table: TaskTable) -> list[Column]:
 
 
 def _quality(headline: str, baseline: str) -> list[Column]:
-    """Return the columns of scores. `headline` is shown with its error, the other score columns as plain means."""
+    """Return the columns of scores. The score column `headline` is shown with its error; the other score columns are
+    shown as plain means."""
     return [
         Column("", _score, SCORES[headline]),
         Column("", _difference, f"minus {baseline}"),
@@ -140,7 +141,7 @@ def _samples() -> list[Column]:
 
 
 def _cost() -> list[Column]:
-    """Return the columns of entries, bytes and speed, and those of score, bytes and speed as shares of the full
+    """Return the columns of cost: entries, bytes and speed, and then score, bytes and speed as shares of the full
     cache's."""
     return [
         Column("entries_after_evict", "entries_after_evict", "after", entries),
@@ -173,9 +174,8 @@ def _comparison() -> list[Column]:
 
 
 def _sample_grids(table: TaskTable) -> list[tuple[str, ...]]:
-    """Return a list with the headers of the table on samples.
-
-    It is empty if the table would say nothing: all cells have one sample per question, with a whole answer and a score.
+    """Return the headers of the table on samples, in a list of one. The list is empty if the table would say nothing:
+    all cells have equally many questions and one sample per question, each with a complete answer and a score.
     """
     equal = len({(c.score.questions, c.samples) for c in table.cells}) == 1
     whole = not any(c.truncated > 0 or c.no_answer > 0 or c.failed or c.unscored or c.pass_at for c in table.cells)

@@ -1,9 +1,9 @@
-"""Notes below a table on the smallest drops that its comparisons could have found, and on the test.
+"""Writes the notes below a table on the smallest drops that its comparisons can find, and on the test.
 
     notes([cell.against for cell in cells if cell.against])
 
-Every table of several cells gets such notes. They tell whether methods are tied because they are equal, because there
-are too few data, or because their scores are at the floor or the ceiling, where no difference could be seen.
+Every table of several cells has such notes. They tell whether methods are tied because they are equal, because there
+are too few data, or because their scores are at the floor or the ceiling, where no difference can be seen.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def _comparisons(count: int) -> str:
 
 
 def _tests(pairs: Sequence[Paired]) -> list[str]:
-    """Return at most two notes on the corrections for clusters of unequal sizes, in the order of the comparisons'
-    degrees of freedom, the fewest first."""
+    """Return at most two notes on the corrections for clusters of unequal sizes. Comparisons with the fewest degrees of
+    freedom come first."""
     lines = [_correction(one) for one in sorted(pairs, key=lambda one: one.df) if not one.equal]
     return list(dict.fromkeys(filter(None, lines)))[:2]
 

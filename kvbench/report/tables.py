@@ -3,14 +3,15 @@
     for table in make_tables(load([Path("results/demo")]), baseline="full"):
         table.cells[0].score.mean, table.cells[0].against.paired.diff
 
-All numbers come from the rows alone. Comparisons are paired question by question and their p-values adjusted by Holm
-over the table. A cell without a comparison has `against` None.
+All numbers come from the rows alone. Comparisons are paired question by question, and their p-values are Holm-adjusted
+over the table. For a cell without a comparison, `against` is None.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from kvbench.report.cells import (
     speed,
     speed_sd,
 )
+from kvbench.report.layers import Layer, evictable_note, evictable_share, later_tokens, layers_of
 from kvbench.report.load import Group, Loaded
 from kvbench.report.rows import Rows
 from kvbench.taskkit.names import get_task
@@ -59,8 +61,8 @@ class TaskTable:
 
 
 def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
-    """Return one table per group of comparable rows. `baseline`: a method, or its name with options as tables print it;
-    by default the full cache if it was run."""
+    """Return one table per group of comparable rows. `baseline`: the name of a method, or a method with options as
+    tables print it. By default the baseline is the full cache; if it was not run, nothing is compared."""
     pairs = _variants(loaded)
     shared = shared_options(loaded)
     there = sorted(shared)
@@ -70,7 +72,8 @@ def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
         raise UserError(
             f"--baseline {quote(name)} was not run.{did_you_mean(name, there)} Methods: {', '.join(there)}."
         )
-    return [_table(group, name, loaded.unfinished, shared) for group in loaded.groups]
+    layers = functools.cache(functools.partial(layers_of, loaded))
+    return [_table(group, name, loaded.unfinished, shared, layers) for group in loaded.groups]
 
 
 def _variants(loaded: Loaded) -> list[tuple[str, str]]:
@@ -91,13 +94,18 @@ def shared_options(loaded: Loaded) -> dict[str, dict[str, Any]]:
 
 
 def _shared(options: Sequence[str]) -> dict[str, Any]:
-    """Return the options that have one value in all of these JSON texts, which are those of one method."""
+    """Return the options that have the same value in all texts. options: several variants of one method's options, each
+    as JSON text."""
     tables = [options_of(text) for text in options]
     return {k: v for k, v in tables[0].items() if all(k in table and table[k] == v for table in tables)}
 
 
 def _table(
-    group: Group, baseline: str, unfinished: dict[str, str], shared: Mapping[str, Mapping[str, Any]]
+    group: Group,
+    baseline: str,
+    unfinished: dict[str, str],
+    shared: Mapping[str, Mapping[str, Any]],
+    layers: Callable[[], Mapping[str, Sequence[Layer] | None]],
 ) -> TaskTable:
     rows, headline = group.rows, headline_of(group.task)
     cells: list[ScoreCell] = []
@@ -118,7 +126,7 @@ def _table(
         headline=headline,
         interval=interval,
         cells=cells,
-        notes=_notes(cells, scores),
+        notes=[*_notes(cells, scores), *_states(rows, layers)],
         best=best_per_budget(cells, scores, clusters),
     )
 
@@ -134,8 +142,8 @@ def headline_of(task: str) -> str:
 def _compare(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], clusters: dict[str, str], baseline: str
 ) -> list[ScoreCell]:
-    """Compare each cell with the baseline's cell: the one without a budget or, if there is none, the one at the same
-    budget."""
+    """Compare each cell with the baseline's cell. This is the baseline's cell without a budget or, if there is none,
+    its cell at the same budget."""
     label = _baseline_label([cell.method for cell in cells], baseline)
     places = {_budget(cell): i for i, cell in reversed(list(enumerate(cells))) if cell.method == label}
     comparisons: dict[int, tuple[int, stats.Paired]] = {}
@@ -162,8 +170,8 @@ def _budget(cell: ScoreCell) -> str:
 
 
 def _baseline_label(labels: Sequence[str], baseline: str) -> str:
-    """Return the baseline's label in a table: `baseline` itself or, if that is a method's name, the method's only
-    variant."""
+    """Return the label that the baseline has in a table. If `baseline` is the name of a method that was run with other
+    options than its defaults, the label has these options. Raises UserError if there are several such labels."""
     variants = sorted({label for label in labels if label.split("(")[0] == baseline})
     if baseline in labels or not variants:
         return baseline
@@ -175,8 +183,8 @@ def _baseline_label(labels: Sequence[str], baseline: str) -> str:
 def _ratios(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], parts: Sequence[Rows]
 ) -> list[ScoreCell]:
-    """Add each cell's score, bytes and speed as shares of the full cache's, on the questions that both have. Without a
-    full cache, the cells stay as they are."""
+    """Return the cells with their score, bytes and speed as shares of the full cache's, on the questions that both
+    have. Without a full cache, the cells stay unchanged."""
     full = next((i for i, cell in enumerate(cells) if not cell.evicts), None)
     if full is None:
         return list(cells)
@@ -209,6 +217,13 @@ def _shared_rows(rows: Rows, other: Rows) -> Rows:
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
+
+
+def _states(rows: Rows, layers: Callable[[], Mapping[str, Sequence[Layer] | None]]) -> list[str]:
+    """Return a line on the memory that eviction can touch, for models whose layers keep states."""
+    if not (rows.number("state_bytes") > 0).any():
+        return []
+    return evictable_note(evictable_share(rows, later_tokens(rows), layers()))
 
 
 def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]]) -> list[str]:
@@ -249,7 +264,7 @@ def _exact_above_partial(cell: ScoreCell) -> bool:
 
 
 def _load(cells: Sequence[ScoreCell]) -> list[str]:
-    """Return a note on the machine's load while the cells ran, without which their speeds cannot be judged."""
+    """Return a note on the machine's load while the cells ran. Speeds can be judged only together with the load."""
     timed = [cell for cell in cells if not math.isnan(cell.tokens_per_second)]
     loads = [cell.machine_load for cell in timed if not math.isnan(cell.machine_load)]
     if not timed:

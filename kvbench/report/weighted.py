@@ -1,10 +1,10 @@
-"""A weighted mean over independent tasks, with its error, its confidence interval and its difference to a baseline.
+"""Computes a weighted mean over tasks, with its error, its confidence interval and its difference to a baseline.
 
     weighted_mean([(0.5, of_cell(walk)), (0.5, of_cell(chain))])
 
-The error assumes that the tasks are independent: sqrt(sum (w se)^2) with weights that sum to 1. The interval joins the
-tasks' intervals in the same way, each side for itself (Zou and Donner 2008). Tables print the interval in place of the
-error if a task shows no spread: that task's error is 0 and says nothing.
+The error is sqrt(sum (w se)^2) with weights w that sum to 1; it assumes that the tasks are independent. The interval
+joins the tasks' intervals in the same way, each side separately (Zou and Donner 2008). If a task shows no spread, its
+error is 0 and says nothing; tables then print the interval in place of the error.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kvbench.report.stats import ALPHA, smallest_drop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A weighted mean over tasks, and its paired difference to the baseline. `missing`: tasks without a score, for
-    which all figures are NaN.
+    """A weighted mean over tasks, and its paired difference to the baseline. `missing`: the tasks without a score; if
+    there are any, all figures are NaN.
 
-    `spread`, `diff_spread`: whether every task's scores, or differences, have an error above 0. `df`: the fewest
-    degrees of freedom of any task's difference.
+    `spread`: whether the score of every task has an error above 0. `diff_spread`: whether the difference of every task
+    has an error above 0. `df`: the fewest degrees of freedom of any task's difference.
     """
 
     value: float = math.nan
@@ -67,10 +67,10 @@ def of_cell(cell: ScoreCell) -> Mean:
 
 
 def weighted_mean(means: Sequence[tuple[float, Mean]]) -> Mean:
-    """Return the weighted mean of means; the weights sum to 1."""
+    """Return a weighted mean. means: pairs of a weight and a mean; the weights sum to 1."""
 
     def together(figure: Callable[[Mean], float]) -> float:
-        """Multiply a figure of each task by the task's weight, and return the square root of the sum of the squares."""
+        """Return sqrt(sum (w f)^2) over the tasks, where w is a task's weight and f the figure of its mean."""
         return math.hypot(*(weight * figure(mean) for weight, mean in means))
 
     value, diff = (sum(weight * getattr(mean, name) for weight, mean in means) for name in ("value", "diff"))
@@ -90,8 +90,8 @@ def weighted_mean(means: Sequence[tuple[float, Mean]]) -> Mean:
 
 
 def seen_drop(name: str, means: Sequence[Mean]) -> list[str]:
-    """Return a note on the smallest true drop of an average that a t test finds in its comparisons with 80% power; no
-    note if no comparison has spread."""
+    """Return a note on the smallest true drop of an average that a t test finds with 80% power. No note if no
+    comparison has spread. name: the average. means: this average of each method."""
     family = [mean for mean in means if not math.isnan(mean.diff)]
     alpha = ALPHA / max(1, len(family))
     drops = [smallest_drop(m.diff_se, m.df, alpha=alpha, sides=2) for m in family if m.diff_spread]

@@ -19,6 +19,7 @@ from kvbench.engine.model.weights import find, load_weights
 from kvbench.engine.plan import Machine, SlotPlan, plan_cell
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
+from kvbench.eviction.modality import check_images
 from kvbench.runner.method_source import Source, source_of
 from kvbench.runner.workload import PlannedRow, TaskWork, make_method, version
 from kvbench.sources import models
@@ -98,6 +99,8 @@ class CellPlanner:
         """
         config, context = self.config, self.context
         check_prefill(state.method, config.prefill, cell.method.label)
+        if any(prompt.pictures for prompt in work.prompts):
+            check_images(cell.method.label, state.method)
         rows = work.rows(cell, config, {**self.model, "artefacts": state.used(cell.task)}, dtype_name(self.dtype))
         fitting = [p for p in work.prompts if p.max_tokens <= context and len(p.ids) < context]  # others get rows too
         lengths = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import transformers
 
 from kvbench.config.run_config import RunConfig
 from kvbench.errors import UserError, quote
-from kvbench.runner import task_data
+from kvbench.runner import image_processor, task_data
 from kvbench.runner.workload import TaskWork
 from kvbench.sources import models, vocabulary
 from kvbench.sources.data.missing import DataMissing
@@ -52,10 +53,11 @@ def read_inputs(config: RunConfig, say: Notice, info: models.ModelInfo | None = 
         vocabulary.check(len(tokenizer), getattr(model_config.get_text_config(), "vocab_size", None))
         context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
     data = task_data.source(config)
+    vision = cache(partial(image_processor.load, config.model, where, config.revision, model_config, tokenizer))
     works: dict[str, TaskWork] = {}
     for name in config.tasks:
         try:
-            works[name] = TaskWork.load(name, config, data, tokenizer, model_config.model_type, context)
+            works[name] = TaskWork.load(name, config, data, tokenizer, model_config.model_type, context, vision=vision)
         except DataMissing as error:
             raise task_data.all_missing(error, [n for n in config.tasks if n not in works], config, data) from None
     _check_end(config, where, tokenizer, model_config, works)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvbench.config.run_config import RunConfig
 from kvbench.errors import UserError, quote
-from kvbench.task import Doc, GenSpec, Task
+from kvbench.records import Images
+from kvbench.task import IMAGE, Doc, GenSpec, Task
 from kvbench.taskkit import prompts
 from kvbench.taskkit.reader import ModelReader, Talk
+from kvbench.taskkit.vision import check_markers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +24,8 @@ class Prompt:
     max_new_tokens: most tokens that a sample generates in one turn. max_tokens: most that it reads and generates
     together.
     cut: number of tokens removed, because the text was too long. compress_at: in a query-agnostic run, how many tokens
-    stand before the question.
+    stand before the question. images: of the first turn, for the engine. pictures: facts of the images of all turns, as
+    rows store them.
     """
 
     doc: Doc
@@ -36,6 +40,8 @@ class Prompt:
     talk: Talk | None = None
     compress_at: int | None = None
     stop_ids: tuple[int, ...] = ()
+    images: Images | None = None
+    pictures: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class PromptMaker:
 
     def prompt(self, doc: Doc) -> Prompt:
         reader, config = self.reader, self.config
+        check_markers(doc.turns, f"question {quote(doc.doc_id)}")
         spec = sampling(dataclasses.replace(self.task.gen(reader.model_type), **doc.gen), config)
         doc, cut = self._cut(doc, spec)
         text = reader.text(doc, thinking=spec.thinking)
@@ -59,14 +66,17 @@ class PromptMaker:
             encoded, at = _to_context(self.task, doc, reader.tokenizer, text, reader.chat)
         else:
             encoded = reader.ids(text)
+        encoded, images = reader.with_images(encoded, doc)
+        if at is not None and images is not None:
+            at = _behind(at, images)
         ids = tuple(self.tokens.setdefault(token, token) for token in encoded)
         talk = None
         if len(doc.turns) > 1:
             talk = Talk(doc, reader, spec.thinking, config.multi_turn == "keep", self.thinking)
             if config.compress == "query-agnostic" and talk.mode != "keep":
                 raise UserError(
-                    f"task {quote(self.task.name)}: the chat template or --multi-turn reset makes every later turn a "
-                    "new prompt, which cannot be evicted before its question. Use --compress query-aware."
+                    f"task {quote(self.task.name)}: the chat template, later images or --multi-turn reset make every "
+                    "later turn a new prompt, which cannot be evicted before its question. Use --compress query-aware."
                 )
         later = spec.max_new_tokens  # tokens after the prompt
         if talk:
@@ -79,12 +89,28 @@ class PromptMaker:
             ids=ids,
             max_new_tokens=max(1, min(spec.max_new_tokens, reader.context - len(ids))),
             max_tokens=len(ids) + max(1, min(later, reader.context - len(ids))),
-            sha256=hashlib.sha256(text.encode()).hexdigest(),
+            sha256=self._hash(text, doc),
             cut=cut,
             talk=talk,
             compress_at=at,
             stop_ids=tuple(reader.last_id(t) for t in spec.stop_tokens),
+            images=images,
+            pictures=self._facts(doc),
         )
+
+    def _hash(self, text: str, doc: Doc) -> str:
+        """Return the SHA-256 of a rendered prompt, and of the files of its images and of all later turns' images."""
+        digest = hashlib.sha256(text.encode())
+        if self.reader.vision:
+            for picture in self.reader.vision.pictures(doc.turns):
+                digest.update(bytes.fromhex(picture.sha256))
+        return digest.hexdigest()
+
+    def _facts(self, doc: Doc) -> tuple[Mapping[str, Any], ...]:
+        vision = self.reader.vision
+        if vision is None:
+            return ()
+        return tuple(p.facts(number) for number, turn in enumerate(doc.turns, 1) for p in vision.pictures([turn]))
 
     def _cut(self, doc: Doc, spec: GenSpec) -> tuple[Doc, int]:
         """Shorten a document's first turn so that it fits into the model's context or --max-prompt-tokens.
@@ -116,6 +142,14 @@ def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
     return dataclasses.replace(spec, **settings, stop=(*spec.stop, *config.stop))
 
 
+def _behind(at: int, images: Images) -> int:
+    """Return where the context ends among ids with all tokens of images, from where it ends among one per image."""
+    for first, stop in images.spans:
+        if first < at:
+            at += stop - first - 1
+    return at
+
+
 def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> tuple[list[int], int]:
     """Return a prompt's token ids, and how many of them stand before the question.
 
@@ -126,6 +160,11 @@ def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> 
         raise UserError(
             f"task {quote(task.name)} has questions without a context ({quote(doc.doc_id)}): there is nothing to "
             "compress before the question. Use --compress query-aware."
+        )
+    if IMAGE in turn.question and turn.images:
+        raise UserError(
+            f"task {quote(task.name)} has an image in the question of {quote(doc.doc_id)}, behind its context. "
+            "Use --compress query-aware."
         )
     ids, leading = prompts.encode_to_context(tokenizer, text, turn, chat)
     if not 0 < leading < len(ids):

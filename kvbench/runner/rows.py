@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,7 @@ def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, st
         "note": generation.note or None,
         "stop_reason": generation.stop_reason or None,
         "prompt_tokens": len(planned.prompt.ids),
+        **_images(planned.prompt.pictures),
         "output_tokens": answer.output_tokens,
         "floor": floor,
         "score_pass": 0,
@@ -78,6 +80,13 @@ def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, st
     }
     row |= _usage(usage, cell_plan.plan.limit) if usage else {}
     return row | scored(score) if score is not None else row
+
+
+def _images(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the row's columns on the images of its question; none of them without images."""
+    if not pictures:
+        return {}
+    return {"images": len(pictures), "image_tokens": sum(p["tokens"] for p in pictures), "image_list": list(pictures)}
 
 
 def scored(score: Score) -> dict[str, Any]:

@@ -195,8 +195,8 @@ def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
     for task, has in now.items():
         if before.get(task, has).get("prompts", has["prompts"]) != has["prompts"]:
             raise UserError(
-                f"task {quote(task)} makes other prompts than when run {quote(run)} began: its code, or a library that "
-                f"makes tokens, changed. Put it back, or {NEW_RUN}."
+                f"task {quote(task)} makes other prompts than when run {quote(run)} began: its code, an image, or a "
+                f"library that makes tokens, changed. Put it back, or {NEW_RUN}."
             )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from kvbench.task import GenSpec, Task
 from kvbench.taskkit import prompts
 from kvbench.taskkit.names import expand, get_task
 from kvbench.taskkit.reader import ModelReader
+from kvbench.taskkit.vision import Vision
 
 
 def template_hash(path: str) -> str:
@@ -88,9 +89,17 @@ class TaskWork:
 
     @classmethod
     def load(
-        cls, name: str, config: RunConfig, source: Data, tokenizer: Any, model_type: str, context: int
+        cls,
+        name: str,
+        config: RunConfig,
+        source: Data,
+        tokenizer: Any,
+        model_type: str,
+        context: int,
+        *,
+        vision: Callable[[], Vision],
     ) -> TaskWork:
-        """Load documents and render prompts.
+        """Load documents and render prompts. vision: called where documents have images.
 
         Raises SetupError if data are missing. Raises UserError for an unknown prompt style, a chat template that is
         missing but needed, --max-new-tokens beyond the model's context, and a query-agnostic run of documents that have
@@ -115,9 +124,11 @@ class TaskWork:
         prompts.check_template(
             tokenizer, task=task.name, chat=reader.chat, chat_template=template, origin=reader.origin
         )
-        thinking = prompts.effective_thinking(tokenizer, spec.thinking, chat=reader.chat, chat_template=template)
         task.reader, task.services = reader, config.services()
         docs = task.docs(source, style=style, limit=config.limit_for(name))
+        if any(turn.images for doc in docs for turn in doc.turns):
+            reader = _with_vision(task, reader, vision)
+        thinking = prompts.effective_thinking(tokenizer, spec.thinking, chat=reader.chat, chat_template=reader.template)
         maker = PromptMaker(task, reader, config, thinking)
         all_prompts = [maker.prompt(doc) for doc in docs]
         used = source.used.get(task.name)
@@ -220,7 +231,16 @@ class TaskWork:
             conversation=prompt.talk,
             seed=seed,
             compress_at=prompt.compress_at,
+            images=prompt.images,
         )
+
+
+def _with_vision(task: Task, reader: ModelReader, vision: Callable[[], Vision]) -> ModelReader:
+    """Return a reader for questions with images. Raises UserError if the prompts use no chat template."""
+    if not reader.chat:
+        raise UserError(f"task {quote(task.name)} has images, which only a chat template can place in a prompt.")
+    seeing = vision()
+    return dataclasses.replace(reader, vision=seeing, template=reader.template or seeing.template)
 
 
 def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Prompt], context: int) -> list[str]:
@@ -247,6 +267,11 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Promp
             f"task {quote(task.name)}: {shortened} of {len(all_prompts)} prompts are cut in the middle to fit."
         )
     modes = {p.talk.mode for p in all_prompts if p.talk}
+    if "reset (images)" in modes:
+        notes.append(
+            f"task {quote(task.name)}: later turns have images, so every turn is read as a new prompt "
+            "(column multi_turn_cache)."
+        )
     if "reset (template)" in modes:
         notes.append(
             f"task {quote(task.name)}: the chat template changes earlier turns, so every turn is read as a new prompt "

@@ -1,12 +1,14 @@
-"""Errors for models that the hub refuses or transformers cannot read."""
+"""Errors for models that the hub refuses, transformers cannot read, or that cannot see a task's images."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kvbench.console import faults
-from kvbench.errors import SetupError, quote
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.sources import hub
 
 
@@ -66,3 +68,32 @@ def refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupErr
                 "(--model PATH) or a cached model; HF_HUB_OFFLINE=1 then avoids the hub."
             )
     return None
+
+
+# Model types whose images the engine reads, each tested against the model's own `generate` (transformers 5.17).
+WITH_IMAGES = frozenset(
+    {
+        *("glm4v", "glm4v_moe", "internvl", "llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_5"),
+        *("qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
+    }
+)
+BOTH_WAYS = frozenset({"gemma3", "gemma4", "gemma4_unified", "paligemma"})  # between the tokens of an image
+
+
+def check_images_of(config: Mapping[str, Any], name: str = "") -> None:
+    """Raise UserError unless the engine can show images to a model. config: of its config.json; name: the model's."""
+    kind = str(config.get("model_type", ""))
+    what = f"model {quote(name)} (model type {quote(kind)})" if name else f"model type {quote(kind)}"
+    if kind in WITH_IMAGES:
+        return
+    if "vision_config" not in config:
+        raise UserError(
+            f"{what} reads text only, and the prompts have images. Use a model that sees, such as Qwen3-VL."
+        )
+    if kind in BOTH_WAYS:
+        raise UserError(
+            f"{what} attends in both directions between the tokens of an image, which kvbench does not apply. "
+            "Use a model that reads images causally, such as Qwen3-VL."
+        )
+    served = ", ".join(sorted(WITH_IMAGES))
+    raise UserError(f"images of {what} are not supported; those of {served} are.")

@@ -1,7 +1,7 @@
 """Durable results: a row that was acknowledged survives kill -9, a full disk and a power cut.
 
-`RunFolder` is what a runner needs, `read_run` and `read_columns` what a report needs; docs/results.md describes the
-files. Importing this package is cheap: pyarrow and pandas load when a table is made or read.
+A runner uses `RunFolder`; a report uses `read_run` and `read_columns`. docs/results.md describes the files. Importing
+this package is cheap: pyarrow and pandas load when a table is made or read.
 """
 
 from kvbench.store.again import resume_command

@@ -1,7 +1,8 @@
-"""Settings that kvbench never takes from a run's record, and command lines that repeat them for the user.
+"""Finds the settings that kvbench never takes from a run's record, and writes command lines that repeat them.
 
-In a record, plug-ins, addresses and the names of variables with keys are only information for the user, who types them
-again to continue a run. A folder from elsewhere therefore neither runs code nor contacts a server.
+These settings are plug-ins, addresses of servers, and the names of environment variables with keys. In a record they
+are only information for the user, who types them again to continue a run. A folder from elsewhere therefore neither
+runs code nor contacts a server.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _USUAL = {"judge_key_env": "OPENAI_API_KEY", "judge_mode": "single"}
 
 
 def used(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run that the user must give again on the command line: they run code, contact a server,
-    or are covered by no hash.
+    """Return the settings of a run that the user must give again on the command line, because they run code, contact a
+    server, or name data that no hash covers. info: the content of run.json.
 
-    `unsafe_run_code` is never asked for: without it, programs run in a sandbox.
+    `unsafe_run_code` is never among them: without this setting, programs run in a sandbox.
     """
     environment = info["environment"]
     settings = {
@@ -48,8 +49,8 @@ def names_no_judge(judge: str | None) -> bool:
 
 
 def resume_command(run_dir: Path) -> str:
-    """Return the command that continues a run, with all settings that must be given again, if its record can be
-    read."""
+    """Return the command that continues a run. It repeats the settings that must be given again; they are left out if
+    the run's record cannot be read."""
     try:
         again = used(manifest.read(run_dir))
     except KVBenchError:  # the folder or its disk is gone; the rest of the line still holds
@@ -63,7 +64,7 @@ def repair_command(run_dir: Path) -> str:
 
 
 def _place(run_dir: Path) -> list[str]:
-    """Return the arguments that name a run: its name, and its results folder unless that is the default."""
+    """Return the arguments that name a run: its name, and its results folder if this is not the default folder."""
     return [run_dir.name, *([] if run_dir.parent == Path(OUT) else ["--out", str(run_dir.parent)])]
 
 
@@ -81,7 +82,7 @@ def words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def line(command: Iterable[str]) -> str:
-    r"""Return a command as one line for a shell; control characters are written as escapes, as in ``$'a\x1bb'``."""
+    r"""Return a command as one line for a shell. Control characters are written as escapes, as in ``$'a\x1bb'``."""
     return " ".join(_quote(word) for word in command)
 
 

@@ -1,7 +1,7 @@
 """A commit of the journal: it syncs the journal's segment to disk in a thread, while generation goes on.
 
-A sync takes milliseconds on most disks and seconds on some. The writer waits only a moment; rows written meanwhile
-belong to the next commit.
+A sync takes milliseconds on most disks and seconds on some. The journal waits only a moment for it; rows that are
+written meanwhile belong to the next commit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 
 class Commit:
-    """A sync in a background thread, which the constructor starts. `keys`: the rows that are safe once it succeeds."""
+    """A sync of a journal segment to disk, in a background thread. The constructor starts it. `keys`: the keys of the
+    rows that are safe once the sync has succeeded. `seconds`: how long the sync took."""
 
     def __init__(self, sync: Callable[[], None], keys: Sequence[str]) -> None:
         self.keys, self.seconds = list(keys), 0.0
@@ -25,7 +26,7 @@ class Commit:
             self._run()
 
     def ended(self, patience: float | None = None) -> bool:
-        """Return whether the sync has ended, after waiting for it up to `patience` seconds (None: without limit).
+        """Wait up to `patience` seconds for the sync (None: without limit), and return whether it has ended.
 
         Raises the exception that the sync raised.
         """

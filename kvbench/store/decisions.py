@@ -1,8 +1,8 @@
-"""decisions.parquet: which tokens each method kept at each eviction. It has a line per KV head for a few of a run's
-answers.
+"""Writes and reads decisions.parquet: which tokens a method kept at each eviction. The file covers a few of a run's
+answers, with a line for each KV head.
 
-`kvbench record` writes it beside the run's tables, and `report --html` shows it. An entry that is evicted never comes
-back, so one number per token says all: the eviction that dropped it. A run is complete without this file.
+`kvbench record` writes the file beside the run's tables, and `report --html` shows it. An entry that is evicted never
+comes back, so one number per token says everything: the eviction that dropped it. A run is complete without this file.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Decisions:
         row_key: the answer's row in rows.parquet.
         prompt: number of tokens of the prompt; the further tokens are the answer's.
         tokens: the text of every token that was read.
-        seen: for each eviction, how many tokens had been read.
-        dropped: for each token the number of the eviction that dropped it, from 1; 0: held to the end.
+        seen: for each eviction the number of tokens that had been read before it.
+        dropped: for each token the number of the eviction that dropped it, counted from 1; 0: kept to the end.
     """
 
     row_key: str
@@ -51,9 +51,9 @@ class Decisions:
 
 
 def write(folder: Path, rows: Sequence[Decisions]) -> Path:
-    """Write decisions.parquet of a run, in place of an older file.
+    """Write decisions.parquet into a run's folder; an older file is replaced. Return its path.
 
-    Raises UserError for more than MOST bytes, SetupError when the folder cannot be written.
+    Raises UserError for more than MOST bytes, SetupError if the file cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -63,7 +63,7 @@ def write(folder: Path, rows: Sequence[Decisions]) -> Path:
         for name in Decisions.__slots__
     }
     if (size := sum(len(text) for name in _LISTS for text in columns[name])) > MOST:
-        raise UserError(f"the decisions take {size} bytes; at most {MOST} can be kept. Record fewer questions.")
+        raise UserError(f"the decisions take {size} bytes, and at most {MOST} can be stored. Record fewer questions.")
     table = pa.Table.from_pydict(columns, schema=_schema())
     try:
         with replacing(folder / NAME) as file:
@@ -74,8 +74,8 @@ def write(folder: Path, rows: Sequence[Decisions]) -> Path:
 
 
 def read(folder: Path) -> Iterator[Decisions]:
-    """Yield the decisions of a run; none if it has no such file. Raises SetupError for a damaged file, UserError for a
-    file that kvbench did not write or that has another format.
+    """Yield the decisions of a run; none if it has no decisions.parquet. Raises SetupError for a damaged file, and
+    UserError for a file that kvbench did not write or that has another format.
 
     Decisions with equal lists share the list objects.
     """
@@ -99,8 +99,8 @@ def read(folder: Path) -> Iterator[Decisions]:
 
 
 def _check_size(table: Any) -> None:
-    """Raise ValueError if the lists of the whole file exceed MOST bytes; a list that several lines share counts in
-    each."""
+    """Raise ValueError if the lists of the whole file take more than MOST bytes. A list that several lines share counts
+    once per line."""
     import pyarrow.compute as pc
 
     size = 0

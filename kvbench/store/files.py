@@ -1,11 +1,12 @@
-"""Reads and writes files of a run's folder. After a kill or a power cut a file is complete or absent; no link leads
+"""Reads and writes files of a run's folder. After a kill or a power cut a file is complete or absent. No link leads
 kvbench outside the folder.
 
-`replacing` writes a temporary file in the target's folder and renames it to the target once it is on disk; a link in
-the target's place is replaced, and the file behind the link stays as it was. `open_plain` and `read_plain` open regular
-files only, so that a folder from elsewhere leads kvbench neither to another file nor into an endless pipe; `own_folder`
-does the same for folders. `probe` writes a file to find out whether a folder is writable: mode bits mean nothing to
-root or on a read-only mount. These functions cannot help against a disk that loses data after fsync.
+`replacing` writes a temporary file in the target's folder, and renames it to the target once it is on disk. If the
+target is a link, the link is replaced, and the file behind it stays unchanged. `open_plain` and `read_plain` open
+regular files only, so that a folder from elsewhere leads kvbench neither to another file nor into an endless pipe.
+`own_folder` checks in the same way that a folder is not a link. `probe` writes a file to find out whether a folder is
+writable, because mode bits mean nothing to root or on a read-only mount. These functions cannot help against a disk
+that loses data after fsync.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _LEFTOVER = re.compile(r"\.[\w.]+\.\d+-[0-9a-f]{8}\.tmp")
 
 
 def crash_point(name: str) -> None:
-    """Mark a moment between two parts of a write, where tests kill the process."""
+    """Do nothing; mark a moment between two parts of a write. Tests replace this function to kill the process there."""
 
 
 def reason(error: OSError) -> str:
@@ -56,7 +57,7 @@ def reason(error: OSError) -> str:
 
 
 def remedy(error: OSError) -> str:
-    """Return what the user should do before trying again, as a clause: "free space"."""
+    """Return what the user should do before trying again, as a clause without a full stop: "free space"."""
     return next((text for text, numbers in _REMEDIES.items() if error.errno in numbers), "check the disk")
 
 
@@ -91,7 +92,9 @@ def read_plain(path: Path, limit: int) -> bytes:
     with open(open_plain(path), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise SetupError(f"{quote(path)} is larger than the {limit >> 20} MiB that kvbench writes at most.")
+        raise SetupError(
+            f"{quote(path)} is larger than {limit >> 20} MiB, the most that kvbench writes. Put back a copy of it."
+        )
     return data
 
 
@@ -103,7 +106,7 @@ def plain_size(path: Path) -> int:
 
 
 def own_folder(path: Path) -> bool:
-    """Return whether there is a folder of this name. Raises SetupError for a link or a file in its place."""
+    """Return whether there is a folder at this path. Raises SetupError if there is a link or a file instead."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -122,7 +125,8 @@ def _must_be(path: Path, status: os.stat_result, wanted: int) -> None:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
-    """Yield a new file, open for writing and reading; it replaces `target` at the end, unless the block raises."""
+    """Yield a new file, open for writing and reading. At the end of the block the file replaces `target`; if the block
+    raises, the file is deleted."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "x+b") as file:
@@ -141,7 +145,7 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files that a killed process left. Call it only under the run's lock."""
+    """Delete the temporary files that a killed process left. The caller must hold the run's lock."""
     for path in folder.iterdir():
         if _LEFTOVER.fullmatch(path.name) and stat.S_ISREG(os.lstat(path).st_mode):
             path.unlink(missing_ok=True)
@@ -152,6 +156,6 @@ def is_leftover(name: str) -> bool:
 
 
 def probe(folder: Path) -> None:
-    """Write a small temporary file in `folder`. Raises OSError when that fails."""
+    """Write a small temporary file in `folder`. Raises OSError if the file cannot be written."""
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(b"kvbench")

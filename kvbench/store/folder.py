@@ -1,7 +1,7 @@
-"""A run's folder, from its first check to its sealed tables.
+"""A run's folder, from the first check of its name to its sealed tables.
 
-`open` and `resume` check names, folders, settings and versions before any work. The run is locked until the folder is
-closed. kvbench never replaces files that it did not make.
+`RunFolder.open` and `RunFolder.resume` check names, folders, settings and versions before any work. The run is locked
+until the folder is closed. kvbench never replaces files that it did not make.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from kvbench.errors import NEW_RUN, SetupError, UserError, bare, quote
 from kvbench.store import manifest, tables
-from kvbench.store.files import is_leftover, probe, reason, remove_leftovers, sync_folder
+from kvbench.store.files import is_leftover, probe, reason, remedy, remove_leftovers, sync_folder
 from kvbench.store.journal import Journal
 from kvbench.store.lock import RunLock
 from kvbench.store.names import check_run_name
@@ -51,8 +51,9 @@ class RunFolder:
     ) -> RunFolder:
         """Make a new run, or continue the run of that name if its configuration is the same.
 
-        environment: the record of versions, devices and inputs, in JSON types. `allow_version_change` allows other
-        `manifest.VERSIONS`; `take_over` takes the lock of a process on another host.
+        environment: the record of versions, devices and inputs, in JSON types. planned: how many rows the run will
+        have. take_over: take the lock even if a process on another host holds it. allow_version_change: continue the
+        run although versions in `manifest.VERSIONS` have changed. Raises UserError, SetupError, RunInUseError.
         """
         check_run_name(name)
         path = check_out(out) / name
@@ -87,8 +88,8 @@ class RunFolder:
         return cls.open(out, name, info["config"], **how)
 
     def done_keys(self) -> set[str]:
-        """Return the keys of the rows that need not run again. Adds the journal's notices, such as those about dropped
-        records, to `notices`, each once."""
+        """Return the keys of the rows that need not be generated again. Adds the journal's notices, such as those about
+        dropped records, to `notices`, each once."""
         state = read_journal(self.path)
         self.notices += [n for n in state.notices if n not in self._reported]
         self._reported.update(state.notices)
@@ -97,7 +98,7 @@ class RunFolder:
         return done
 
     def journal(self) -> Journal:
-        """Return a journal that writes a new segment, for this process."""
+        """Return a journal, which writes to a new segment of this process."""
         before = len(self.done_keys()) if self._done_before is None else self._done_before
         return Journal(self.path, rows_before=before)
 
@@ -117,7 +118,8 @@ class RunFolder:
 
 
 def check_out(out: str | Path) -> Path:
-    """Make the results folder if necessary, test it by writing, and return it. A link to a folder is followed."""
+    """Make the results folder if it does not exist, test it by writing a file, and return its path. A link to a folder
+    is followed. Raises UserError, SetupError."""
     path = Path(out)
     _there(out)
     try:
@@ -131,7 +133,8 @@ def check_out(out: str | Path) -> Path:
 
 
 def check_writable(out: str | Path) -> None:
-    """Test whether the results folder can be made or used, by writing a file. Raises UserError, SetupError."""
+    """Test by writing a file whether the results folder can be used or, if it does not exist, made. Raises UserError,
+    SetupError."""
     path = _there(out)
     try:
         probe(path)
@@ -149,9 +152,9 @@ def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
 
 
 def _there(out: str | Path) -> Path:
-    """Return the folder `out` or, if it does not exist, its nearest parent that does.
+    """Return the folder `out` or, if `out` does not exist, its nearest parent that exists.
 
-    Raises UserError if that is not a folder.
+    Raises UserError if this is not a folder.
     """
     if not str(out).strip():
         raise UserError("--out is empty; give a folder.")
@@ -162,7 +165,7 @@ def _there(out: str | Path) -> Path:
             if part.is_symlink():
                 raise UserError(f"--out {quote(out)} leads through a broken link; give a folder.") from None
         except (OSError, ValueError) as error:
-            raise UserError(f"--out {quote(out)} cannot be a folder ({_why(error)}).") from None
+            raise UserError(f"--out {quote(out)} cannot be a folder ({_why(error)}); give another folder.") from None
         else:
             if not stat.S_ISDIR(kind):
                 raise UserError(f"--out {quote(part)} is a file; give a folder.")
@@ -193,12 +196,12 @@ def list_runs(out: str | Path) -> list[str]:
 
 
 def _unwritable(path: Path, error: OSError) -> SetupError:
-    return SetupError(f"cannot write in {quote(path)} ({reason(error)}). Nothing was run.")
+    return SetupError(f"cannot write in {quote(path)} ({reason(error)}). Nothing was run; {remedy(error)}.")
 
 
 def _check_ours(path: Path) -> None:
-    """Raise UserError for a folder with foreign files. A lone lock is not foreign: it stays if a run is killed before
-    it writes run.json."""
+    """Raise UserError if a run cannot use this path: it is a file or a broken link, or a folder with files but no run.
+    A lock file alone is no reason: it stays if a run is killed before it writes run.json."""
     if path.is_symlink() and not path.exists():
         raise UserError(f"{quote(path)} is a broken link. Give another --run-name.")
     if path.exists() and not path.is_dir():
@@ -218,7 +221,7 @@ def _check_config(path: Path, differing: manifest.Differences) -> None:
     changes = [(bare(name), *map(manifest.value, pair)) for name, pair in sorted(differing.items())]
     if len(changes) == 1:
         ((name, run, this),) = changes
-        listed = f"{name} {run}; this one has {this}"
+        listed = f"{name} {run}; you asked for {this}"
     else:
         listed = "other settings: " + ", ".join(f"{name} {run} -> {this}" for name, run, this in changes[:4])
         listed += f" ({len(changes) - 4} more differ)" if len(changes) > 4 else ""

@@ -1,7 +1,7 @@
-"""Rows as Arrow tables and pandas frames.
+"""Converts rows to Arrow tables and pandas frames.
 
-Arrow keeps repeated names dictionary-encoded. pandas gets plain strings, nullable integers and booleans, and NaN for
-missing floats, so that frames from the journal and from a table are equal.
+Arrow tables keep repeated names dictionary-encoded. pandas frames have plain strings, nullable integers and booleans,
+and NaN for missing floats, so that a frame from the journal equals a frame from a parquet table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TEXT_NAMES = ("row_key", "prompt", "output", "turns")  # turns: a JSON list, whe
 
 
 def rows_schema(names: Collection[str] = NAMES) -> pa.Schema:
-    """Return the schema of rows.parquet, or of some of its columns. The metadata of each field state its unit and
+    """Return the schema of rows.parquet, or of the columns in `names`. The metadata of each field give its unit and its
     meaning."""
     import pyarrow as pa
 
@@ -49,7 +49,7 @@ def texts_schema() -> pa.Schema:
 
 
 def to_table(rows: Sequence[Mapping[str, Any]], names: Collection[str] = NAMES) -> pa.Table:
-    """Return rows from `schema.check_row` as an Arrow table; columns that a row lacks are null."""
+    """Return rows as an Arrow table. The rows come from `schema.check_row`; columns that a row lacks are null."""
     import pyarrow as pa
 
     schema = rows_schema(names)
@@ -76,7 +76,8 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
 
 
 def columns_as_lists(frame: pd.DataFrame, names: Sequence[str] = NAMES) -> dict[str, list[Any]]:
-    """Return columns as lists of Python values with None for missing, whatever types the reader of the frame chose."""
+    """Return columns of a frame as lists of Python values, with None for a missing value. The result does not depend on
+    the column types of the frame."""
     kinds = {c.name: c.kind for c in COLUMNS}
     dtypes = {"int32": "Int64", "int64": "Int64", "float64": "Float64", "bool": "boolean"}
     lists: dict[str, list[Any]] = {}

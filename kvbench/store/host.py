@@ -1,7 +1,8 @@
-"""Identifies processes across machines and restarts, to tell whether the writer of a file still runs.
+"""Identifies processes across machines and restarts, to tell whether the owner of a lock still runs.
 
-Systems reuse process ids, so a process is named by its id, the boot id of the machine and its start time in clock
-ticks. Without /proc (macOS) boot id and ticks are unknown, and a reused process id looks alive.
+Systems reuse process ids. A process is therefore named by its id, the boot id of its machine, and its start time in
+clock ticks. Without /proc (macOS), boot id and start time are unknown: if another process has got the id, the first
+process seems to run still.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def host_name() -> str:
 
 
 def boot_id() -> str:
-    """Return an id that changes with every start of this machine; "" where the system has none."""
+    """Return an id that changes with every start of this machine; "" if the system has no such id."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -28,8 +29,8 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when the process started, in clock ticks since boot; None if it has ended or is a zombie, or if the system
-    has no /proc."""
+    """Return the start time of a process in clock ticks since boot. None if the process has ended or is a zombie, or if
+    the system has no /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -39,8 +40,8 @@ def start_ticks(pid: int) -> int | None:
 
 
 def is_alive(pid: int, ticks: int | None) -> bool:
-    """Return whether the process of this machine that had this id and start time still runs. `ticks`: its start time;
-    None: any process with this id counts."""
+    """Return whether a process of this machine still runs. `ticks`: its start time in clock ticks; None: any process
+    with this id counts. Without /proc, `ticks` is ignored."""
     if Path("/proc/self/stat").exists():
         now = start_ticks(pid)
         return now is not None and (ticks is None or now == ticks)

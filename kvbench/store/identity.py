@@ -1,4 +1,4 @@
-"""Keys of rows and hashes of the parts of run.json: both are SHA-256 of canonical JSON.
+"""Computes the keys of rows and the hashes of the parts of run.json. Both are SHA-256 of canonical JSON.
 
 `row_key` names a planned sample before it is generated, so that a resumed run knows which samples are missing. `digest`
 detects an edited run.json, but does not protect against an attacker who recomputes the hash.
@@ -12,15 +12,16 @@ from collections.abc import Mapping
 
 
 def canonical_json(value: object) -> str:
-    """Return JSON with sorted keys and no blanks. Raises ValueError for NaN, TypeError for types that JSON lacks."""
+    """Return JSON with sorted keys and no blanks. Raises ValueError for NaN and infinities, TypeError for types that
+    JSON lacks."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def row_key(identity: Mapping[str, object]) -> str:
     """Return 24 hex digits that name one sample. Everything that may change its output belongs in `identity`.
 
-    Give task, task_version, data revision, doc_id, sample, seed, method, options, budget, interval, model,
-    model_revision and the generation settings; leave out what may differ between hosts (device, slots).
+    These are task, task_version, data revision, doc_id, sample, seed, method, options, budget, interval, model,
+    model_revision and the generation settings, but not what may differ between hosts (device, slots).
     """
     return digest(identity)[:24]
 

@@ -1,9 +1,9 @@
-"""The journal: rows are safe from the moment they are acknowledged.
+"""The journal of a run: it takes rows one by one, and a row is safe on disk once its key is returned.
 
-A record is ``crc32 SPACE json LF`` in one write(). Every process writes its own segment and never reopens a
-segment: a kill can cut a large write in the middle, and in a shared file the next writer's record would be glued to the
-torn record. A row is acknowledged only after fdatasync, which runs beside the generation if the disk is slow. Only one
-thread may write to a journal.
+A record is ``crc32 SPACE json LF`` in one write(). Every process writes its own file, a segment, and never reopens a
+segment. A kill can cut a large write in the middle; in a shared file, the next process's record would be glued to the
+torn record. A row counts as safe only after fdatasync, which runs in a thread while generation goes on. Only one thread
+may write to a journal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kvbench.store.schema import check_row, clean_text
 FOLDER = "journal"
 SUFFIX = ".jsonl"
 COMMIT_SECONDS = 2.0
-SLOW_SECONDS = 2.0  # warn about a commit that takes longer
+SLOW_SECONDS = 2.0  # the user is warned of a commit that takes longer
 PATIENCE_SECONDS = 0.1  # how long `append` and `poll` wait for a commit
 
 _datasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
@@ -44,8 +44,8 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 class Journal:
-    """Appends rows to a new segment of the run's journal. `rows_before`: number of rows that earlier segments hold, for
-    messages."""
+    """Appends rows to a new segment of the run's journal. `rows_before`: the number of rows in earlier segments, which
+    messages add to the count of saved rows."""
 
     def __init__(self, run_dir: Path, *, rows_before: int = 0) -> None:
         self.run_dir = run_dir
@@ -69,10 +69,12 @@ class Journal:
         output: str | None = None,
         turns: Sequence[str] = (),
     ) -> list[str]:
-        """Write one row with its texts, and return the keys of the rows that became safe by this call, often none.
+        """Write one row with its texts. Return the keys of rows that became safe during this call; often there are
+        none, and this row's key comes with a later call.
 
-        turns: the answers of all turns, if there are several; `output` is the last. Raises ValueError if the row does
-        not fit the schema; SetupError if the disk or the folder fails, after which the journal takes no more rows.
+        turns: the answers of all turns, if there are several; `output` is the last of them. Raises ValueError if the
+        row does not fit the schema. Raises SetupError if the disk or the folder fails; the journal then takes no more
+        rows.
         """
         if self.failed or os.getpid() != self._pid:
             raise RuntimeError("this journal has failed, or belongs to another process")
@@ -85,8 +87,8 @@ class Journal:
         return self.poll()
 
     def poll(self) -> list[str]:
-        """Begin a commit if none is under way and the last one ended two seconds ago or earlier. Waits only a moment
-        for a slow disk. Returns the keys of rows that became safe."""
+        """Begin a commit if none is under way and the last commit ended at least two seconds ago. Return the keys of
+        rows that became safe. Waits only a moment for a slow disk."""
         saved = self._collect(0.0)
         if self._commit is None and self._waiting and time.monotonic() - self._last_commit >= COMMIT_SECONDS:
             self._begin()
@@ -102,7 +104,7 @@ class Journal:
         return saved
 
     def close(self) -> None:
-        """Commit and close; warn if the disk was slow. The segment is never opened for writing again."""
+        """Commit the written rows and close the segment, for good. Warn if a commit was slow."""
         try:
             if not self.failed and os.getpid() == self._pid:
                 self.flush()
@@ -110,7 +112,10 @@ class Journal:
             if self._fd >= 0:
                 os.close(self._fd)
                 if self.slowest_flush > SLOW_SECONDS:
-                    slow = f"writing to {quote(self.run_dir)} is slow: a commit took {self.slowest_flush:.1f} s."
+                    slow = (
+                        f"writing to {quote(self.run_dir)} is slow: a commit took {self.slowest_flush:.1f} s. "
+                        "No row is lost; a folder on a local disk (--out) is faster."
+                    )
                     print(f"warning: {redact_keys(slow)}", file=sys.stderr, flush=True)
             self._fd, self.failed = -1, True
 
@@ -126,8 +131,8 @@ class Journal:
             self._commit, self._waiting = Commit(lambda: _datasync(fd), self._waiting), []
 
     def _collect(self, patience: float | None) -> list[str]:
-        """Return the keys of the commit under way if it ends within `patience` seconds (None: wait for it), else no
-        keys."""
+        """Wait up to `patience` seconds for the commit under way (None: without limit). Return its keys if it has
+        ended, otherwise no keys."""
         if self._commit is None:
             return []
         try:
@@ -183,8 +188,8 @@ class Journal:
         sync_folder(folder)
 
     def _check_place(self) -> None:
-        """Raise SetupError if the segment was deleted or moved: writing still works then, but its rows would be lost
-        silently."""
+        """Raise SetupError if the segment was deleted or moved. Writing to it would still work, but its rows would be
+        lost silently."""
         assert self.segment is not None
         here = os.fstat(self._fd)
         try:

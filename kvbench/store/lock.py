@@ -1,16 +1,17 @@
 """The lock of a run's folder: one process at a time writes to a run.
 
-The owner holds flock on the lock file as long as it lives, and writes its host, process and start time into the file
-(its card). Some network disks keep flock of a dead owner or have no flock; therefore the card counts too. An owner on
-this host is checked by process id and start time; the lock of an owner on another host is taken over only with
-``--take-over``. Without flock, the exclusively created file is the lock.
+The owner of the lock is a process. As long as it lives, it holds flock on the lock file; it also writes its host,
+process id and start time into the file (its card). Some network disks keep the flock of a dead owner, or have no flock.
+The card therefore counts too: an owner on this host is checked by process id and start time, and the lock of an owner
+on another host is taken over only with ``--take-over``. Without flock, the lock is the file itself, which only one
+process can create.
 
-The library filelock (4.2) does less, as `tests/store/test_lock.py` shows: `FileLock` raises an error where the file
-system answers ENOLCK. `SoftFileLock` takes over from another machine of the same name without asking, but never from a
-process that was killed before it wrote its card.
+The library filelock (4.2) does less, as `tests/store/test_lock.py` shows. Its `FileLock` raises an error if the file
+system answers ENOLCK. Its `SoftFileLock` takes over from another machine of the same name without asking, but never
+from a process that was killed before it wrote its card.
 
-If two processes hold the lock nevertheless, rows are made twice and none is damaged: each process writes its own
-journal segment.
+If two processes hold the lock nevertheless, rows are generated twice and no row is damaged, because each process writes
+its own journal segment.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from kvbench.console import signals
 from kvbench.errors import NEW_RUN, RunInUseError, SetupError, bare, quote
-from kvbench.store.files import open_plain, reason
+from kvbench.store.files import open_plain, reason, remedy
 from kvbench.store.host import boot_id, host_name, is_alive, start_ticks
 from kvbench.store.strict_json import document
 
@@ -39,7 +40,7 @@ _NO_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that holds a lock."""
+    """The process that holds a lock, as its card names it."""
 
     host: str
     boot: str
@@ -63,9 +64,10 @@ class RunLock:
         self._fd = -1
 
     def acquire(self, *, take_over: bool = False) -> list[str]:
-        """Take the lock, and return warnings, one line each.
+        """Take the lock, and return warnings, one line each. take_over: also take the lock of an owner that cannot be
+        checked from here.
 
-        Raises RunInUseError if another process has or may have it, SetupError if the file cannot be made.
+        Raises RunInUseError if another process has the lock or may have it, SetupError if the lock file cannot be made.
         """
         signals.at_end(self.release)
         try:
@@ -76,11 +78,12 @@ class RunLock:
             if not isinstance(error, OSError):
                 raise
             raise SetupError(
-                f"cannot lock run '{self.run}' with the file {quote(self.path)} ({reason(error)})."
+                f"cannot lock run '{self.run}' with the file {quote(self.path)} ({reason(error)}): {remedy(error)}."
             ) from error
 
     def release(self) -> None:
-        """Remove the file and release the lock. Does nothing if the lock is not held, or in a forked child."""
+        """Remove the lock file and release the lock. Keeps both in a forked child. Does nothing if the lock is not
+        held."""
         with signals.shield():
             if self._fd >= 0 and os.getpid() == self.me.pid:
                 if _is_at(self._fd, self.path):
@@ -110,7 +113,7 @@ class RunLock:
                 if fd >= 0:
                     os.close(fd)
         _held.add(self._fd)
-        no_flock = "the file system of the results has no flock; the lock is the existence of its file instead."
+        no_flock = "the file system of the results has no flock; the existence of the lock file is the lock instead."
         return taken_over if has_flock else [*taken_over, no_flock]
 
     def _open(self) -> tuple[int, bool]:
@@ -128,8 +131,8 @@ class RunLock:
         return fd, False
 
     def _flock(self, fd: int) -> bool:
-        """Return True if this process got flock, False if the file system has no flock. Raises RunInUseError if another
-        process has it."""
+        """Take flock on the lock file, and return whether the file system has flock. Raises RunInUseError if another
+        process holds it."""
         if fcntl is None:
             return False
         try:
@@ -143,8 +146,8 @@ class RunLock:
         return True
 
     def _take_over(self, owner: Owner | None, asked: bool) -> str:
-        """Return the warning for taking over the lock of `owner`. Raises RunInUseError if the lock must be
-        respected."""
+        """Return the warning for taking over the lock of `owner`; None: its card is missing. asked: the user gave
+        --take-over. Raises RunInUseError if the lock must not be taken over."""
         if owner is not None and owner.is_here(self.me):
             if is_alive(owner.pid, owner.ticks):
                 raise self._in_use(owner)
@@ -167,7 +170,7 @@ class RunLock:
 
 
 def _read(fd: int) -> Owner | None:
-    """Return the owner that a lock file names; None if it names none."""
+    """Return the owner that the card in a lock file names; None if the file has no valid card."""
     try:
         o = document(os.pread(fd, 4096, 0))
         owner = Owner(str(o["host"]), str(o["boot"]), int(o["pid"]), o["ticks"] and int(o["ticks"]), float(o["since"]))
@@ -177,7 +180,7 @@ def _read(fd: int) -> Owner | None:
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Return whether `path` is the name of the open file."""
+    """Return whether the open file is still at `path`."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
     except OSError:
@@ -202,7 +205,7 @@ _held: set[int] = set()
 
 
 def _close_in_child() -> None:
-    """Close the lock files in a forked child: it would keep flock alive after its parent was killed."""
+    """Close the lock files in a forked child. Otherwise the child would hold flock after its parent was killed."""
     for fd in _held:
         os.close(fd)
     _held.clear()

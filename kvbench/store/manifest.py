@@ -1,12 +1,14 @@
-"""run.json, the record of a run: written once, before any work, and compared whenever the run is opened again.
+"""Writes, reads and compares run.json, the record of a run. It is written once, before any work, and compared whenever
+the run is opened again.
 
-It holds the format, the whole configuration, the number of planned rows, the environment, the command, and a hash of
-each part and of the whole. A record that was edited by hand no longer matches its hashes and is refused: rows of two
-settings must not mix. The hashes reveal mistakes, not malice: kvbench never imports or contacts anything because a
-run.json names it (docs/security.md).
+The record holds the format, the whole configuration, the number of planned rows, the environment, the command, and a
+hash of each part and of the whole. A record that was edited by hand no longer matches its hashes and is refused,
+because rows of two settings must not mix. The hashes reveal mistakes, not malice: kvbench never imports or contacts
+anything because a run.json names it (docs/security.md).
 
-Settings are stored as the user gave them, except for secrets, so that a run can continue with them and rows of two
-settings never look alike. Parts that are only shown, such as the command, are redacted.
+Settings are stored as the user gave them, but without secrets, so that a run can continue with them and rows of two
+settings never look alike. Parts that are only shown, such as the command, are redacted: secrets and the user's name in
+paths are hidden.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 from kvbench.console.redact import hide_keys, hide_secrets, redact_argv, redact_config
 from kvbench.errors import NEW_RUN, SetupError, UserError, bare, quote
-from kvbench.store.files import read_plain, reason, replacing
+from kvbench.store.files import read_plain, reason, remedy, replacing
 from kvbench.store.identity import digest
 from kvbench.store.schema import FORMAT
 from kvbench.store.shape import why_not
@@ -27,7 +29,8 @@ from kvbench.store.strict_json import document
 
 NAME = "run.json"
 VERSIONS = ("kvbench_version", "torch_version", "transformers_version")
-# Parts of the environment that a run continues with, is compared by, or must show in full; the others are redacted.
+# Parts of the environment that are stored as given, because a run continues with them, is compared by them, or must
+# show them in full. Other parts are redacted.
 AS_GIVEN = (
     *("data", "data_variable", "data_revision", "plugin", "judge", "judge_model", "judge_key_env"),
     *("model_files", "methods", "method_files"),
@@ -35,7 +38,7 @@ AS_GIVEN = (
 
 _LARGEST = 64 << 20  # bytes of a run.json; with thousands of cells it has some megabytes
 
-Differences = dict[str, tuple[Any, Any]]  # setting -> (the run's value, the other value)
+Differences = dict[str, tuple[Any, Any]]  # by name of the setting: (the run's value, the other value)
 
 
 def build(
@@ -55,17 +58,18 @@ def build(
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without secrets, in the types that JSON reads back."""
+    """Return settings without secrets, in JSON types: a tuple becomes a list."""
     return as_json(hide_secrets(settings))
 
 
 def surroundings(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the environment in the types that JSON reads back: redacted, except for the parts in AS_GIVEN."""
+    """Return the environment in JSON types. All parts are redacted, except for those in AS_GIVEN, which only lose
+    secrets."""
     return as_json(redact_config(environment)) | plain({k: v for k, v in environment.items() if k in AS_GIVEN})
 
 
 def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings in the types that JSON reads back."""
+    """Return settings in JSON types: a tuple becomes a list."""
     return dict(json.loads(json.dumps(settings, allow_nan=False)))
 
 
@@ -75,12 +79,13 @@ def _hashes(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:
-    """Write run.json; after a crash it is complete or absent."""
+    """Write run.json. After a crash the file is complete or absent. Raises SetupError."""
     try:
         with replacing(run_dir / NAME) as file:
             file.write(json.dumps(manifest, indent=2).encode() + b"\n")
     except OSError as error:
-        raise SetupError(f"cannot write in {quote(run_dir)} ({reason(error)}). Nothing was run.") from error
+        why = f"cannot write in {quote(run_dir)} ({reason(error)})"
+        raise SetupError(f"{why}. Nothing was run; {remedy(error)}.") from error
 
 
 def read(run_dir: Path) -> dict[str, Any]:
@@ -112,7 +117,7 @@ def _damaged(path: Path, why: str = "") -> SetupError:
 
 
 def _check_hashes(path: Path, content: dict[str, Any]) -> None:
-    """Raise UserError for an edited record, naming the edited part if it is known."""
+    """Raise UserError if the record was edited. The error names the edited part if it is known."""
     now = _hashes({part: value for part, value in content.items() if part not in ("hash", "hashes")})
     stated = content["hashes"]
     parts = sorted({*now["hashes"], *stated})
@@ -120,14 +125,14 @@ def _check_hashes(path: Path, content: dict[str, Any]) -> None:
     if edited:
         changed = f"{', '.join(edited)} {'differs from its hash' if len(edited) == 1 else 'differ from their hashes'}"
     elif now["hash"] != content["hash"]:
-        changed = "its hashes differ"
+        changed = "the hash of the whole differs"
     else:
         return
     raise UserError(f"{quote(path)} was changed by hand: {changed}. Undo that, or {NEW_RUN}.")
 
 
 def compare(info: Mapping[str, Any], config: Mapping[str, Any]) -> Differences:
-    """Return how a configuration differs from that of the run."""
+    """Return the settings in which a configuration differs from the run's. info: the content of run.json."""
     return differences(plain(info["config"]), plain(config))  # both: the environment's secrets may have changed
 
 
@@ -141,14 +146,14 @@ def check_format(file: str, format: object) -> None:
 
 
 def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> Differences:
-    """Return the settings that differ, nested settings by dotted name. A setting that is None equals a missing one."""
+    """Return the settings that differ. A nested setting has a dotted name. None equals a missing setting."""
     ours, theirs = _flat(run), _flat(other)
     return {n: (ours.get(n), theirs.get(n)) for n in {**ours, **theirs} if ours.get(n) != theirs.get(n)}
 
 
 def value(setting: Any) -> str:
-    """Return a setting's value for a message, without secrets: "default" for None, a string in quotes, a list of grids
-    in words (`_grid`), any other value as JSON."""
+    """Return a setting's value for a message, without secrets. None is written "default", a string in quotes, a list of
+    grids in words (`_grid`), and any other value as JSON."""
     if setting is None:
         return "default"
     if isinstance(setting, list) and setting and all(isinstance(g, dict) and "methods" in g for g in setting):

@@ -1,7 +1,7 @@
 """Checks the names of runs.
 
-A run's name becomes a folder's name on every system that the results are copied to: it has only letters, digits and
-three signs, and is none of the names that Windows reserves.
+A run's name becomes a folder's name on every system to which the results are copied. It therefore has only letters,
+digits and the three signs ``.``, ``-`` and ``_``, and is none of the names that Windows reserves.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def check_run_name(name: str, option: str = "--run-name") -> str:
         if ord(character) < 32 or 127 <= ord(character) < 160:
             code = f"U+{ord(character):04X}"
             raise UserError(
-                f"{option} has a control character ({code}) at position {position}. It reads {quote(name)}."
+                f"{option} {quote(name)} has a control character ({code}) at position {position}; remove it."
             )
     if len(name) > LIMIT:
-        raise UserError(f"{option} is {len(name)} characters long; the limit is {LIMIT}.")
+        raise UserError(f"{option} is {len(name)} characters long; the limit is {LIMIT}. Give a shorter name.")
     if not name:
         raise UserError(f"{option} is empty; give a name of letters, digits, '.', '-', '_'.")
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):

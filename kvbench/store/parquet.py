@@ -1,8 +1,8 @@
 """Reads kvbench's tables from parquet files of any origin.
 
-A file is refused, with a message of one line, if it is foreign or damaged, claims more rows or bytes than its size
-allows, lacks a column or holds other types. A column that older tables of the same format lack (`ADDED`) reads as null.
-The footer is checked first, before any page is read.
+A file is refused, with a message of one line, if kvbench did not write it, if it is damaged, if it claims more rows or
+bytes than its size allows, if it lacks a column, or if a column has another type. A missing column in `ADDED`, which
+older tables lack, reads as null. The footer is checked before any page is read.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ _BYTES = 16 << 20  # unpacked, allowed for any table
 
 
 class Damaged(ValueError):
-    """The file is a damaged table; the message says why."""
+    """The file is a damaged table. The exception's message says why."""
 
 
 def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str], row_bytes: int) -> pa.Table:
-    """Read the columns of `schema`, cast to its types, with the file's metadata.
+    """Return the columns of `schema` from a file, cast to the schema's types, with the file's metadata.
 
-    required: columns that have a value in every row. row_bytes: largest average size of an unpacked row. Raises
-    UserError if the file is not kvbench's or has another format, Damaged if it cannot be decoded.
+    name: the file's name in messages. required: columns that have a value in every row. row_bytes: the largest allowed
+    mean size of an unpacked row. Raises UserError if kvbench did not write the file or it has another format, Damaged
+    if it cannot be decoded.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -40,7 +41,7 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
         with pq.ParquetFile(file, **options) as parquet:
             metadata = parquet.schema_arrow.metadata or {}
             if FORMAT_KEY.encode() not in metadata:
-                raise UserError(f"{bare(name)} has no kvbench metadata.")
+                raise UserError(f"{bare(name)} has no kvbench metadata. Name a file that kvbench wrote.")
             manifest.check_format(name, int(metadata[FORMAT_KEY.encode()]))
             _check_columns(parquet.schema_arrow, schema)
             _check_size(parquet.metadata, schema.names, os.fstat(file.fileno()).st_size, row_bytes)
@@ -77,16 +78,16 @@ def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
 
 
 def _repeated(stored: pa.Schema, schema: pa.Schema) -> list[str]:
-    """Return the stored columns to read as dictionaries, which hold a repeated value once: tables of small files stay
-    small in memory."""
+    """Return the names of the stored columns that are read as dictionaries. A dictionary holds a repeated value once,
+    so that the table of a small file stays small in memory."""
     import pyarrow as pa
 
     return [field.name for field in schema if field.name in stored.names and pa.types.is_dictionary(field.type)]
 
 
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
-    """Raise Damaged if the footer claims more rows than the file has bytes (every row has its own key), or more bytes
-    than so many rows can take."""
+    """Raise Damaged if the footer claims more rows than the file has bytes, or more unpacked bytes than so many rows
+    may take. A row takes at least a byte, because every row has its own key."""
     if footer.num_rows > size:
         raise Damaged(f"it claims {footer.num_rows} rows in {size} bytes")
     claimed = 0

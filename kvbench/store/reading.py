@@ -1,8 +1,8 @@
 """Reads runs and tables, for reports and comparisons. Takes no lock and never writes.
 
-`read_run` gives one consistent state of a run: its sealed table if that has all rows, else the journal, which may still
-be growing. `read_columns` reads one rows.parquet in any place. Damage is an error, never a wrong number: a sealed table
-must have the hash in seal.json, and every page its checksum.
+`read_run` reads one consistent state of a run: from its sealed table if the table has all rows, otherwise from the
+journal, which may still be growing. `read_columns` reads one rows.parquet in any place. Damage is an error, never a
+wrong number: a sealed table must have the hash in seal.json, and every page must have its checksum.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _ROW, _TEXT = 64 << 10, 16 << 20  # upper limits, in bytes, of a row and of a pr
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. `saved` counts the rows that are ok or wait for a score, `failed` the others."""
+    """A run at one moment. `table`: its rows. `saved`: the number of rows that are ok or wait for a score. `failed`:
+    the number of other rows. `planned`: the number of rows that the run will have; None: unknown."""
 
     table: pa.Table
     saved: int
@@ -72,9 +73,11 @@ def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
 
 
 def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
-    """Return the planned number of rows: the recorded number, or what the cells imply if that is more; None if unknown.
+    """Return the planned number of rows, None if it is unknown. It is the recorded number, or the number that follows
+    from the cells if this is larger.
 
-    All cells of a task have equally many rows, so the largest cell with rows gives the number for the others.
+    All cells of a task have equally many rows, so the task's largest cell shows how many rows its other cells will
+    have.
     """
     stated: int | None = info.get("planned")
     tasks = info["environment"].get("tasks", {})
@@ -91,8 +94,8 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
 
 
 def _cells(table: pa.Table) -> list[dict[str, Any]]:
-    """Return each cell that has rows, with their number as `count_all`. A budget given as a share is one cell, although
-    its entries differ with the prompts' lengths."""
+    """Return the cells that have rows, with the number of rows as `count_all`. Rows with the same budget as a share are
+    one cell, although their budgets in entries differ."""
     import pyarrow.compute as pc
 
     named = table.select(_CELL).unify_dictionaries()
@@ -108,7 +111,8 @@ def _from_journal(run_dir: Path, state: JournalContent, columns: Collection[str]
         return to_table(sorted((e.row for e in state.entries.values()), key=sort_key), columns)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise SetupError(
-            f"the journal of {quote(run_dir)} holds a row that kvbench did not write ({bare(error)})."
+            f"the journal of {quote(run_dir)} holds a row that kvbench did not write ({bare(error)}). Put back a copy "
+            "of the journal."
         ) from error
 
 
@@ -118,8 +122,8 @@ def read_rows(run_dir: str | Path) -> pd.DataFrame:
 
 
 def read_texts(run_dir: str | Path, keys: Collection[str] | None = None) -> pd.DataFrame:
-    """Return row_key, prompt, output and turns of a run's rows, in the order of `read_rows`; with `keys`, of these rows
-    only."""
+    """Return row_key, prompt, output and turns of a run's rows, in the order of `read_rows`. keys: read only the rows
+    with these keys."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -140,7 +144,8 @@ def read_texts(run_dir: str | Path, keys: Collection[str] | None = None) -> pd.D
 def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table:
     """Read columns of one rows.parquet.
 
-    Raises SetupError if it is damaged, UserError if it is missing, not kvbench's or of another format.
+    Raises SetupError if the file is damaged. Raises UserError if it is missing, kvbench did not write it, or it has
+    another format.
     """
     file = Path(path)
     in_a_run = (file.parent / manifest.NAME).is_file()  # follow a link that the user typed, none in a run's folder
@@ -148,9 +153,10 @@ def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table
 
 
 def table_hash(rows: pd.DataFrame) -> str:
-    """Return a SHA-256 over the deterministic columns, independent of row order and of the types that a reader chose.
+    """Return a SHA-256 over the deterministic columns of rows. It does not depend on the order of the rows or on the
+    column types of the frame.
 
-    It is equal for two runs of one configuration that gave the same outputs, scores and cache sizes.
+    Two runs of one configuration with the same outputs, scores and cache sizes have the same hash.
     """
     columns = columns_as_lists(rows, DETERMINISTIC)
     values = zip(*columns.values(), strict=True)
@@ -162,7 +168,8 @@ def table_hash(rows: pd.DataFrame) -> str:
 
 
 def _sealed(run_dir: Path, name: str, schema: pa.Schema) -> pa.Table | None:
-    """Return a table of a sealed run, checked against its seal; None if the journal has to be read instead."""
+    """Return a table of a run after checking it against seal.json. None if the run has no seal, or if its journal has
+    rows that the table lacks; then the journal must be read."""
     seal = tables.read_seal(run_dir)
     while seal is not None and tables.is_current(run_dir, seal):
         path = run_dir / name
@@ -189,7 +196,7 @@ def _parse(path: Path, schema: pa.Schema) -> pa.Table:
         raise UserError(f"cannot read {quote(path)} ({reason(error)}).") from error
     with file:
         if file.read(4) not in (b"PAR1", b""):
-            raise UserError(f"{bare(path.name)} has no kvbench metadata.")
+            raise UserError(f"{bare(path.name)} has no kvbench metadata. Name a file that kvbench wrote.")
         try:
             return parquet.decode(path.name, file, schema, required, _ROW if required else _TEXT)
         except parquet.Damaged as error:

@@ -1,12 +1,12 @@
 """Reads the journal: the valid records, one per row key, and notices about dropped records.
 
-`read_journal` may run at any time, also while others write: each segment is read up to the length it had when opened.
-Texts are not kept in memory; `TextReader` fetches them one by one.
+`read_journal` may run at any time, also while a process writes: each segment is read up to the length that it had at
+the beginning. Texts are not kept in memory; `TextReader` fetches them one by one.
 
-A torn last record is dropped and a damaged record skipped; both are reported, and their rows run again. A record with a
-right checksum that is not a row counts as damaged, because a journal may come from anyone. If a row has several
-records, those with the highest `score_pass` go before the others. Among them the first "ok" record counts, by segment
-name and position; if none is "ok", the last record counts.
+A torn last record is dropped, and a damaged record is skipped. Both are reported, and their rows are generated again. A
+record with a right checksum that is not a row counts as damaged, because a journal may come from anyone. If a row has
+several records, only those with the highest `score_pass` count. Of these the first "ok" record is taken, in the order
+of segment names and positions; if none is "ok", the last record is taken.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ class Entry:
 
     @property
     def scored(self) -> int:
-        """How often `kvbench score` has scored the answer."""
+        """How often `kvbench score` has scored the answer again."""
         return int(self.row.get("score_pass") or 0)
 
 
 @dataclass(slots=True)
 class JournalContent:
-    """The rows, segments and notices that a reading of the journal gave."""
+    """The content of a journal: its rows, its segments, and notices about dropped records."""
 
     entries: dict[str, Entry] = field(default_factory=dict)  # by row key
     segments: list[dict[str, Any]] = field(default_factory=list)  # {"name", "bytes"} in order
     notices: list[str] = field(default_factory=list)
     dropped: int = 0  # torn or damaged records
-    duplicates: int = 0  # ok records of rows that had an ok record of the same `score_pass` before
-    nondeterministic_duplicates: int = 0  # of these, records with another output or score
+    duplicates: int = 0  # ok records whose row had an earlier ok record of the same `score_pass`
+    nondeterministic_duplicates: int = 0  # duplicates with another output or score than the earlier record
 
     @property
     def done(self) -> set[str]:
@@ -78,14 +78,14 @@ class JournalContent:
 
 
 class TextReader:
-    """Fetches the prompts and outputs of rows. A context manager, because it keeps the journal's segments open."""
+    """Fetches the texts of rows from the journal. It is a context manager, because it keeps segments open."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / FOLDER
         self._fds: dict[str, int] = {}
 
     def read(self, entry: Entry) -> tuple[str | None, str | None, str | None]:
-        """Return prompt, output and turns (a JSON list) of a row, each None if the row has none."""
+        """Return prompt, output and turns (a JSON list) of a row. Each is None if the row does not have it."""
         if entry.segment not in self._fds:
             self._fds[entry.segment] = open_plain(self._folder / entry.segment)
         record = decode(os.pread(self._fds[entry.segment], entry.length, entry.offset))
@@ -105,8 +105,8 @@ class TextReader:
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
-    """Return the record in a line (LF included), with every column in its row; None if it is torn, damaged or not a
-    row."""
+    """Return the record in a line of the journal; its row has every column. None if the record is torn or damaged, or
+    is not a row. line: with its line end."""
     payload = line[9:-1]
     if line[-1:] != b"\n" or line[:9] != b"%08x " % zlib.crc32(payload):
         return None
@@ -121,7 +121,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
 
 
 def segments_on_disk(run_dir: Path) -> list[dict[str, Any]]:
-    """Return names and lengths of the journal's segments, sorted by name."""
+    """Return the names and lengths of the journal's segments, sorted by name. Empty segments are left out."""
     folder = run_dir / FOLDER
     names = sorted(n for n in os.listdir(folder) if n.endswith(SUFFIX)) if own_folder(folder) else []
     return [{"name": name, "bytes": size} for name in names if (size := plain_size(folder / name))]
@@ -150,7 +150,7 @@ def read_journal(run_dir: Path) -> JournalContent:
             state.notices.append(f"{bare(name)}: damaged records are skipped, at offset {shown}; their rows run again.")
     if state.nondeterministic_duplicates:
         n = state.nondeterministic_duplicates
-        state.notices.append(f"rows done twice with different outputs: {n}; the first result of each counts.")
+        state.notices.append(f"rows generated twice with different results: {n}; the first result of each counts.")
     return state
 
 
@@ -165,7 +165,7 @@ def _lines(path: Path, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_texts(text: Any) -> bool:
-    """Return whether all values are texts or None, and `turns` is a JSON list of texts."""
+    """Return whether `text` is a dictionary of texts or None, and its `turns`, if given, is a JSON list of texts."""
     if not isinstance(text, dict) or not all(v is None or is_text(v) for v in text.values()):
         return False
     try:

@@ -88,6 +88,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("prompt_sha256", "text", "", "hash of the rendered prompt"),
     Column("prompt_tokens", "int32", "tokens", "length of the prompt"),
     Column("prompt_tokens_cut", "int32", "tokens", "taken out of the middle of a text that was too long"),
+    Column("images", "int32", "", "how many the question has, in all turns; null: its task is text"),
+    Column("image_tokens", "int32", "tokens", "stand for these images"),
+    Column("image_list", "text", "JSON", "name, size in pixels, tokens and turn of each image"),
     Column("output_tokens", "int32", "tokens", "length of the output"),
     Column("output_sha256", "text", "", "hash of the output's text"),
     Column("extracted", "text", "", "the answer found in the output"),
@@ -115,6 +118,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("kv_bytes_slot", "int64", "bytes", "allocated for the sequence's slot"),
     Column("state_bytes", "int64", "bytes", "of kv_bytes_peak: states of layers beside attention, which stay"),
     Column("kv_bytes_prefill_peak", "int64", "bytes", "live cache at its peak while the prompt was read"),
+    Column("kept_text", "float64", "0 to 1", "of the tokens of text that were read, held at the end; null: no images"),
+    Column("kept_images", "float64", "0 to 1", "of the tokens of images, held at the end; null: no images"),
     Column("evictions", "int32", "", "how many there were"),
     Column("first_eviction", "int32", "tokens", "seen when entries were first dropped; null: none happened"),
     Column("prefill_seconds", "float64", "s", "this sample's share of reading the prompt", "timing"),
@@ -136,6 +141,11 @@ ADDED = (
     "device_bytes_planned",
     "device_bytes_peak",
     "state_bytes",
+    "images",
+    "image_tokens",
+    "image_list",
+    "kept_text",
+    "kept_images",
 )  # since the first tables of this format; in tables without these columns they read as null
 NAMES = tuple(c.name for c in COLUMNS)
 DETERMINISTIC = tuple(c.name for c in COLUMNS if not c.varies)
@@ -144,6 +154,7 @@ REQUIRED = ("row_key", "task", "doc_id", "sample", "method", "status")
 _BY_NAME = {c.name: c for c in COLUMNS}
 _FREE_TEXT = ("model_revision", "note")  # where an exception or an address may carry a secret
 _SETTINGS = ("model", "options", "artefacts")  # they tell rows apart: no value is hidden because of its name
+_LISTS = ("stop", "image_list")
 _LIMITS = {"int32": 2**31, "int64": 2**63}
 
 
@@ -168,12 +179,12 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
 
 
 def as_stored(column: str, value: Any) -> Any:
-    """Return a value in the JSON type in which rows hold it in this column. Raises ValueError on a wrong type."""
+    """Return a value in the JSON type that rows have in this column. Raises ValueError for a wrong type."""
     return None if value is None else _convert(_BY_NAME[column], value)
 
 
 def read_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a row from a journal with every column, or None if a column has a value that `check_row` never gives."""
+    """Return a row from a journal with every column. None if `check_row` could not have returned this row."""
     checked: dict[str, Any] = {}
     for name, fits in _FITS:
         value = checked[name] = row.get(name)
@@ -218,7 +229,7 @@ def _fitting(column: Column) -> Callable[[Any], bool]:
     if column.name == "score_pass":
         return lambda v: type(v) is int and 0 <= v <= MOST_PASSES
     if column.unit == "JSON":
-        return lambda v: is_text(v) and _is_json(v, list if column.name == "stop" else dict)
+        return lambda v: is_text(v) and _is_json(v, list if column.name in _LISTS else dict)
     match column.kind:
         case "int32" | "int64":
             return lambda v: type(v) is int and -limit <= v < limit
@@ -235,7 +246,7 @@ _FITS = tuple((column.name, _fitting(column)) for column in COLUMNS)
 
 
 def clean_text(text: str) -> str:
-    """Return text that UTF-8 can hold: half surrogate pairs, which models do write, become U+FFFD."""
+    """Return the text with U+FFFD in place of half surrogate pairs, which models do write and UTF-8 cannot hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -256,7 +267,7 @@ def sort_key(row: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key for text in which digits in sequence compare as one number: q2 before q10."""
+    """Return a sort key for a text. Successive digits compare as one number: q2 comes before q10."""
     parts = re.split(r"([0-9]+)", text)
     return tuple((0, len(p.lstrip("0")), p.lstrip("0")) if p.isdigit() else (1, 0, p) for p in parts if p)
 

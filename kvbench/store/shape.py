@@ -1,7 +1,7 @@
-"""The types of the parts of a run.json. A record is checked against them when it is read, so that later code never
-meets, for example, a text in place of a table.
+"""Checks the types of the parts of a run.json when it is read, so that later code never meets, for example, a text in
+place of an object.
 
-Only parts that kvbench reads are listed; a part whose name ends with a question mark may be absent.
+Only parts that kvbench reads are listed. A part whose name ends with a question mark may be absent.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from typing import Any
 
 from kvbench.store.names import is_run_name
 
-ANY = "any name"  # the key that stands for every other key of a table
+ANY = "any name"  # the key that stands for every other key of an object
 LONGEST = 4096  # characters of a path, an address or a name
 _SCALAR = (str, int, float, bool, type(None))
 
 
 def _given(value: Any) -> bool:
-    """Return whether a text may come from a user, such as a path: short, without NUL and half surrogate pairs."""
+    """Return whether a value is a text that a user may give, such as a path: short, without NUL and half surrogate
+    pairs."""
     return isinstance(value, str) and len(value) <= LONGEST and "\0" not in value and _encodes(value)
 
 
 def _text(value: Any) -> bool:
-    """Return whether a text may come from kvbench, such as a hash or a version: as `_given`, without control
-    characters."""
+    """Return whether a value is a text that kvbench may write, such as a hash or a version: as in `_given`, and without
+    control characters."""
     return _given(value) and not any(unicodedata.category(character) == "Cc" for character in value)
 
 
@@ -45,8 +46,8 @@ def _size(value: Any) -> bool:
 
 
 def _setting(value: Any) -> bool:
-    """Return whether a value may be a setting of the configuration: a plain value, or lists and tables of plain
-    values."""
+    """Return whether a value may be a setting of the configuration: a text, a number, a boolean, null, or lists and
+    objects of these."""
     if isinstance(value, dict):
         return all(map(_setting, value.values()))
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Readers for JSON of any origin. Every kind of invalid input raises ValueError.
+"""Reads JSON of any origin. Every kind of invalid input raises ValueError.
 
 Python's own reader accepts NaN, reads 1e400 as infinity, and raises RecursionError for deep nesting.
 """
@@ -22,7 +22,8 @@ def parse(data: bytes | str) -> Any:
 
 
 def lenient(data: bytes | str) -> Any:
-    """Parse one JSON value, with NaN and infinities as Python and transformers write them. Raises ValueError."""
+    """Parse one JSON value. NaN and infinities are allowed, because Python and transformers write them. Raises
+    ValueError."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -30,8 +31,8 @@ def lenient(data: bytes | str) -> Any:
 
 
 def document(data: bytes | str) -> Any:
-    """Parse one JSON value of at most DEEPEST levels, with whole numbers of at most 64 bits, so that code can walk it
-    and write it again. Raises ValueError."""
+    """Parse one JSON value. Raises ValueError also for more than DEEPEST levels and for whole numbers beyond 64 bits,
+    so that code can safely walk the value and write it again."""
     value = parse(data)
     level = [value]
     for _ in range(DEEPEST):

@@ -1,8 +1,9 @@
 """Makes a run's tables from its journal: rows.parquet, texts.parquet and seal.json.
 
-`seal` writes both tables beside the old tables, reads them back, and only then replaces the old ones; seal.json comes
-last and lists the journal segments behind the tables. A kill at any moment leaves whole tables; without seal.json
-readers use the journal, which is kept. The caller of `seal` holds the run's lock; `repair` takes it.
+`seal` writes both new tables beside the old tables, reads them back, and only then replaces the old tables. It writes
+seal.json last, which lists the journal segments that the tables were made from. A kill at any moment leaves whole
+tables; if seal.json is missing, readers use the journal, which is never deleted. The caller of `seal` must hold the
+run's lock; `repair` takes the lock.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ _OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 
 
 def seal(run_dir: Path) -> dict[str, Any]:
-    """Make the tables from the journal, and return the content of seal.json.
+    """Make the tables of a run from its journal, and return the content of seal.json.
 
-    Raises SetupError if the disk is full or broken; the journal then has all rows, and every table is whole.
+    Raises SetupError if the disk is full or broken. The journal then still has all rows, and no table is torn.
     """
     state = read_journal(run_dir)
     entries = sorted(state.entries.values(), key=lambda e: sort_key(e.row))
@@ -72,8 +73,9 @@ def seal(run_dir: Path) -> dict[str, Any]:
 
 
 def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str], object] = str) -> dict[str, Any]:
-    """Make the tables of a run again from its journal, and return the content of seal.json. `say` is called with each
-    warning, a line. Raises SetupError if the journal is gone or lacks a part from which the tables were made."""
+    """Make the tables of a run again from its journal, and return the content of seal.json. say: a function that gets
+    each warning as a line. Raises SetupError if the journal, or a part of it from which the tables were made, is
+    gone."""
     path = Path(run_dir)
     name = manifest.read(path)["name"]
     lock = RunLock(path / "lock", name)
@@ -82,7 +84,7 @@ def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str],
     try:
         check_journal_complete(path)
         if not segments_on_disk(path) and (path / ROWS).exists() and read_seal(path) is None:
-            raise SetupError(f"{quote(path)} has no journal to make its tables from. Put it back.")
+            raise SetupError(f"{quote(path)} has no journal to make its tables from. Put back a copy of the journal.")
         remove_leftovers(path)
         for text in read_journal(path).notices:
             say(text)
@@ -97,9 +99,9 @@ def _remedy(run_dir: Path) -> str:
 
 
 def read_seal(run_dir: Path) -> dict[str, Any] | None:
-    """Return the content of seal.json, or None if the run is not sealed.
+    """Return the content of seal.json, or None if the run has no such file.
 
-    Raises SetupError if it cannot be read or `seal` did not write it, UserError if it has another format.
+    Raises SetupError if the file cannot be read or `seal` did not write it, UserError if it has another format.
     """
     path = run_dir / SEAL
     try:
@@ -130,19 +132,21 @@ def _is_seal(content: Any) -> bool:
 
 
 def is_current(run_dir: Path, sealed: dict[str, Any]) -> bool:
-    """Return whether the tables have all rows of the journal. A copy of a run without its journal counts as current."""
+    """Return whether the tables have all rows of the journal. sealed: the content of seal.json. A copy of a run without
+    its journal counts as current."""
     return all(segment in sealed["segments"] for segment in segments_on_disk(run_dir))
 
 
 def check_journal_complete(run_dir: Path) -> None:
-    """Raise SetupError if segments are gone from which the tables were made: new tables would lack their rows."""
+    """Raise SetupError if a journal segment is gone from which the tables were made. New tables would lack its
+    rows."""
     sealed = read_seal(run_dir)
     here = {segment["name"] for segment in segments_on_disk(run_dir)}
     gone = [segment["name"] for segment in sealed["segments"] if segment["name"] not in here] if sealed else []
     if gone:
         raise SetupError(
             f"the journal of {quote(run_dir)} lacks {quote(gone[0])}, from which its tables were made. "
-            f"Put it back, or {NEW_RUN}."
+            f"Put back a copy of this file, or {NEW_RUN}."
         )
 
 
@@ -152,7 +156,7 @@ def sha256(path: Path) -> str:
 
 
 def write_rows(file: BinaryIO, table: pa.Table) -> int:
-    """Write a table of rows, read it back, and return the number of rows. Raises OSError if it does not read back as
+    """Write rows.parquet, read it back, and return the number of rows. Raises OSError if it does not read back as
     written."""
     import pyarrow.parquet as pq
 

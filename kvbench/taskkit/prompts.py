@@ -2,7 +2,7 @@
 
 A rendered template already holds the special tokens, so `encode` adds none (Llama and DeepSeek tokenizers would add a
 second start token). Raw text gets the tokenizer's own special tokens. Templates run only in transformers' sandboxed
-Jinja. Not covered: few-shot examples, images.
+Jinja. Not covered: few-shot examples.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 from kvbench.console.faults import words
 from kvbench.errors import UserError, bare, quote
-from kvbench.task import Doc, Turn
+from kvbench.task import IMAGE, Doc, Turn
 
+Messages = list[dict[str, Any]]  # as chat templates take them
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
 _LIGHTEVAL = (
@@ -151,12 +152,23 @@ def render(
         system = f"{turns[0].system}\n\n" if turns[0].system else ""
         parts = [turn.user + turn.answer_prefix + answer for turn, answer in zip(turns, [*answers, ""])]
         return system + "\n\n".join(parts)
-    messages = [{"role": "system", "content": turns[0].system}] if turns[0].system else []
+    messages: Messages = [{"role": "system", "content": turns[0].system}] if turns[0].system else []
     for turn, answer in zip(turns, answers):
-        messages.append({"role": "user", "content": turn.user})
+        messages.append({"role": "user", "content": content(turn)})
         messages.append({"role": "assistant", "content": turn.answer_prefix + answer})
-    messages.append({"role": "user", "content": turns[-1].user})
+    messages.append({"role": "user", "content": content(turns[-1])})
     return _apply(tokenizer, messages, thinking, chat_template, origin) + turns[-1].answer_prefix
+
+
+def content(turn: Turn) -> str | list[dict[str, str]]:
+    """Return a turn's text as a chat template takes it, with images as a list of texts and places of images."""
+    if not turn.images:
+        return turn.user
+    parts: list[dict[str, str]] = []
+    for number, text in enumerate(turn.user.split(IMAGE)):
+        parts += [{"type": "image"}] * (number > 0)
+        parts += [{"type": "text", "text": text}] * bool(text)
+    return parts
 
 
 def encode(tokenizer: Any, text: str, chat: bool) -> list[int]:
@@ -183,15 +195,21 @@ def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tupl
 
 
 def _context_end(text: str, turn: Turn) -> int:
-    """Return the number of characters of a rendered prompt up to the end of the turn's context."""
-    user, lead = turn.user.strip(), len(turn.user) - len(turn.user.lstrip())  # templates often strip a turn
+    """Return the number of characters of a rendered prompt up to the end of the turn's context.
+
+    Templates write images in their own way, so that with images the text after the last of them is looked for.
+    """
+    context, whole = turn.context, turn.user
+    if turn.images:
+        context, whole = (text.rpartition(IMAGE)[2] for text in (context, whole))
+    user, lead = whole.strip(), len(whole) - len(whole.lstrip())  # templates often strip a turn
     place = text.rfind(user)
     if place < 0:
         raise UserError(
             "the chat template changes the prompt's text, so the end of the context cannot be found; "
             "use --compress query-aware or another --chat-template."
         )
-    return place + len(turn.context) - lead
+    return place + len(context) - lead
 
 
 def effective_thinking(
@@ -214,7 +232,7 @@ def effective_thinking(
 
 
 def _apply(
-    tokenizer: Any, messages: list[dict[str, str]], thinking: bool | None, chat_template: str | None, origin: str | None
+    tokenizer: Any, messages: Messages, thinking: bool | None, chat_template: str | None, origin: str | None
 ) -> str:
     import jinja2
 

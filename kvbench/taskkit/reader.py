@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvbench.records import FollowUp
+from kvbench.errors import UserError, quote
+from kvbench.records import FollowUp, Images
 from kvbench.scoring.boxed import after_thinking
 from kvbench.task import Doc, Turn
 from kvbench.taskkit import prompts
+from kvbench.taskkit.vision import Vision
 
 ANSWER = "An answer."  # a placeholder, to find the text that the template adds around an answer
 THOUGHT = f"<think>\nA thought.\n</think>\n\n{ANSWER}"
@@ -18,7 +20,8 @@ THOUGHT = f"<think>\nA thought.\n</think>\n\n{ANSWER}"
 class ModelReader:
     """The tokenizer, chat template and context length of a model, as a `kvbench.task.Reader`.
 
-    chat: whether prompts use the chat template; origin: the template's file, if the user gave one.
+    chat: whether prompts use the chat template; origin: the template's file, if the user gave one; vision: for
+    questions with images.
     """
 
     tokenizer: Any
@@ -27,6 +30,7 @@ class ModelReader:
     chat: bool
     template: str | None = None
     origin: str | None = None
+    vision: Vision | None = None
 
     def count(self, text: str) -> int:
         encoded = self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
@@ -57,6 +61,26 @@ class ModelReader:
     def ids(self, text: str) -> list[int]:
         return prompts.encode(self.tokenizer, text, chat=self.chat)
 
+    def with_images(self, ids: list[int], doc: Doc, turns: int = 1) -> tuple[list[int], Images | None]:
+        """Return the token ids of a document's first `turns` turns with those of its images, and its images.
+
+        Raises UserError if the ids, those of a rendered prompt, do not hold the image token once per image.
+        """
+        if self.vision is None:
+            return ids, None
+        pictures = self.vision.pictures(doc.turns[:turns])
+        if (places := ids.count(self.vision.token)) != len(pictures):
+            raise UserError(
+                f"question {quote(doc.doc_id)}: its prompt by chat template {self.origin} holds "
+                f"{quote(self.vision.text)} {places} times, not once per image ({len(pictures)}). Pass another "
+                "--chat-template, or take this text out of the question."
+            )
+        return self.vision.expand(ids, pictures)
+
+    def without_image_tokens(self, answer: str) -> str:
+        """Return an answer without the text of the image token, which in a new prompt would stand for an image."""
+        return answer.replace(self.vision.text, "") if self.vision else answer
+
     def cut(self, turn: Turn, limit: int) -> tuple[Turn, int]:
         """Return the turn without the middle of its text, and the number of tokens removed.
 
@@ -65,8 +89,14 @@ class ModelReader:
         hold the whole question, all kept text becomes the question and the context is empty.
         """
         ids = self.tokenizer(turn.user, return_attention_mask=False)["input_ids"]
-        if len(ids) <= limit:
+        length = len(ids) + sum(p.tokens for p in self.vision.pictures([turn])) if self.vision else len(ids)
+        if length <= limit:
             return turn, 0
+        if turn.images:
+            raise UserError(
+                f"a prompt with images has {length} tokens and the limit is {limit}: prompts with images are not cut. "
+                "Give a larger --max-prompt-tokens or leave it out."
+            )
         half = limit // 2
         kept = "".join(self.tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:half], ids[-half:]))
         context = kept.removesuffix(turn.question)
@@ -79,8 +109,8 @@ class Talk:
     """The turns of a document after the first, for `kvbench.records.Request`.
 
     If `keep` is set and the chat template only appends text, the engine continues each turn from the cache of the turn
-    before. Otherwise each turn is a new prompt: the user asked for it, or the template changes earlier turns (many drop
-    their thinking).
+    before. Otherwise each turn is a new prompt: the user asked for it, the template changes earlier turns (many drop
+    their thinking), or a later turn has images.
     """
 
     doc: Doc
@@ -91,13 +121,15 @@ class Talk:
 
     @property
     def mode(self) -> str:
-        """Return "keep" if later turns continue from the cache, otherwise "reset" or "reset (template)".
+        """Return "keep" if later turns continue from the cache, otherwise "reset" with the reason in brackets.
 
-        "reset (template)": the user asked for "keep", but the chat template changes earlier turns. Rows hold the mode
-        in the column `multi_turn_cache`.
+        The reason is "images" or "template" where the user asked for "keep", but a later turn has images or the chat
+        template changes earlier turns. Rows hold the mode in the column `multi_turn_cache`.
         """
         if not self.keep:
             return "reset"
+        if any(turn.images for turn in self.doc.turns[1:]):
+            return "reset (images)"
         return "keep" if all(self._appended(n) for n in range(1, len(self.doc.turns))) else "reset (template)"
 
     def follow(self, answers: tuple[str, ...]) -> FollowUp | None:
@@ -106,17 +138,18 @@ class Talk:
         if self.mode == "keep":
             appended = self._appended(len(answers)) or ""
             return FollowUp(ids=tuple(prompts.encode(self.reader.tokenizer, appended, chat=True)), fresh=False)
-        visible = tuple(after_thinking(answer, self.thinks) for answer in answers)
+        visible = tuple(self.reader.without_image_tokens(after_thinking(answer, self.thinks)) for answer in answers)
         text = self.reader.text(self.doc, thinking=self.thinking, answers=visible)
-        return FollowUp(ids=tuple(self.reader.ids(text)), fresh=True)
+        ids, images = self.reader.with_images(self.reader.ids(text), self.doc, len(answers) + 1)
+        return FollowUp(ids=tuple(ids), fresh=True, images=images)
 
     def tokens(self) -> int:
         """Return how many tokens all later turns add to the prompt, with a short placeholder for each answer."""
-        empty = [self.reader.text(self.doc, thinking=self.thinking, answers=(ANSWER,) * n) for n in self._turns()]
-        return self.reader.count(empty[-1]) - self.reader.count(empty[0])
-
-    def _turns(self) -> range:
-        return range(len(self.doc.turns))
+        last = len(self.doc.turns) - 1
+        empty = [self.reader.text(self.doc, thinking=self.thinking, answers=(ANSWER,) * n) for n in (0, last)]
+        vision = self.reader.vision
+        images = sum(p.tokens for p in vision.pictures(self.doc.turns[1:])) if vision else 0
+        return self.reader.count(empty[-1]) - self.reader.count(empty[0]) + images
 
     def _appended(self, turn: int) -> str | None:
         """Return the text that the template puts between the answer of turn number `turn` (from 1) and the next answer.

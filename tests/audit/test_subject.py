@@ -37,7 +37,7 @@ OPTIONS = [
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 def test_random_weights_fit_the_method_and_the_model(loaded, name, options):
     weights = make(name, options).weights()
-    tensors = draw(weights, loaded.model.config)
+    tensors = draw(weights, loaded.model)
     assert all(bool(torch.isfinite(tensor).all()) and tensor.numel() for tensor in tensors.values())
     if isinstance(weights, LearnedWeights):
         assert weights.check(tensors, model_fields(loaded.model.config)) == ""
@@ -45,7 +45,7 @@ def test_random_weights_fit_the_method_and_the_model(loaded, name, options):
 
 def test_weights_of_a_kind_that_nobody_knows_are_not_drawn(loaded):
     with pytest.raises(UserError, match="none can be drawn"):
-        draw(Weights(kind="mine"), loaded.model.config)
+        draw(Weights(kind="mine"), loaded.model)
 
 
 def test_a_method_gets_a_file_of_its_own_options(loaded, tmp_path):

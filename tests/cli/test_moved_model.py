@@ -76,7 +76,12 @@ def test_what_reads_answers_takes_it_too(session: dict, case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "code", "words"),
     [
-        ("absent", 2, "error: --model there/none is not a folder; run 'r1' began with the model in './m'.\n"),
+        (
+            "absent",
+            2,
+            "error: --model there/none is not a folder; run 'r1' began with the model in './m'. Give the folder of "
+            "that model.\n",
+        ),
         (
             "other",
             2,

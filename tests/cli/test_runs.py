@@ -106,7 +106,7 @@ def test_a_plan_runs_nothing_and_verbose_names_the_sources(session: dict, folder
 def test_what_a_run_refuses(session: dict, name: str) -> None:
     result = session[name]
     grids = (
-        "holds a run with grids 'full, knorm at 32 on walk/orbit-100'; this one has 'knorm at 16 on walk/orbit-100'."
+        "holds a run with grids 'full, knorm at 32 on walk/orbit-100'; you asked for 'knorm at 16 on walk/orbit-100'."
     )
     _, code, text = REFUSED.get(name, ("", 2, grids.replace("'", "")))
     assert result.code == code, result.err

@@ -40,6 +40,23 @@ def test_the_prompt_of_several_answers_is_printed_once(results: Path, capsys: py
     assert len(json.loads(shown(capsys, results, "--sample", "q0", "--json"))["samples"]) == 2
 
 
+@pytest.mark.parametrize("stored", [None, "[]", '[{"tokens": 3}]', "[1]"])
+def test_images_of_a_question_are_listed_as_data(
+    tmp_path: Path, stored: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"name": "a\x1b[2J.png", "width": 48, "height": 32, "tokens": 6, "turn": 1}
+    row = {"row_key": "k", "task": "t", "doc_id": "q", "sample": 0, "method": "full", "status": "ok", "score": 1.0}
+    with RunFolder.open(tmp_path, "r1", {"model": "tiny"}, environment=VERSIONS, planned=1) as run:
+        with run.journal() as journal:
+            journal.append(row | {"image_list": [facts] if stored is None else stored}, prompt="p", output="o")
+        run.seal()
+    text = shown(capsys, tmp_path, "--sample", "q")
+    if stored is None:
+        assert "-- image 1: a\\x1b[2J.png, 48x32 pixels, 6 tokens, turn 1\n" in text
+    else:
+        assert text.count("-- image") == (stored != "[]")
+
+
 def test_ids_lists_the_questions(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head, _, *lines = shown(capsys, results, "--ids").splitlines()
     assert head.split() == ["task", "id", "category", "rows", "mean", "lowest", "highest"]

@@ -51,7 +51,7 @@ def test_saving_twice_gives_the_same_bytes(saved, tmp_path: Path) -> None:
 def test_an_edited_file_is_refused(saved) -> None:
     path, _ = saved
     path.write_text(path.read_text(encoding="utf-8").replace("0.375", "0.875"), encoding="utf-8")
-    with pytest.raises(UserError, match="differs from its checksum"):
+    with pytest.raises(UserError, match="does not fit its checksum"):
         baseline.read(path)
 
 

@@ -83,7 +83,7 @@ def test_answers_to_gated_questions_are_withheld(make_run, rows) -> None:
 def test_answers_of_a_file_are_not_here(make_run, rows, side) -> None:
     new = read_runs([make_run("b", rows([0.0] * 8, **OTHER))], "b")
     text = flips.text(compare(side("a", rows([1.0] * 8)), new, Policy()))
-    assert "base  (a baseline file holds no answers)" in text
+    assert "base  (this side stores no texts of answers)" in text
     assert "new   answer 0.0" in text
 
 
@@ -167,6 +167,6 @@ def test_flips_say_what_is_shown(make_run: Callable, rows: Callable) -> None:
     long = rows([0.0] * 8, output_sha256="else", output="x" * 200, method_source="bbbb")
     folders = [make_run("a", rows([1.0] * 8)), make_run("b", long)]
     shown = flips.text(compare(*(read_runs([folder], folder.name) for folder in folders), Policy()))
-    assert shown.startswith("Questions, with the mean score in BASE > NEW")
+    assert shown.startswith("Each question with its mean score in BASE > NEW")
     assert f"at most {flips.TAIL} characters" in shown
     assert f"new   ...{'x' * flips.TAIL}\n" in shown

@@ -23,6 +23,7 @@ from kvbench.engine.plan import evictable_share
 from kvbench.engine.reference import KeptHistory, dense_logits
 from kvbench.errors import UserError
 from kvbench.eviction import noise
+from kvbench.records import Request
 
 HYBRIDS = [f for f in FAMILIES if f.group == HYBRID]
 BUDGET, INTERVAL, LONGEST = 24, 8, 160
@@ -78,8 +79,9 @@ def test_a_prompt_read_in_chunks_has_the_logits_of_one_pass(family):
     loaded, ids = load(family), torch.randint(3, 250, (1, 50), generator=torch.Generator().manual_seed(3))
     whole = loaded.model(ids, use_cache=False).logits[0, -1].detach()
     running = engine(loaded, "full", prefill_chunk=16)
+    read = Request(task="t", doc_id="0", prompt_ids=tuple(ids[0].tolist()), max_new_tokens=1)
     with torch.inference_mode(), running.model.routed():
-        prompt = running.reader.read(ids[0].tolist(), running.setup.rules_for_prompt(50), -1)
+        prompt = running.reader.read(read, running.setup.rules_for_prompt(50))
     assert float((prompt.logits - whole).abs().max()) < 1e-4
 
 
@@ -91,7 +93,7 @@ def test_logits_equal_the_dense_reference(family, monkeypatch):
     assert worst < CLOSE.get(family.name, 1e-4)
 
 
-@pytest.mark.parametrize("method", ["gkv", "kvzip", "laq", "cake", "ada-kv", "retention"])
+@pytest.mark.parametrize("method", ["gkv", "kvzip", "laq", "cake", "ada-kv", "retention", "lookaheadkv", "foresightkv"])
 def test_every_way_to_read_a_prompt_equals_the_dense_reference(method, qwen, monkeypatch):
     """Layer by layer, whole, with probes whose tokens must not stay in the states, and in the paged layout."""
     worst, evictions = worst_difference(with_tables(qwen), monkeypatch, method=method)

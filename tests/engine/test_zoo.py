@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 import transformers
+from safetensors.torch import save_file
 from support import zoo
 from support.families import BLOCK, ENGINE_DOCS, FAMILIES, Family, lists
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -92,6 +94,32 @@ def test_a_family_that_is_refused(family, tmp_path, command):
         assert family.refused in err
         assert len(err.splitlines()) == 1
     assert family.late or not (tmp_path / "results/r").exists()
+
+
+def refused(command, folder, config):
+    """Return the exit code and the line that refuses a repository before it reads the weights, which do not fit."""
+    folder.mkdir()
+    save_file({"other": torch.zeros(1)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    zoo.copy_tokenizer(folder)
+    code, _, err = command(*RUN, "--model", "./model", "--run-name", "r", "--method", "full,gkv", "--dry-run")
+    [line] = err.splitlines()
+    return code, line
+
+
+def test_a_hybrid_whose_layers_are_of_an_unknown_kind_is_refused(tmp_path, command):
+    config = zoo.configuration("qwen3_5_text", {}).to_dict()
+    config["layer_types"] = ["resonant_attention", *config["layer_types"][1:]]
+    code, line = refused(command, tmp_path / "model", config)
+    assert code in (2, 3)
+    assert line.startswith("error: model ")
+    assert "'resonant_attention'" in line
+
+
+def test_a_model_that_speaks_is_refused(tmp_path, command):
+    code, line = refused(command, tmp_path / "model", zoo.configuration("qwen3_omni_moe", {}).to_dict())
+    assert code == 2
+    assert line.startswith("error: model type 'qwen3_omni_moe' is not supported")
 
 
 def test_the_zoo_is_large():

@@ -140,5 +140,5 @@ def no_flock(stage: Stage) -> None:
         said = _second_is_refused(stage, hold(stage.folder / "gate"))
     finally:
         fcntl.flock = real
-    assert "has no flock; the lock is the existence of its file instead" in said
+    assert "has no flock; the existence of the lock file is the lock instead" in said
     assert not (stage.run_dir / "lock").exists()

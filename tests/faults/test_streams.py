@@ -10,7 +10,7 @@ import pytest
 
 from kvbench.store import RunFolder
 
-FULL = "error: cannot write to standard output (no space left on device).\n"
+FULL = "error: cannot write to standard output (no space left on device). Redirect it elsewhere.\n"
 CLOSED = "error: cannot write to standard output (it is closed). Redirect it, for example to /dev/null.\n"
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 

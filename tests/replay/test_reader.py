@@ -9,10 +9,15 @@ import torch
 from support.methods import EVICTING, VARIANTS, small, with_tables
 from support.models import build
 from support.traces import traces
+from support.vision import model_reader, picture, repository
 
 from kvbench.engine.loop import Engine
+from kvbench.engine.model.load import load
 from kvbench.engine.reference import KeptHistory
+from kvbench.records import Request
 from kvbench.replay.reader import TraceReader
+from kvbench.replay.traces import ForcedTrace
+from kvbench.task import IMAGE, Doc, Turn
 
 BUDGET, INTERVAL = 24, 8
 LONGEST = 160
@@ -103,6 +108,28 @@ def test_both_layouts_of_the_engine(name):
 def test_windows_caps_and_sinks(name, architecture):
     loaded, asked = build(architecture), traces([(45, 38)])
     assert_equal(replayed(loaded, small(name), asked), forced(loaded, small(name), asked), 2)
+
+
+@pytest.mark.parametrize("name", ["full", "h2o", "gkv"])
+def test_prompts_with_images(name, tmp_path):
+    loaded, asked = seen(tmp_path, [("a.png", (48, 32)), ("b.png", (64, 64))], answer=21)
+    assert asked.request.images.spans[1][1] < len(asked.prompt)
+    fast, slow = replayed(loaded, small(name), [asked]), forced(loaded, small(name), [asked])
+    assert_equal(fast, slow, 0 if name == "full" else 4)
+    blind = dataclasses.replace(asked, request=dataclasses.replace(asked.request, images=None))
+    assert (replayed(loaded, small(name), [blind])[0] - fast[0]).abs().max() > 0.01
+
+
+def seen(folder, images, answer):
+    """A random vision-language model, and a trace whose prompt shows images of these names and sizes."""
+    repository(folder)
+    reader, turn = model_reader(folder), Turn(question=IMAGE * len(images), images=tuple(picture(*i) for i in images))
+    doc = Doc(doc_id="a", turns=(turn,), reference=None)
+    ids, shown = reader.with_images(reader.ids(reader.text(doc, thinking=None)), doc)
+    request = Request(
+        task="t", doc_id="a", prompt_ids=tuple(ids), max_new_tokens=answer, forced=tuple(range(answer)), images=shown
+    )
+    return load(str(folder), device="cpu", dtype="float32"), ForcedTrace(request=request, cluster="a")
 
 
 def test_a_budget_that_is_a_share_of_the_prompt():

@@ -87,7 +87,7 @@ def test_rows_that_an_earlier_run_has_are_left_out_and_this_is_said(make_run: Ca
     loaded = load([today, yesterday, make_run("more", more)])
     assert loaded.repeated == [
         "4 rows of yesterday left out: today has the same rows, which count (all scores are equal). "
-        f"To test one against the other: kvbench compare {yesterday} {today}"
+        f"To compare the two runs: kvbench compare {yesterday} {today}"
     ]
     assert make_tables(loaded)[0].cells[0].samples == 8
     report = ScoreReport.make(loaded)
@@ -129,7 +129,7 @@ def test_the_command_for_repeated_rows_runs_as_it_stands(
     shutil.move(tmp_path / "results", tmp_path / "kept")
     monkeypatch.chdir(tmp_path)
     (line,) = load([Path("kept/r"), Path("t 1/rows.parquet")]).repeated
-    command = shlex.split(line.partition("other: ")[2])
+    command = shlex.split(line.partition("two runs: ")[2])
     assert command == ["kvbench", "compare", "t 1/rows.parquet", "kept/r"]
     assert main(command[1:]) == 0
     assert "BASE t 1/rows.parquet: " in capsys.readouterr().out

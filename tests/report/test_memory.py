@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import math
@@ -14,6 +15,7 @@ import pytest
 
 from kvbench.report.load import load
 from kvbench.report.memory import PAGE, MemoryCell, MemoryReport
+from kvbench.report.page import html as page
 from kvbench.report.render import FORMATS
 from kvbench.report.scores import ScoreReport
 
@@ -161,6 +163,31 @@ def test_windows_count_on_both_sides(make_run: Callable, measured: Callable, win
     assert cells(run)["gkv"].nominal_bytes == bytes_
 
 
+def test_models_whose_layers_keep_states_say_what_eviction_can_touch(make_run: Callable, measured: Callable) -> None:
+    tokens, states = 46 + 300 - 1, 40_000
+    layers = [LAYER, LAYER | {"window": 100}]
+    keys, ring = tokens * (ENTRY + 2 * 4), 100 * ENTRY  # a position of four bytes in both heads
+    share = keys / (keys + ring + states)
+    run = make_run("r1", measured("gkv", 48, 80, state_bytes=states), kv_cache=CACHE | {"layers": layers})
+    cell = cells(run)["gkv"]
+    assert (cell.evictable_share, cell.state_bytes) == (pytest.approx(share), states)
+    report, scores = MemoryReport.make(load([run])), ScoreReport.make(load([run]))
+    assert json.loads(FORMATS["json"](report))["tables"][0]["cells"][0]["evictable_share"] == pytest.approx(share)
+    assert next(csv.DictReader(io.StringIO(FORMATS["csv"](report))))["state_bytes"] == "40000.0"
+    (line,) = [line for line in FORMATS["text"](report).splitlines() if line.startswith("gkv")]
+    assert line.split()[-1] == f"{share:.0%}"
+    line = f"evictable KV: {share:.0%} of a sequence's memory"
+    assert all(line in " ".join(FORMATS[kind](r).split()) for kind in ("text", "markdown") for r in (report, scores))
+    assert line in html.unescape(page(scores))
+
+
+def test_models_without_states_or_windows_say_nothing_of_it(make_run: Callable, measured: Callable) -> None:
+    run = make_run("r1", measured("gkv", 48, 80), kv_cache=CACHE)
+    assert cells(run)["gkv"].evictable_share == 1
+    for report in (MemoryReport.make(load([run])), ScoreReport.make(load([run]))):
+        assert "evictable" not in FORMATS["text"](report) + FORMATS["markdown"](report)
+
+
 def test_a_run_that_does_not_say_what_an_entry_takes(make_run: Callable, measured: Callable) -> None:
     run = make_run("r1", measured("gkv", 48, 80), kv_bytes_extra=None)
     cell = cells(run)["gkv"]
@@ -201,3 +228,15 @@ def test_the_page_is_that_of_the_engine() -> None:
     from kvbench.engine.cache import paged
 
     assert paged.PAGE == PAGE
+
+
+def test_kept_shares_are_shown_where_a_run_has_images(make_run: Callable, measured: Callable) -> None:
+    text = make_run("r1", measured("full", None, 345), measured("gkv", 48, 76), kv_cache=CACHE)
+    (shown,) = MemoryReport.make(load([text])).blocks()
+    assert "images kept" not in [column.header for column in shown.grids[0]]
+    kept = {"kept_text": 0.25, "kept_images": 0.125, "images": 1}
+    seen = make_run("r2", measured("full", None, 345), measured("gkv", 48, 76, **kept), kv_cache=CACHE)
+    assert (cells(seen)["gkv"].kept_text, cells(seen)["gkv"].kept_images) == (0.25, 0.125)
+    assert math.isnan(cells(seen)["full"].kept_images)
+    (shown,) = MemoryReport.make(load([seen])).blocks()
+    assert "images kept" in [column.header for column in shown.grids[0]]

@@ -66,7 +66,7 @@ def test_b080_another_configuration(filled: Filled, start: Start) -> None:
     before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
     ask = f"'{path}' holds a run with "
     text = message(UserError, lambda: start(config={**CONFIG, "budget": 512}))
-    assert text == f"{ask}budget 256; this one has 512. Give another --run-name."
+    assert text == f"{ask}budget 256; you asked for 512. Give another --run-name."
     text = message(UserError, lambda: start(config={**CONFIG, "sampling": {"temperature": 1.0}, "method": "\x1b[2J"}))
     assert text == (
         f"{ask}other settings: method 'gkv' -> '\\x1b[2J', sampling.temperature 0.6 -> 1.0. Give another --run-name."

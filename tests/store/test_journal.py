@@ -169,7 +169,7 @@ def test_duplicates_the_first_counts_and_differences_are_counted(tmp_path: Path,
         journal.append(row(1), output="x")
     state = read_journal(tmp_path)
     assert (len(state.done), state.duplicates, state.nondeterministic_duplicates) == (2, 2, 1)
-    assert state.notices == ["rows done twice with different outputs: 1; the first result of each counts."]
+    assert state.notices == ["rows generated twice with different results: 1; the first result of each counts."]
     with TextReader(tmp_path) as reader:
         assert reader.read(state.entries[row(0)["row_key"]]) == (None, "same", None)
 

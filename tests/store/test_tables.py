@@ -231,7 +231,7 @@ class TestDamage:
         """New tables would lack the rows that only the old ones have."""
         path = filled(seal=True)
         shutil.rmtree(path / "journal")
-        with pytest.raises(SetupError, match="Put it back"):
+        with pytest.raises(SetupError, match="Put back a copy"):
             start()
         assert len(read_rows(path)) == 6
 
@@ -278,6 +278,6 @@ class TestFormats:
         for name in "xy":
             with pytest.raises(UserError) as caught:
                 read_columns(tmp_path / f"{name}.parquet")
-            assert str(caught.value) == f"{name}.parquet has no kvbench metadata."
+            assert str(caught.value) == f"{name}.parquet has no kvbench metadata. Name a file that kvbench wrote."
         with pytest.raises(UserError, match="no such file"):
             read_columns(tmp_path / "z.parquet")

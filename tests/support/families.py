@@ -35,6 +35,9 @@ HALF_MROPE = {
 LONGCAT = {"num_layers": 1, "zero_expert_num": 2, "expert_ffn_hidden_size": 32}
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 
+SHARED = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "hybrid_layer_ids": [1, 3]}
+SHARED |= {"mamba_headdim": 16, "n_mamba_heads": 8}
+
 DENSE, MIXTURES, LATENT, VISION = "dense", "mixtures of experts", "latent attention", "vision-language (text)"
 LINEAR = "linear_attention"
 HYBRID = "hybrids (linear attention, state space or convolution beside attention)"
@@ -170,10 +173,14 @@ FAMILIES = [
     Family(
         "Jamba", "jamba", STATE, {"attn_layer_period": 2, "attn_layer_offset": 1}, refused="do not continue", late=True
     ),
+    Family("Falcon Mamba", "falcon_mamba", STATE, refused="neither a KV cache"),
+    Family("Mamba", "mamba", STATE, refused="neither a KV cache"),
     Family("Mamba 2", "mamba2", STATE, {"num_heads": 8, "head_dim": 16}, refused="neither a KV cache"),
     Family("MiniMax", "minimax", STATE, refused="cache of its own"),
     Family("RecurrentGemma", "recurrent_gemma", STATE, refused="'recurrent_gemma'"),
     Family("RWKV", "rwkv", STATE, refused="'rwkv'"),
+    Family("xLSTM", "xlstm", STATE, refused="'xlstm'"),
+    Family("Zamba 2", "zamba2", STATE, SHARED, refused="layer -1 twice"),
     Family("BLOOM", "bloom", INTERFACE, refused="attention interface"),
     Family("Falcon", "falcon", INTERFACE, refused="attention interface"),
     Family("GPT-J", "gptj", INTERFACE, refused="attention interface"),

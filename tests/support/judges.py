@@ -28,7 +28,7 @@ class Got:
 
     @property
     def user(self) -> str:
-        return self.body["messages"][1]["content"]
+        return self.body["messages"][-1]["content"]
 
 
 Act = Callable[[BaseHTTPRequestHandler, Got], None]

@@ -53,6 +53,6 @@ def with_tables(loaded: LoadedModel) -> LoadedModel:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for weights in (cls().weights() for _, cls in registry.methods.items()):
         if weights is not None:
-            tensors, path = draw(weights, config), folder / f"{weights.kind}.safetensors"
+            tensors, path = draw(weights, loaded.model), folder / f"{weights.kind}.safetensors"
             save_weights(path, weights.kind, tensors, Base(name="random", config=config), made={})
     return dataclasses.replace(loaded, folder=folder)

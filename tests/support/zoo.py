@@ -104,6 +104,10 @@ def repository(folder: Path, config: Any, seed: int = 0) -> Path:
     model.save_pretrained(folder)
     if type(model.config) is not type(config):  # the model is a part of the repository
         config.save_pretrained(folder)
+    copy_tokenizer(folder)
+    return folder
+
+
+def copy_tokenizer(folder: Path) -> None:
     for name in TOKENIZER:
         shutil.copy(tiny.path() / name, folder / name)
-    return folder

@@ -12,7 +12,7 @@ from kvbench.tasks.file import FileTask, fold, is_mathematics
 
 from kvbench.errors import UserError
 from kvbench.sources.data import Data
-from kvbench.task import Doc, Output
+from kvbench.task import IMAGE, Doc, Output
 from kvbench.taskkit.prompts import INSTRUCTION
 
 
@@ -23,6 +23,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def write(*items: object, name: str = "x.jsonl") -> str:
     text = "".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in items)
+    Path(name).parent.mkdir(exist_ok=True)
     Path(name).write_text(text, encoding="utf-8")
     return name
 
@@ -95,6 +96,28 @@ def test_refused_contents(content: str, text: str):
         FileTask("x.jsonl")
     assert str(caught.value) == text
     assert caught.value.exit_code == 2
+
+
+def test_images_stand_before_the_context_or_where_the_text_says():
+    path = write(
+        item(images=["a.png", "b/c.jpg"], context="Look."),
+        item(images=["a.png"], question=f"Is {IMAGE} red?"),
+        item(images=[]),
+        item(images=None),
+        name="d/x.jsonl",
+    )
+    first, second, *none = (doc.turns[0] for doc in docs(path, "plain"))
+    assert first.user == f"{IMAGE}{IMAGE}Look.\n\n1+1?"
+    assert [(i.name, i.path) for i in first.images] == [("a.png", Path("d/a.png")), ("b/c.jpg", Path("d/b/c.jpg"))]
+    assert second.user == f"Is {IMAGE} red?"
+    assert [turn.images for turn in none] == [(), ()]
+
+
+@pytest.mark.parametrize("wrong", ["a.png", 3, {"a": 1}, [1], [""], ["/etc/passwd"], ["../a.png"], ["a/../../b.png"]])
+def test_images_are_files_in_the_folder(wrong: object):
+    with pytest.raises(UserError) as caught:
+        FileTask(write(item(images=wrong)))
+    assert str(caught.value) == "x.jsonl:1: 'images' must be a list of file names in the folder of the file."
 
 
 def test_up_to_five_problems_then_the_count():

@@ -1,6 +1,6 @@
-"""The models on which methods are audited: by default the built-in model and three random ones (GQA, MHA, MQA).
+"""The models on which methods are audited: by default the built-in model and four random ones.
 
-The user may name another model instead.
+These have GQA, MHA, MQA, and linear attention before full attention. The user may name another model instead.
 """
 
 from __future__ import annotations
@@ -25,11 +25,21 @@ from kvbench.errors import UserError
 from kvbench.eviction.api import Method
 from kvbench.sources.models import TINY, describe
 
-# Name -> (configuration class, layers, query heads, KV heads, head dimension).
-RANDOM: dict[str, tuple[str, int, int, int, int]] = {
-    "gqa": ("Qwen3Config", 3, 4, 2, 16),
-    "mha": ("LlamaConfig", 2, 2, 2, 16),
-    "mqa": ("Qwen3Config", 2, 4, 1, 8),
+# Name -> (configuration class, layers, query heads, KV heads, head dimension, other fields).
+RANDOM: dict[str, tuple[str, int, int, int, int, dict[str, Any]]] = {
+    "gqa": ("Qwen3Config", 3, 4, 2, 16, {}),
+    "mha": ("LlamaConfig", 2, 2, 2, 16, {}),
+    "mqa": ("Qwen3Config", 2, 4, 1, 8, {}),
+    "hybrid": (
+        *("Qwen3_5TextConfig", 2, 4, 2, 8),
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 1,
+            "linear_key_head_dim": 8,
+            "linear_num_value_heads": 2,
+            "linear_value_head_dim": 8,
+        },
+    ),
 }
 SCALE = 2.0  # factor of random weights: without it attention is almost uniform, which would hide mistakes
 
@@ -82,8 +92,8 @@ def subjects(model: str | None) -> Iterator[list[Subject]]:
     try:
         with tempfile.TemporaryDirectory(prefix="kvbench-audit-") as folder:
             scratch = Path(folder)
-            random = [] if model else [random_subject(name, scratch) for name in RANDOM]
-            yield [named_subject(model or TINY, scratch), *random]
+            named = named_subject(model or TINY, scratch)  # first, because loading silences transformers' warnings
+            yield [named, *([] if model else [random_subject(name, scratch) for name in RANDOM])]
     finally:
         torch.set_num_threads(before)
 
@@ -97,12 +107,12 @@ def named_subject(name: str, scratch: Path) -> Subject:
 
 def random_subject(name: str, scratch: Path) -> Subject:
     """Make a model with random weights and the sizes ``RANDOM[name]``; it has the built-in model's tokenizer."""
-    kind, layers, heads, kv_heads, dim = RANDOM[name]
+    kind, layers, heads, kv_heads, dim, others = RANDOM[name]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.path())
     heads_of = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": dim}
     sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 512, "max_position_embeddings": 4096}
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    config = getattr(transformers, kind)(num_hidden_layers=layers, **heads_of, **sizes, **ids)
+    config = getattr(transformers, kind)(num_hidden_layers=layers, **heads_of, **sizes, **ids, **others)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config)

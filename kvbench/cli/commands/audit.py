@@ -165,7 +165,8 @@ def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple
 def _taken(name: str, owner: str | None, option: str, value: str) -> list[tuple[str, str]]:
     """Return one typed option as the (option, value) pairs that `choose.parse` takes for the method `name`.
 
-    The list is empty if the option belongs to another method. owner: the method that the user named before the option.
+    The list is empty if the option belongs to another method, or if `name` states its options itself. owner: the method
+    that the user typed before the option; None if the user typed none.
     """
     if "(" in name:
         return []

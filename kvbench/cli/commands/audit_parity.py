@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def audit_parity(folder: Path, as_json: bool) -> int:
-    """Run all cases below a folder, and print tables or one JSON document.
+    """Repeat all recorded cases below a folder, and print tables or one JSON document.
 
-    Returns exit code 0 if kvbench can repeat at least one case, all its decisions equal the reference's up to ties, and
-    all values equal the reference's up to rounding; else 1.
+    Returns exit code 0 if at least one case can be repeated, all decisions equal the reference's up to ties, and all
+    values equal the reference's up to rounding. Otherwise returns 1.
     """
     from kvbench.audit.parity.cases import load_cases
     from kvbench.audit.parity.compare import run_case
@@ -96,7 +96,7 @@ def _print_tables(
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """Return the texts of a table's columns for one comparison of decisions."""
+    """Return the texts of one line of the table of decisions. row: the result of one comparison, from `_row`."""
     options = " ".join(f"{name}={label_value(value)}" for name, value in row["options"].items())
     steps = str(row["steps"])
     if row["mode"] == "sorted steps":
@@ -110,5 +110,5 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def label_value(value: Any) -> str:
-    """Return a method option's value as tables show it: true and false in small letters, all others as text."""
+    """Return the value of a method's option as tables show it. True and False are written in small letters."""
     return str(value).lower() if isinstance(value, bool) else str(value)

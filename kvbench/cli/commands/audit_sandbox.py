@@ -19,9 +19,9 @@ from kvbench.scoring.sandbox import SelfTest, findings
 
 
 def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool) -> int:
-    """Run the hostile programs of `folder` in each tier, and return exit code 1 if an attack succeeds, else 0.
+    """Run the hostile programs of `folder` in each tier, and return exit code 1 if an attack succeeds, otherwise 0.
 
-    If root calls it, the programs run a second time as an ordinary user. Raises SetupError if no tier works.
+    If the process runs as root, the programs run a second time as an ordinary user. Raises SetupError if no tier works.
     """
     from kvbench.audit.attacks.corpus import audit, read_corpus
     from kvbench.audit.attacks.grader import BY_NAME

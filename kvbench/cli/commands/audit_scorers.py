@@ -1,4 +1,4 @@
-"""``kvbench audit --scorers DIR``: compares our scorers with recorded results of the official scorers."""
+"""``kvbench audit --scorers DIR``: compares kvbench's scorers with recorded results of the official scorers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SHOWN = 3  # printed differences per file
 
 
 def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
-    """Score the answers in a folder's recorded files again, and print whether the scores equal the recorded ones.
+    """Score the answers in a folder's recorded files again, and print whether the scores equal the recorded scores.
 
-    Returns exit code 0 if all are equal, else 1.
+    Returns exit code 0 if there are answers and all scores are equal, otherwise 1.
     """
     from kvbench.audit import scorers
 

@@ -114,10 +114,10 @@ def bench(
 
 
 def _parsed(axes: Mapping[str, Any], lists: Mapping[str, str], raw: Mapping[str, tuple[Parser, str]]) -> dict[str, Any]:
-    """Parse and check all options; return their values by the name of the field of `Setting`.
+    """Parse and check all options. Return their values, each by the name of its field in `Setting`.
 
-    axes: the typed methods and budgets. lists: the texts of --sequences and --baseline. raw: for each other option,
-    its parser and its text.
+    axes: the methods, budgets and method options that the user typed. lists: the texts of --sequences and --baseline.
+    raw: the parser and the text of every other option.
     """
     problems = Problems()
     values: dict[str, Any] = {}

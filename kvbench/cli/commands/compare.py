@@ -101,9 +101,10 @@ def compare(
 def _check(
     typed: Mapping[str, Any], alone: str, new: str | None, others: Sequence[str], format: str, *, replay: bool
 ) -> None:
-    """Raise UserError for options that have no effect together.
+    """Raise UserError for options that cannot be given together.
 
-    alone: the option, if any, that takes BASE without NEW.
+    alone: the given option that takes BASE without NEW (--save, --plan); "" if there is none. others: the given options
+    that need NEW.
     """
     if alone and new is not None:
         raise UserError(f"{alone} takes BASE alone; leave out {quote(new)}.")
@@ -138,10 +139,10 @@ def _load(plugin: list[str] | None) -> None:
 
 
 def _both_decided(old: Side, now: Side, mapping: Mapping[str, str], typed: Mapping[str, Any]) -> tuple[Side, Side]:
-    """Return both sides with their decisions: which entries the methods keep. Those of NEW are recorded now, and those
-    of BASE too, unless its file holds some.
+    """Return both sides with their decisions: the entries that the methods keep. The decisions of NEW are recorded now.
+    The decisions of BASE are also recorded now, unless its baseline file holds decisions.
 
-    Raises UserError for runs that cannot be compared; this is checked before a model is loaded.
+    Raises UserError for runs that cannot be compared. This is checked before a model is loaded.
     """
     from kvbench.compare.decisions import one_run
     from kvbench.compare.matching import match
@@ -154,9 +155,9 @@ def _both_decided(old: Side, now: Side, mapping: Mapping[str, str], typed: Mappi
 
 
 def _decided(side: Side, typed: Mapping[str, Any]) -> Side:
-    """Let the installed code read a run's answers again, and return the run with the decisions of its methods.
+    """Record decisions: let the installed code read a run's answers again, and return the run with the decisions.
 
-    A run's folder may come from anyone: kvbench asks the hub only for what the command line names.
+    A run's folder may come from anyone. kvbench therefore asks the hub only for names that the command line has.
     """
     import dataclasses
 
@@ -202,7 +203,7 @@ def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json:
     if save is not None:
         path = Path(save)
         if path.suffix != ".json":
-            raise UserError(f"--save {quote(save)}: the name of a baseline ends with .json.")
+            raise UserError(f"--save {quote(save)}: the name of a baseline must end with .json. Give such a name.")
         baseline.write(path, side)
         print(f"wrote {path} ({len(side.cells)} cells, {path.stat().st_size:,} bytes)", file=sys.stderr)
     return 0
@@ -211,7 +212,7 @@ def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json:
 def _say(outcome: Outcome, *, quiet: bool) -> None:
     """Print notices, warnings and failures on stderr.
 
-    quiet: leave out those that are printed as GitHub annotations too.
+    quiet: leave out undecided cells and failures, which are printed as GitHub annotations.
     """
     from kvbench.compare import words
 
@@ -259,8 +260,8 @@ def _drawn(outcome: Outcome, format: str, flips: bool) -> str:
 def _summary(markdown: str, fenced: Callable[[str], str]) -> str:
     """Append Markdown to the file from which GitHub makes a job's summary page, and return "".
 
-    If GITHUB_STEP_SUMMARY names no such file, return the Markdown to be printed, between lines that stop GitHub from
-    reading commands in it (`fenced`).
+    If GITHUB_STEP_SUMMARY is not set, return the Markdown, to be printed. `fenced` puts it between lines that keep
+    GitHub from reading commands in it.
     """
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:

@@ -1,4 +1,4 @@
-"""``kvbench data fetch|check|path``: task data on this machine, or for a machine without a network."""
+"""``kvbench data fetch|check|path``: downloads task data, checks them, or shows their paths."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def fetch(
 
 
 def _downloads(named: dict[str, Manifest | None], problems: Problems, *, quiet: bool) -> dict[str, Manifest]:
-    """Return those of the named tasks that have data to download. Raises UserError for tasks of lm-eval."""
+    """Return the named tasks that have data to download, with their manifests. Raises UserError for tasks of
+    lm-eval."""
     for name in named:
         with problems.collect():
             if name.startswith(LM_EVAL):
@@ -192,7 +193,7 @@ def _source(data: str | None, revision: str | None = None) -> Data:
     source = Data(data, revision=revision)
     for option, folder in (("--data", source.path), ("KVBENCH_DATA", source.env_path)):
         if folder is not None and not folder.exists():
-            raise SetupError(f"{option} {quote(folder)} does not exist.")
+            raise SetupError(f"{option} {quote(folder)} does not exist. Give an existing folder.")
     return source
 
 
@@ -218,7 +219,8 @@ def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
 
 
 def _state(source: Data, name: str, manifest: Manifest) -> dict[str, Any]:
-    """Return the state of a task's data on this machine: ok, sample, wrong or missing, with source, size and hashes."""
+    """Return the state of a task's data on this machine: ok, sample, wrong or missing. If data are there, the result
+    also has their source, number of rows and hashes."""
     try:
         if source.find(name, manifest) is None:
             return {"state": "missing", "note": "on the hub, not on this machine"}

@@ -82,7 +82,7 @@ def _accelerators() -> str:
 
 
 def _sandbox() -> str:
-    """Return one line for all tiers of the sandbox: which of them work here, and why the others do not.
+    """Return one line on all tiers of the sandbox: which tiers work here, and why the others do not work.
 
     Only tasks that run programs need a sandbox.
     """

@@ -1,4 +1,4 @@
-"""``kvbench list methods|tasks|models|runs [NAME]``: all of them, or one in full. Imports no torch."""
+"""``kvbench list methods|tasks|models|runs [NAME]``: lists all of them, or shows one in full. Imports no torch."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def _list_runs(name: str | None, out: str | None, json: bool) -> None:
 
 
 def _short_run(entry: dict[str, Any]) -> dict[str, Any]:
-    """Shorten the description of a run to one line of the table.
+    """Return the description of a run, shortened to one line of the table.
 
-    The line has the first members of each list, the number of rows (with the planned number and the status if the run
-    is not complete), and the minute in which the run began.
+    Of each list the line has the first members. If the run is complete, it has the number of rows; otherwise also the
+    planned number and the status. It has the minute in which the run began.
     """
     lists = {key: _few(entry[key]) for key in ("methods", "budgets", "tasks")}
     done, status = entry["rows"], entry["status"]
@@ -126,7 +126,8 @@ def _methods() -> list[dict[str, Any]]:
 
 
 def _nature(name: str, method: Any) -> dict[str, Any]:
-    """Return the properties that ``kvbench list methods`` shows of a method, with the method's default options."""
+    """Return the properties of a method that ``kvbench list methods`` shows. method: an instance with default
+    options."""
     decodes = method.trigger(1).growth is not None
     return {
         "name": name,
@@ -142,7 +143,8 @@ def _nature(name: str, method: Any) -> dict[str, Any]:
 
 
 def _scope(method: Any) -> str:
-    """Return a short text: which entries compete for a method's budget, and whether heads get uneven shares of it."""
+    """Return in short which entries compete for a method's budget (``head``, for example), and whether heads get uneven
+    shares of the budget."""
     return str(method.scope) if method.uniform or method.scope != "head" else "head, uneven"
 
 
@@ -196,7 +198,7 @@ def _tasks() -> list[dict[str, Any]]:
                 "name": name,
                 "suite": cls.suite,
                 "questions": _questions(members),
-                "needs": sorted(cls.needs),
+                "needs": sorted({need for member in members for need in member.needs}),
                 "data": _kinds(members) or "--task-file",
                 "summary": f"variant of {base}" if slash else cls.summary,
             }
@@ -205,7 +207,8 @@ def _tasks() -> list[dict[str, Any]]:
 
 
 def _questions(tasks: list[Task]) -> int | None:
-    """Return how many questions several tasks have together; None if this cannot be known before the data are read."""
+    """Return how many questions several tasks have together. None without tasks, or if the number cannot be known
+    before the data are read."""
     sizes = [task.size() for task in tasks]
     return None if None in sizes or not sizes else sum(size or 0 for size in sizes)
 
@@ -254,7 +257,8 @@ def _task(name: str) -> dict[str, Any]:
 
 
 def _source(task: Task) -> str:
-    """Return the place that a task's data come from: its name on the hub or its address, else its kind."""
+    """Return the place that a task's data come from: a name on the hub or an address. If there is neither, return the
+    kind of place (`_kind`)."""
     manifest = task.manifest
     place = manifest and (manifest.hub or manifest.url)
     return f"{place}{' (gated)' if manifest and manifest.gated else ''}" if place else _kind(task)

@@ -1,8 +1,8 @@
 """``kvbench lm-eval``: lm-eval's command line with kvbench's model and tasks.
 
 lm-eval 0.4.13 finds no models outside its package, so its own command lacks ``--model kvbench``. Everything after
-``kvbench lm-eval`` goes to lm-eval unchanged; kvbench adds its tasks' folder to ``--include_path`` and is the default
-model.
+``kvbench lm-eval`` goes to lm-eval unchanged. kvbench only adds the folder of its tasks to ``--include_path``, and
+makes ``kvbench`` the default of ``--model``.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def _run() -> None:
 
 
 def _prepare(options: Any, from_file: dict[str, Any]) -> None:
-    """Register the model, and check its arguments before lm-eval reads its 14,000 task files."""
+    """Register kvbench's model with lm-eval, and check the model's arguments before lm-eval reads its 14,000 task
+    files. from_file: the settings in lm-eval's configuration file."""
     from lm_eval.utils import simple_parse_args_string
 
     step("loading lm-eval, the model and lm-eval's 14,000 task files; this takes half a minute or more")
@@ -96,7 +97,7 @@ def _prepare(options: Any, from_file: dict[str, Any]) -> None:
 
 
 def _from_file(options: Any) -> dict[str, Any]:
-    """Return the settings in the file that lm-eval's option ``--config`` names; empty without the option."""
+    """Return the settings in the file that lm-eval's option ``--config`` names. Empty if the option is not given."""
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
     config = getattr(options, "config", None)
@@ -112,7 +113,8 @@ def _innermost(error: BaseException) -> str:
 
 
 def _foreign(error: Exception) -> KVBenchError:
-    """Turn an error of lm-eval or of a library that it uses into an error of one line; --debug shows the traceback."""
+    """Turn an error of lm-eval, or of a library that it uses, into an error of one line. ``--debug`` still shows the
+    traceback."""
     from kvbench.sources.hub import why
 
     if why(error) == "unreachable":

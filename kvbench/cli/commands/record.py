@@ -1,4 +1,4 @@
-"""``kvbench record RUN``: which tokens each method kept at each eviction, for the page of a report."""
+"""``kvbench record RUN``: records which tokens each method kept at each eviction, for the page of a report."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def record(
 ) -> None:
     """Record which tokens each method kept at each eviction, for the first questions of a run.
 
-    The model reads the stored answers again, each with its own method and budget, which takes a fraction of the time of
-    writing them. decisions.parquet in the run's folder gets each cell's first answer to each question, and 'kvbench
-    report --html' shows them token by token.
+    The model reads stored answers again, each with its own method and budget. This takes a fraction of the time that
+    generating them took. The decisions on each cell's first answer to each question go to decisions.parquet in the
+    run's folder; 'kvbench report --html' shows them token by token.
     """
     count = parse("--limit", PARSERS["limit"], limit)
     folder = one_run(run, Path(typed["out"]))
@@ -94,5 +94,8 @@ def _record(
     finally:
         progress.end()
     if sample is not None and not found:
-        raise UserError(f"--sample {quote(sample)}: in no task of the run did a method evict entries on this question.")
+        raise UserError(
+            f"--sample {quote(sample)}: no method evicted entries on this question, in any task of the run. Choose "
+            f"another question; 'kvbench show {folder} --ids' lists them."
+        )
     return found

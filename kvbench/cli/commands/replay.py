@@ -1,7 +1,7 @@
-"""``kvbench replay``: methods read finished answers again, and their predictions are compared with the full cache's;
-with ``--analysis``, their caches and the model's attention are analysed instead.
+"""``kvbench replay``: lets methods read finished answers again, and compares their predictions with the full cache's.
+With ``--analysis`` it analyses the methods' caches and the model's attention instead.
 
-Checks come first; `kvbench.replay` does the work and imports torch.
+The command makes its checks first. Then `kvbench.replay` does the work and imports torch.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def replay(
     """Compare methods token by token on answers that are given: the loss that eviction adds, without any sampling.
 
     The model answers each question once with the full cache. Every method then reads the same answers with its own
-    cache, evicting when a run would, and its predictions are compared with the full cache's. The oracle 'golden' and
-    'random' are always among them: the tables show how much of the gap between them each method closes.
-    With --analysis it writes tables and figures instead: where attention goes, and which entries methods keep.
+    cache and evicts when a run would; its predictions are compared with the full cache's. 'random' and the oracle
+    'golden' are always compared too: tables show how much of the gap between these two each method closes.
+    With --analysis the command makes tables and figures instead: where attention goes, and which entries methods keep.
     """
     if given := gather({"plugin": plugin}, os.environ).typed("plugin"):
         load_plugins(parse(given.source, PARSERS["plugin"], given.value))
@@ -157,9 +157,9 @@ def replay(
 
 
 def _kinds(given: list[str] | None, flags: Mapping[str, Any], problems: Problems) -> list[type[Analysis]]:
-    """Return the analyses that --analysis names.
+    """Return the analyses that --analysis names. flags: all options that the user typed.
 
-    Options that would have no effect on them are errors, added to `problems`.
+    An option that has no effect on these analyses is an error. Errors go to `problems`.
     """
     with problems.collect():
         if not given:
@@ -189,7 +189,8 @@ def _names(given: list[str] | None, problems: Problems) -> list[str]:
 
 
 def _config(flags: Mapping[str, Any], methods: list[str], run: str | None, problems: Problems) -> RunConfig | None:
-    """Return the typed options as a configuration; with --run, the run's configuration with the typed methods."""
+    """Return the configuration of the command. It is made from the options that the user typed or, with --run, from the
+    run's configuration and the typed options. None after an error; errors go to `problems`."""
     typed = {**flags, "method": methods, "plugin": None}  # plug-ins are loaded already
     if run is None:
         return build(gather(typed, os.environ), problems)
@@ -199,8 +200,8 @@ def _config(flags: Mapping[str, Any], methods: list[str], run: str | None, probl
 
 
 def _check(config: RunConfig, problems: Problems) -> None:
-    """Check all that `kvbench run` checks, except judge and sandbox, which replay does not need, and methods, which
-    `kvbench.replay.choices` checks."""
+    """Check the configuration as `kvbench run` does, without judge, sandbox and methods. Replay needs no judge and no
+    sandbox; `kvbench.replay.choices` checks the methods."""
     with problems.collect():
         info = describe(config.model_place, config.revision)
         grids = tuple(Grid(methods=(), tasks=g.tasks, budgets=g.budgets, limit=g.limit) for g in config.grids)
@@ -216,7 +217,8 @@ def _unscored(config: RunConfig) -> RunConfig:
 def _work(
     config: RunConfig, asked: Work, progress: Readings
 ) -> tuple[list[Result], dict[type[Analysis], list[Row]], list[LeftOut]]:
-    """Do the work; return the comparison's results, the tables of the analyses, and the methods that were left out."""
+    """Do the work. Return the results of the comparison, the tables of the analyses, and the methods that were left
+    out."""
     from kvbench.replay.session import Session
     from kvbench.runner.inputs import read_inputs
 

@@ -1,4 +1,5 @@
-"""``kvbench run``: its options. `kvbench.cli.start` gathers, checks and starts; ``--help`` does not import it."""
+"""``kvbench run``: defines the command and its options. `kvbench.cli.start` does the work; ``--help`` does not import
+it."""
 
 from __future__ import annotations
 

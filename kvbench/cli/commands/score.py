@@ -60,7 +60,7 @@ def score(
 
 
 def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, quiet: bool) -> Rescored:
-    """Score the answers of a run again, and make its tables anew. every: also answers that have a score."""
+    """Score the answers of a run, and make its tables anew. every: also score answers that have a score."""
     from kvbench.runner import env, same_run
     from kvbench.runner.inputs import read_inputs
     from kvbench.runner.rescore import rescore
@@ -84,7 +84,7 @@ def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, qui
 
 
 def _tell(result: Rescored, folder: Path, config: RunConfig, *, json: bool) -> None:
-    """Print how many answers were scored. Raises IncompleteError when answers still have no score."""
+    """Print how many answers were scored. Raises IncompleteError if answers still have no score."""
     if json:
         counts = {"scored": result.scored, "failed": dict(result.failed), "strangers": result.prompt_mismatch}
         counts |= {"waiting": result.waiting, "kept": result.kept}
@@ -103,7 +103,7 @@ def _tell(result: Rescored, folder: Path, config: RunConfig, *, json: bool) -> N
 
 
 def _again(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """Return the settings, with their values, that the user must type to score this run once more."""
+    """Return the settings that the user must type to score this run once more, with their values."""
     info = manifest.read(folder)
     now = {key: getattr(config, key) for key in OPERATIONAL}
     unsafe = {"unsafe_run_code": True} if config.unsafe_run_code else {}

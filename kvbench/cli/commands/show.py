@@ -1,7 +1,7 @@
 """``kvbench show RUN [--ids | --sample ID]``: a run's record, its questions, the texts of one question. No torch.
 
-Model-written text is printed with control characters escaped, never raw. A run stores the first prompt and every answer
-of a conversation; the later questions come from the task's data, if they are on this machine.
+Control characters in model-written text are always escaped. Of a conversation, a run stores the first prompt and every
+answer. The later questions come from the task's data, if these are on this machine.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from kvbench.sources import hub
 from kvbench.sources.data import Data
 from kvbench.store import again, manifest, read_run, read_texts
 from kvbench.store.strict_json import parse
+from kvbench.task import IMAGE
 from kvbench.taskkit.names import get_task
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ EPILOG = """Examples:
   kvbench show demo --ids
   kvbench show results/demo --sample orbit-300-1000000000 --method gkv
 """
-COPIED = ("run", "command")  # lines that a user copies
+COPIED = ("run", "command")  # lines that a user copies, which are therefore not broken
 
 
 def show_(
@@ -68,14 +69,14 @@ def show_(
 
 
 def one_run(name: str, out: Path) -> Path:
-    """Return the folder of the one run that `name` means, a path or a run's name.
+    """Return the folder of one run. name: a path, or the name of a run in the results folder `out`.
 
-    Raises UserError if it means no run, several runs, or a table.
+    Raises UserError if the name stands for no run, for several runs, or for a table.
     """
     runs = find_runs([name], out)
     if len(runs) > 1 or not runs[0].is_dir():
         listed = ", ".join(path.name for path in runs)
-        raise UserError(f"{quote(name)} is not the folder of one run; it holds {listed}. Name one.")
+        raise UserError(f"{quote(name)} is not the folder of one run; it holds {listed}. Name one run's folder.")
     return runs[0]
 
 
@@ -119,7 +120,7 @@ def _print_summary(document: dict[str, Any]) -> None:
 
 
 def _wrapped(key: str, value: str) -> str:
-    """Return a line of the summary, broken at the terminal's width; never within a path or a command, to be copied."""
+    """Return a line of the summary, broken at the terminal's width. Lines in `COPIED` are not broken."""
     width = terminal.console().width if key not in COPIED else sys.maxsize
     indent = " " * 10
     return textwrap.fill(
@@ -128,7 +129,7 @@ def _wrapped(key: str, value: str) -> str:
 
 
 def _questions(folder: Path) -> list[dict[str, Any]]:
-    """Return every question of a run, with the number of its rows and their mean, lowest and highest score."""
+    """Return every question of a run, with the number of its rows and with their mean, lowest and highest score."""
     rows = read_run(folder, ("task", "doc_id", "category", "status", "score")).rows
     found = []
     for (task, doc), part in rows.groupby(["task", "doc_id"], sort=False, observed=True):
@@ -207,13 +208,17 @@ def _later_questions(info: dict[str, Any], entry: dict[str, Any]) -> list[str]:
     except Exception:  # from the task's own code, which may need the model's tokenizer
         return []
     doc, prompt = docs.get(entry["doc_id"]), entry["prompt"] or ""
-    if doc is None or doc.turns[0].question not in prompt:  # other data, or a prompt that may not be stored
+    if doc is None:
         return []
-    return [turn.user for turn in doc.turns[1:]]
+    parts = doc.turns[0].question.split(IMAGE) if doc.turns[0].images else [doc.turns[0].question]
+    if not all(part in prompt for part in parts):  # other data, or a prompt that may not be stored
+        return []
+    return [turn.user.replace(IMAGE, "[image]") if turn.images else turn.user for turn in doc.turns[1:]]
 
 
 def _method(folder: Path, name: str, there: list[str]) -> str:
-    """Return the name in the run's rows of the method that the user named. The method need not be installed here."""
+    """Return the name that a method has in the run's rows. name: the name that the user typed. there: the names in the
+    rows. The method need not be installed here."""
     plain = name.strip().lower()
     if plain in there:
         return plain
@@ -251,7 +256,8 @@ def _turns(text: str) -> list[str] | None:
 
 
 def _print_samples(entries: list[dict[str, Any]]) -> None:
-    """Print the samples of a question. A prompt that several samples share is printed once, with the first of them."""
+    """Print the samples of a question. If successive samples have the same prompt, it is printed only with the first of
+    them."""
     former: tuple[Any, Any] | None = None
     for entry in entries:
         prompt = entry["doc_id"], entry["prompt"]
@@ -260,7 +266,7 @@ def _print_samples(entries: list[dict[str, Any]]) -> None:
 
 
 def _print_sample(entry: dict[str, Any], *, known: bool) -> None:
-    """Print one sample. known: leave out the prompt, because it was printed with the sample before."""
+    """Print one sample. known: leave out the prompt, because it was printed with the previous sample."""
     budget = f" at {entry['budget']}" if "budget" in entry else ""
     budget += f" ({label(entry['budget_share'])})" if "budget_share" in entry else ""
     title = f"{entry['task']} {entry['doc_id']} sample {entry.get('sample', 0)}: {entry['method']}{budget}"
@@ -269,6 +275,7 @@ def _print_sample(entry: dict[str, Any], *, known: bool) -> None:
     print(f"== {terminal.clean(title)}\n{terminal.clean(', '.join(facts))}")
     if not known:
         _print_text("prompt", entry["prompt"])
+        _print_images(entry.get("image_list"))
     if "turns" not in entry:
         _print_text("output", entry["output"])
     for number, turn in enumerate(entry.get("turns", ()), 1):
@@ -277,6 +284,20 @@ def _print_sample(entry: dict[str, Any], *, known: bool) -> None:
         _print_text(f"output {number}", turn["output"])
     if entry.get("extracted"):
         print(f"-- answer: {terminal.clean(entry['extracted'])}")
+
+
+def _print_images(stored: str | None) -> None:
+    """Print name, size, tokens and turn of each image of a question, in the order of their places in its prompts."""
+    try:
+        images = parse(stored) if isinstance(stored, str) else []
+    except ValueError:
+        images = []
+    for number, image in enumerate(images if isinstance(images, list) else [], 1):
+        name, width, height, tokens, turn = (
+            terminal.clean(str(image.get(key, "?")) if isinstance(image, dict) else "?")
+            for key in ("name", "width", "height", "tokens", "turn")
+        )
+        print(f"-- image {number}: {name}, {width}x{height} pixels, {tokens} tokens, turn {turn}")
 
 
 def _print_text(title: str, content: str | None) -> None:

@@ -103,7 +103,8 @@ def train(
 
 
 def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
-    """Return the settings that only this recipe has: the texts of --opt over the recipe's defaults."""
+    """Return the recipe's own settings: the values of --opt and, for settings that are not given, the recipe's
+    defaults. given: the texts of --opt."""
     known: dict[str, Any] = {}
     if kind in RECIPES:
         known = dict(RECIPES[kind].options) | dict(RECIPES[kind].tiny if model == TINY else {})
@@ -126,9 +127,9 @@ def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """The checked options of the command, and the work they ask for.
+    """The checked options of the command, with methods that do its work.
 
-    numbers: samples, steps, lr, batch and seed; None stands for the recipe's default.
+    numbers: the values of samples, steps, lr, batch and seed by name; None stands for the recipe's default.
     """
 
     kind: str
@@ -213,7 +214,8 @@ class _Training:
 
 
 def _command(kind: str, model: str, data: str | None, settings: Settings) -> str:
-    """Return the command line that repeats this training, without the paths of this machine, for the weights' card."""
+    """Return the command line that repeats this training, for the card of the weights. It has the name of the data
+    file but no other path of this machine."""
     numbers = f"--steps {settings.steps} --lr {settings.lr:g} --batch {settings.batch} --seed {settings.seed}"
     own = "".join(" --opt " + shlex.quote(f"{name}={settings.more[name]}") for name in RECIPES[kind].options)
     file = f" --data {shlex.quote(Path(data).name)}" if data else ""
@@ -222,14 +224,14 @@ def _command(kind: str, model: str, data: str | None, settings: Settings) -> str
 
 
 def _print_trained(done: Trained) -> None:
-    """Print the recipe's held-out figures before and after training, and the files."""
+    """Print the recipe's held-out figures before and after training, and the paths of the written files."""
     rows = [(name, f"{done.before[name]:.4g}", f"{done.after[name]:.4g}") for name in done.after]
     terminal.table(("held out", "before", "after"), rows, right=("before", "after"))
     _print_files(done.path)
 
 
 def _print_table(heads: HeadTable) -> None:
-    """Print the heads of a table with the highest importance."""
+    """Print the heads with the highest importance, and the paths of the written files."""
     columns = ("layer", "query head", "importance")
     width, importance = heads.table.shape[1], heads.table.flatten()
     first = importance.argsort(descending=True)[:SHOWN].tolist()

@@ -17,6 +17,7 @@ import torch
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.cache.recurrent import RecurrentStates
+from kvbench.engine.images import PromptImages
 from kvbench.engine.rules import Batch, KeptLog, Rules, allowed, check_held
 from kvbench.eviction import noise, select
 from kvbench.eviction.api import Method, Probe
@@ -27,7 +28,8 @@ class PromptCache:
     """The KV caches of b equally long prompts, with all their layers.
 
     queries: number of newest queries that every layer stores; size: tokens to allocate memory for at first; noise_keys:
-    per prompt, the seed of the method's random numbers; recurrent: empty states of layers beside attention.
+    per prompt, the seed of the method's random numbers; recurrent: empty states of layers beside attention; images: of
+    the only prompt.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class PromptCache:
         device: torch.device,
         recurrent: RecurrentStates | None = None,
         log: KeptLog | None = None,
+        images: PromptImages | None = None,
     ) -> None:
         self.geometry, self.rules, self.queries, self.size, self.log = geometry, rules, queries, size, log
         self.acting = rules.method.during("prefill")
@@ -50,7 +53,7 @@ class PromptCache:
         self.layers: dict[int, PromptLayer] = {}
         self.prompt_len, self.seen, self.evictions = prompt_len, 0, 0
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
-        self.device, self.recurrent = device, recurrent
+        self.device, self.recurrent, self.images = device, recurrent, images
         self.peak_bytes = 0
         self.prompt_rows: dict[int, int] = {}  # by layer, entries per head that no probe added; {} without probes
         self.extra = 0  # tokens of kept probes
@@ -180,6 +183,7 @@ class PromptCache:
             noise_keys=self.noise_keys,
             device=self.device,
             recurrent=self.recurrent,
+            images=self.images,
         )
         other.seen = self.seen
         other.layers = {i: layer.copy() for i, layer in self.layers.items()}

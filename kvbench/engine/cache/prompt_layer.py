@@ -32,6 +32,10 @@ class PackedLayer:
     states: dict[str, torch.Tensor]
     queries: torch.Tensor  # [Hq, w, D] the newest ones, oldest first
 
+    def held(self) -> tuple[torch.Tensor, ...]:
+        """Return the positions of each head's entries."""
+        return self.positions.split(self.lengths)
+
     def bytes(self) -> int:
         tensors = [self.keys, self.values, self.positions, self.queries, *self.columns.values(), *self.states.values()]
         return sum(t.nbytes for t in tensors)

@@ -21,6 +21,7 @@ from kvbench.engine.model.fingerprint import fingerprint
 from kvbench.errors import KVBenchError, SetupError, UserError, quote
 from kvbench.sources import vocabulary
 from kvbench.sources.models import describe
+from kvbench.sources.refusals import WITH_IMAGES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -105,10 +106,11 @@ def load(
 def auto_class(config: Any) -> Any:
     """Return the transformers auto class that builds the model with its language-model head.
 
-    AutoModelForCausalLM if it knows the configuration, else AutoModelForImageTextToText. Raises UserError when neither
-    knows it.
+    AutoModelForCausalLM if it knows the configuration, else AutoModelForImageTextToText; the other way round for model
+    types whose images the engine reads. Raises UserError when neither knows it.
     """
-    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText):
+    autos = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+    for auto in reversed(autos) if config.model_type in WITH_IMAGES else autos:
         if type(config) in auto._model_mapping:
             return auto
     raise UserError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kvbench.engine.adapter import fit_adapter
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import TABLES, Base, find, model_fields, save_weights
 from kvbench.errors import KVBenchError, UserError, quote
@@ -30,32 +31,32 @@ def supply(method: Method, loaded: LoadedModel, scratch: Path) -> tuple[Method, 
     try:
         path = find(weights, loaded.folder)
     except KVBenchError:
-        path = _drawn(weights, loaded.model.config, scratch)
+        path = _drawn(weights, loaded.model, scratch)
         loaded = dataclasses.replace(loaded, folder=path.parent)
     option = weights.option if isinstance(weights, LearnedWeights) else "table"
     return filled(method, option, "auto", lambda: str(path)), loaded
 
 
-def _drawn(weights: Weights, config: Any, scratch: Path) -> Path:
+def _drawn(weights: Weights, model: Any, scratch: Path) -> Path:
     """Return the path of a file with random weights, which is written if it does not exist yet."""
-    tensors = draw(weights, config)
+    tensors = draw(weights, model)
     sizes = repr([(name, list(tensor.shape)) for name, tensor in tensors.items()])
     folder = scratch / f"drawn-{hashlib.sha256(sizes.encode()).hexdigest()[:16]}"
     folder.mkdir(exist_ok=True)
     path = folder / f"{weights.kind}.safetensors"
     if not path.exists():
-        save_weights(path, weights.kind, tensors, Base(name="random", config=config), made={"how": "random"})
+        save_weights(path, weights.kind, tensors, Base(name="random", config=model.config), made={"how": "random"})
     return path
 
 
-def draw(weights: Weights, config: Any) -> dict[str, torch.Tensor]:
+def draw(weights: Weights, model: Any) -> dict[str, torch.Tensor]:
     """Return random weights of the kind that a method declares, in a model's shapes.
 
     Raises UserError for other kinds.
     """
-    ours, generator = model_fields(config), torch.Generator().manual_seed(0)
+    ours, generator = model_fields(model.config), torch.Generator().manual_seed(0)
     if isinstance(weights, LearnedWeights):
-        shapes = weights.shapes(ours)
+        shapes = fit_adapter(weights.shapes(ours), model)
         return {n: torch.randn(shape, generator=generator) * 2 / shape[-1] ** 0.5 for n, shape in shapes.items()}
     if weights.kind not in TABLES:
         raise UserError(

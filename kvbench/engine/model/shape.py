@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from kvbench.console.faults import words
 from kvbench.engine.attention.geometry import LayerGeometry, ProbeFailed, read_layers, refuse_unsupported
 from kvbench.engine.attention.interface import text_model
 from kvbench.engine.cache.recurrent import StateShape
+from kvbench.engine.model.activations import pass_bytes
 from kvbench.engine.model.load import LoadedModel, auto_class
 from kvbench.errors import quote
 
@@ -30,6 +32,7 @@ class ModelShape:
         routed: parameters of routed experts; `active`: the share of them that one token uses.
         states: of layers beside attention, per sequence.
         width: numbers per token that a layer's activations hold at their widest; `vocabulary`: logits per token.
+        traced: bytes of a pass over so many tokens in this dtype, from the model's code; None without states.
     """
 
     geometry: tuple[LayerGeometry, ...]
@@ -40,6 +43,12 @@ class ModelShape:
     states: tuple[StateShape, ...] = ()
     width: int = 0
     vocabulary: int = 0
+    traced: Callable[[int, torch.dtype], int] | None = field(default=None, compare=False, repr=False)
+
+    def activations(self, tokens: int, dtype: torch.dtype) -> int:
+        """Return the bytes of activations, without attention, while one sequence reads `tokens` tokens in a pass."""
+        plain = tokens * self.width * dtype.itemsize
+        return plain if self.traced is None else max(plain, self.traced(tokens, dtype))
 
 
 def read_shape(config: Any) -> ModelShape:
@@ -111,6 +120,11 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateS
     read = {id(p): p.numel() for p in decoder.parameters() if id(p) not in tables}  # no vision tower
     read |= {id(p): p.numel() for p in head.parameters()} if head is not None else {}
     routed = sum(read.get(id(p), 0) for p in _routed_experts(model))
+    config = model.config
+
+    def traced(tokens: int, dtype: torch.dtype) -> int:
+        return pass_bytes(_on_meta(config), states, tokens, dtype)
+
     return ModelShape(
         geometry=geometry,
         states=states,
@@ -120,6 +134,7 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateS
         active=_active_share(model.config.get_text_config()),
         width=_width(decoder),
         vocabulary=int(head.weight.shape[0]) if head is not None else 0,
+        traced=functools.cache(traced) if states else None,
     )
 
 

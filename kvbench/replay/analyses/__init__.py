@@ -1,1 +1,1 @@
-"""Analyses from the papers, one file each: of attention, and of the entries that methods keep (docs/analyses.md)."""
+"""Analyses from the papers, one per file. They study attention, or the entries that methods keep (docs/analyses.md)."""

@@ -1,7 +1,8 @@
-"""The interface of an analysis, which observes a replay (finished answers read again) and returns a table and figures.
+"""The interface of an analysis. An analysis observes a replay, in which the model reads finished answers again, and
+returns a table and figures.
 
-An analysis is one file in this folder, with a class under ``@register("name")``. It must not import torch at import
-time, because ``--help`` lists the analyses.
+An analysis is one file in this folder, with a class under ``@register("name")``. The file must not import torch when it
+is imported, because ``--help`` lists the analyses.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from kvbench.replay.traces import ForcedTrace
     from kvbench.report.plots.figure import Figure
 
-WINDOW = 16  # queries per window; G-KV and R-KV score entries by as many queries
-MASS = 0.9  # the attended tokens are the fewest tokens that get this share of the attention
+WINDOW = 16  # queries per window; G-KV and R-KV also score entries by 16 queries
+MASS = 0.9  # attended tokens are the fewest tokens that together get this share of the attention
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]  # head and lines; the first column is text, the others are numbers
@@ -35,19 +36,19 @@ A = TypeVar("A", bound="type[Analysis]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """One task with its traces, which an analysis receives before the first trace is read."""
+    """The facts about one task that an analysis gets before the first trace is read: the task's traces and settings."""
 
     task: str
     traces: Sequence[ForcedTrace]
     interval: int
-    text: Callable[[int], str] = str  # token id -> text
-    # (doc_id, sample) -> whether the answer's score is 1; empty unless some analysis has `scored`
+    text: Callable[[int], str] = str  # the text of a token id
+    # By (doc_id, sample), whether the answer's score is 1; empty unless an analysis has `scored`.
     right: Mapping[tuple[str, int], bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The attention that WINDOW successive queries of an answer pay in one layer, with the full cache.
+    """The attention that WINDOW successive queries of b answers pay in one layer, with the full cache.
 
     The last window of an answer may have fewer queries.
     """
@@ -65,7 +66,7 @@ class Window:
 class Moment:
     """The entries that a method holds for b traces at one moment of their answers.
 
-    This is when block `index` of the answer begins (None: at its end).
+    index: the moment is the beginning of this block of the answers; None: the end of the answers.
     """
 
     chosen: Chosen
@@ -84,21 +85,22 @@ class Moment:
 
     @property
     def due(self) -> bool:
-        """Return whether more tokens were read than the budget holds. This is the same for every method."""
+        """Return whether more tokens were read than the budget holds. All methods at one budget have the same value.
+        True without a budget."""
         return self.chosen.budget is None or self.seen > entries(self.chosen.budget, self.prompt)
 
 
 class Analysis(ABC):
-    """The base class of analyses; each instance analyses one task.
+    """The base class of analyses. Each instance analyses one task.
 
-    `tally` holds the sums from which its table follows.
+    `tally` holds the sums from which the analysis computes its table.
     """
 
     name: ClassVar[str] = ""
     about: ClassVar[str] = ""  # one line for ``--help``
-    file: ClassVar[Literal["csv", "parquet"]] = "csv"  # Parquet where rows are many or hold text of a model
-    scored: ClassVar[bool] = False  # whether it needs to know which answers are right
-    plotted: ClassVar[bool] = True  # whether it has figures, which need the extra `report`
+    file: ClassVar[Literal["csv", "parquet"]] = "csv"  # Parquet for tables with many rows or with text of a model
+    scored: ClassVar[bool] = False  # whether the analysis needs to know which answers are right
+    plotted: ClassVar[bool] = True  # whether the analysis has figures, which need the extra `report`
 
     def __init__(self, study: Study) -> None:
         self.study, self.tally = study, Tally(study)
@@ -124,14 +126,16 @@ class Analysis(ABC):
 
 
 class AttentionAnalysis(Analysis):
-    """The base class of analyses of the full cache's attention; `window` receives it for 16 queries at a time."""
+    """The base class of analyses of the full cache's attention. Their method `window` gets the attention of 16
+    queries at a time."""
 
     @abstractmethod
     def window(self, window: Window) -> None: ...
 
 
 class MethodAnalysis(Analysis):
-    """The base class of analyses of the entries that methods hold; `moment` receives these as each block begins."""
+    """The base class of analyses of the entries that methods hold. Their method `moment` gets these entries when a
+    block of the answer begins, and at the end."""
 
     @abstractmethod
     def moment(self, moment: Moment) -> None: ...
@@ -150,7 +154,7 @@ def register(name: str) -> Callable[[A], A]:
 
 
 def analyses() -> dict[str, type[Analysis]]:
-    """Return the class of every analysis by the analysis's name, sorted by name."""
+    """Return the classes of all analyses by name, sorted by name."""
     package = importlib.import_module(__package__ or "")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
@@ -173,7 +177,7 @@ def choose(names: Sequence[str]) -> list[type[Analysis]]:
 def top_mass(paid: torch.Tensor) -> torch.Tensor:
     """Return a mask [..., N] of the fewest tokens that together get at least the share MASS of the attention.
 
-    paid: the attention to N tokens, along the last dimension. Of tokens with equal attention the older ones come first.
+    paid: the attention to N tokens, along the last dimension. Of tokens with equal attention, older tokens come first.
     """
     ordered = paid.sort(dim=-1, descending=True, stable=True)
     before = ordered.values.cumsum(dim=-1) - ordered.values
@@ -193,7 +197,7 @@ def named(row: Row) -> str:
 
 
 def panel(row: Row) -> str:
-    """Return the title of the panel that shows a row of results: ``walk, budget 64``; without a budget the task."""
+    """Return the title of the panel that shows a row of results: ``walk, budget 64``, or the task without a budget."""
     return row["task"] + ("" if size(row) == "-" else f", budget {size(row)}")
 
 

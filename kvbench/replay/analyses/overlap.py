@@ -1,16 +1,17 @@
-"""How long attention stays on the same tokens: the share of the tokens attended to now that are attended to later.
+"""Measures how long attention stays on the same tokens: which share of a window's attended tokens is attended again
+later.
 
-A window is 16 successive queries (`api.WINDOW`); its attended tokens S are, per KV head, the fewest older tokens that
-carry 90% of the window's attention to older tokens (`api.MASS`; a mean over queries and the heads of a group). For an
-earlier window a and a later window b:
+A window is 16 successive queries (`api.WINDOW`). Its attended tokens S are, per KV head, the fewest older tokens that
+carry 90% of the window's attention to older tokens (`api.MASS`). This attention is a mean over the window's queries and
+over the query heads of a group. For an earlier window a and a later window b:
 
     overlap = |S_a and S_b| / |S_a|
     chance  = share of the tokens older than a that are in S_b: the overlap of a random set
     mass    = attention of b to S_a, divided by attention of b to all tokens older than a: the share of attention
               that a cache with only S_a would keep
 
-Answers are read with the full cache, so the chosen methods do not matter. At most `ANCHORS` windows, evenly spread,
-serve as earlier windows, so memory is at most ANCHORS x Hk x T flags per layer and trace.
+Answers are read with the full cache, so the chosen methods do not matter. At most `ANCHORS` windows of an answer,
+evenly spread, serve as earlier windows. Memory is therefore at most ANCHORS x Hk x T flags per layer and trace.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Overlap(AttentionAnalysis):
     def rows(self) -> list[Row]:
         """Return a row of results per layer and distance of windows.
 
-        Columns: distance (two windows are at most so many tokens apart: 16, 32, ...), pairs (compared pairs of
-        windows).
+        Columns: distance (the largest distance of the two windows in tokens: 16, 32, 64, ...), pairs (the number of
+        compared pairs of windows).
         """
         ratios = {name: (name, "pairs") for name in ("overlap", "chance", "mass")}
         return [

@@ -1,6 +1,7 @@
-"""To which kinds of tokens each query head attends, with the full cache.
+"""Finds to which kinds of tokens each query head attends, with the full cache.
 
-The attention of the answer's queries is split into five shares with the sum 1. A far token is neither sink nor local.
+The attention of the answer's queries is split into five shares, which add up to 1. A far token is neither sink nor
+local.
 
     sink        the first 4 tokens (as in StreamingLLM)
     local       the newest 16 tokens, the query's own included
@@ -76,7 +77,8 @@ class Patterns(AttentionAnalysis):
     def rows(self) -> list[Row]:
         """Return a row of results per query head: its mean shares and its kind.
 
-        Columns: kind (the largest mean share), answers (share of the answers in which the head has this kind).
+        Columns: kind (the kind of tokens with the largest mean share), answers (the share of the answers in which the
+        head has this kind).
         """
         ratios = {name: (name, "answers") for name in (*KINDS, *(f"is_{kind}" for kind in KINDS))}
         found = []

@@ -1,7 +1,7 @@
-"""Figures of analyses: their results as panels of lines, bars or squares, in the style of a report's figures.
+"""Makes the figures of analyses: panels of lines, bars or squares, in the style of a report's figures.
 
-An error bar or band extends 1.96 standard errors to each side, about 95% (`tally` estimates them by a jackknife over
-questions); a figure's caption says so. A result without a standard error has no bar.
+An error bar or band extends 1.96 standard errors to each side, which is about a 95% interval; the caption says so.
+`tally` estimates the standard errors by a jackknife over questions. A result without a standard error has no bar.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kvbench.report.plots.heat import heat as draw_heat
 ERROR = 1.96  # standard errors from a figure to the end of its bar
 BARS = "Bars and bands: 1.96 standard errors to each side (jackknife over questions); none if there is one question."
 NONE = "No error bars: the table has the standard errors."
-Heat = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # panel -> row -> column -> 0 to 1
+Heat = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by panel, row and column, a share from 0 to 1
 
 
 def with_error(row: Row, figure: str) -> dict[str, float]:
-    """Return the value in the column `figure` of a row of results, in the form that a plot takes; {} without a value.
+    """Return the value in the column `figure` of a row of results in the form that a plot takes: a dictionary with `y`.
 
-    `y` is the value; `low` and `high` are the ends of its error bar, if its standard error is known.
+    If the value's standard error is known, `low` and `high` are the ends of its error bar. {} without a value.
     """
     value, error = row[figure], row.get(f"{figure}_se")
     if value is None:
@@ -36,10 +36,10 @@ def with_error(row: Row, figure: str) -> dict[str, float]:
 def lines(
     name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, y: str, about: str = "", log: bool = False
 ) -> list[Figure]:
-    """Return a figure of lines through points, as a list; [] if there are no points.
+    """Return a figure of lines through points, in a list of one. [] if there are no points.
 
-    points: dicts with panel, line, x, y, low and high; points without y are left out. about: the caption; log: the x
-    axis is to base 2, with a mark at each x.
+    points: dictionaries with panel, line, x, y, low and high; points without y are left out. about: the first part of
+    the caption. log: whether the x axis is logarithmic, to base 2, with a mark at each x.
     """
     known = [point for point in points if "y" in point]
     if not known:
@@ -60,9 +60,9 @@ def lines(
 
 
 def _across(title: str, places: Sequence[float], log: bool) -> dict[str, Any]:
-    """Return the x axis of a figure of lines.
+    """Return the x axis of a figure of lines. log: whether doublings are equally far apart.
 
-    With `log`, doublings are equally far apart and the axis is marked at each of `places`; else at round numbers.
+    A logarithmic axis has a mark at each of `places`, any other axis at round numbers.
     """
     lines: dict[str, Any] = {"grid": False, "format": ",~r"}
     if log:
@@ -73,10 +73,10 @@ def _across(title: str, places: Sequence[float], log: bool) -> dict[str, Any]:
 
 
 def bars(name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, about: str = "") -> list[Figure]:
-    """Return a figure of stacked bars, as a list; [] if there are no points.
+    """Return a figure of stacked bars, in a list of one. [] if no point has y.
 
-    points: dicts with panel, bar, part and y (the length of this part of the bar); low and high if the bar has one
-    part.
+    points: dictionaries with panel, bar, part and y, the length of this part of the bar. A bar with one part may also
+    have low and high, the ends of its error bar. about: the first part of the caption.
     """
     values = [{"length": p["y"], **{k: v for k, v in p.items() if k != "y"}} for p in points if "y" in p]
     if not values:
@@ -86,7 +86,7 @@ def bars(name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, abo
 
 
 def heat(name: str, title: str, panels: Heat, *, x: str, value: str, about: str = "") -> list[Figure]:
-    """Return a figure of heat maps of shares from 0 to 1, as a list; [] if every share is None.
+    """Return a figure of heat maps of shares from 0 to 1, in a list of one. [] if every share is None.
 
     A square whose share is None stays empty.
     """

@@ -1,10 +1,10 @@
-"""Token Retention Ratio (G-KV, arXiv 2512.00504): cache length over sequence length, of right answers only.
+"""Measures the Token Retention Ratio (G-KV, arXiv 2512.00504): cache length over sequence length, of right answers.
 
     ratio   entries held per layer and KV head after the answer was read, divided by the tokens read
     script  the released script's ratio: min(1, C / (P + O)), with budget C, P prompt tokens and O answer tokens
 
-Both are means over those answers of the full cache whose score is 1, the same answers for every method.
-docs/analyses.md computes the script's ratio over the right answers of each method.
+Both are means over the answers whose score is 1. The full cache generated the answers, so they are the same for every
+method. docs/analyses.md computes the script's ratio over the right answers of each method.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class RetentionRatio(MethodAnalysis):
     def rows(self) -> list[Row]:
         """Return a row of results per method and budget.
 
-        Columns: answers (answers read), right (how many of them have score 1: only these count).
+        Columns: answers (the number of answers that were read), right (how many of them have the score 1; only these
+        count).
         """
         return [
             {

@@ -1,8 +1,8 @@
-"""How few entries get most of the attention, by layer and query head, with the full cache.
+"""Measures how few entries get most of the attention, by layer and query head, with the full cache.
 
-Per query of the answer: the smallest number of entries that carry 90, 95 and 99% of its attention, and the share of
-visible entries whose weight is at least 1% of the query's largest (the threshold of H2O, arXiv 2306.14048, section
-3.1). The results are means over queries, with standard errors over questions.
+For each query of the answer it finds the smallest number of entries that carry 90, 95 and 99% of the query's attention,
+and the share of visible entries whose weight is at least 1% of the query's largest weight (the threshold of H2O, arXiv
+2306.14048, section 3.1). The results are means over queries, with standard errors over questions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Whether a method still holds the tokens to which the answer attends: the share held, by age and KV head.
+"""Measures whether a method still holds the tokens to which the answer attends: the share held, by age and KV head.
 
 The attended tokens of a block of the answer are, per layer and KV head, the fewest earlier tokens that carry 90% of the
 attention that the block's queries pay to earlier tokens under the full cache (`api.MASS`). The newest token has age 1.
-Only blocks that begin with more tokens than the budget holds count: the same blocks for all methods at one budget.
+Only blocks count that begin after more tokens than the budget holds. These are the same blocks for all methods at one
+budget.
 
     share  share of the attended tokens of this age that the method holds
     mass   attention paid to held tokens of this age, divided by attention paid to all tokens of this age
@@ -51,10 +52,10 @@ class Survival(MethodAnalysis):
             oldest *= 2
 
     def rows(self) -> list[Row]:
-        """Return a row of results per method, budget and age: one for all heads, and one per layer and KV head.
+        """Return rows of results per method, budget and age: a row for all heads, and a row per layer and KV head.
 
-        Columns: age (the upper end of a range of ages: 16, 32, 64, ...), layer and head (None: all), share and mass
-        (see above).
+        Columns: age (the upper end of a range of ages: 16, 32, 64, ...), layer and head (None: all), attended (the
+        number of attended tokens), share and mass (see the module's docstring).
         """
         ratios = {"share": ("survived", "attended"), "mass": ("found", "paid")}
         figures = dict(self.tally.figures(**ratios))

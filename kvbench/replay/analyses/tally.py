@@ -1,4 +1,4 @@
-"""Adds up numbers per trace; returns ratios of the sums, with standard errors by a jackknife over questions."""
+"""Adds up numbers per trace, and returns ratios of the sums with standard errors by a jackknife over questions."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ Key = tuple[Any, ...]
 
 
 class Tally:
-    """Sums of numbers: each has a name, and is kept for each key (for example a layer and head) and each trace."""
+    """Sums of numbers. A sum has a name, such as "queries". There is one for each key, such as a layer and head, and
+    for each trace."""
 
     def __init__(self, study: Study) -> None:
         self._clusters = [t.cluster for t in study.traces]
         self._sums: dict[Key, dict[str, Floats]] = {}
 
     def add(self, key: Key, traces: Sequence[int], **sums: torch.Tensor | float) -> None:
-        """Add numbers to the sums that `key` and these traces have under the same names.
+        """Add numbers to the sums of a key and of some traces. traces: indices into `Study.traces`.
 
-        A tensor has a number per trace; a single number is added for each of the traces.
+        sums: by name of the sum, the numbers to add: a tensor with a number per trace, or one number for every trace.
         """
         import numpy as np
 
@@ -37,10 +38,11 @@ class Tally:
             of[traces] += value if isinstance(value, (int, float)) else value.double().cpu().numpy()
 
     def figures(self, **ratios: tuple[str, str]) -> Iterator[tuple[Key, dict[str, float | None]]]:
-        """Yield each key, in the order of first use, with its ratios (``NAME``) and standard errors (``NAME_se``).
+        """Yield each key, in the order of first use, with its ratios (``NAME``) and their standard errors
+        (``NAME_se``).
 
-        ratios: by name, the names of two sums, numerator and denominator. An undefined figure is None: a ratio to 0, or
-        a standard error over one question.
+        ratios: by name of the ratio, the names of two sums: numerator and denominator. An undefined figure is None: a
+        ratio to 0, or a standard error over one question.
         """
         from kvbench.replay.figures import jackknife, numbered
 

@@ -1,14 +1,14 @@
-"""A page about one answer: which tokens a method has kept or dropped after some evictions and at the end.
+"""Makes a page about one answer: which tokens a method has kept or dropped after some evictions and at the end.
 
-The answer is the first of the task (`--sample ID` names another question). After up to `SHOWN` evictions, evenly
-spread, and at the end, the page shows every token that was read as one of these:
+The answer is the first of the task; `--sample ID` names another question. After up to `SHOWN` evictions, evenly spread,
+and at the end, the page shows every token that was read, in one of three states:
 
-    dropped  fewer than half of the (layer, KV head) caches hold it
-    recent   otherwise, if it is one of the newest 16 tokens
+    dropped  fewer than half of the caches (one per layer and KV head) hold the token
+    recent   otherwise, if the token is one of the newest 16
     kept     otherwise
 
-and `held`, the share of caches that hold it. The page is one file without scripts or external resources; token text is
-untrusted and appears escaped.
+The depth of the colour shows `held`, the share of caches that hold the token. The page is one file without scripts or
+external resources. Token text is untrusted and appears escaped.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Tokens(MethodAnalysis):
     def _chosen(self, moment: Moment) -> bool:
         """Return whether the page shows this moment, at which a block of the answer begins.
 
-        It shows up to `SHOWN` blocks, evenly spread over those that begin with more tokens than the budget holds.
+        The page shows up to `SHOWN` such moments, evenly spread over the blocks that begin after more tokens than the
+        budget holds.
         """
         budget = moment.chosen.budget
         most = 0 if budget is None else entries(budget, moment.prompt)
@@ -114,7 +115,7 @@ class Tokens(MethodAnalysis):
 
 
 def _views(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield the results of each moment of each method and budget, as a list with a row per token."""
+    """Yield for each method, budget and moment its results: a list with a row per token."""
     for _, of in itertools.groupby(rows, key=lambda r: (r["task"], r["method"], size(r), r["seen"], r["end"])):
         yield list(of)
 
@@ -144,8 +145,8 @@ def _look(row: Row) -> tuple[str, str, int]:
 
 
 def _plain(text: str) -> str:
-    """Return untrusted text as HTML without markup, control characters and direction characters.
+    """Return untrusted text as HTML without markup, control characters and text-direction characters.
 
-    Line ends become visible.
+    A visible sign stands before each line end.
     """
     return html.escape("\u21b5\n".join(terminal.clean(line) for line in text.split("\n")))

@@ -1,4 +1,4 @@
-"""The lines of a report's block with the task, method, budget and verdict of each, by which the page filters lines.
+"""Finds the task, method, budget and verdict of each line of a report's block. The page filters lines by them.
 
 for line in lines(block):
     line.method, line.budget, line.line
@@ -21,8 +21,8 @@ _VERDICT = re.compile(rf"\b({'|'.join(VERDICTS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a block, with the task, method, budget and verdict that it is about; `task` is empty if the block has
-    one task."""
+    """A line of a block, with the task, method, budget and verdict of its cell. `task` is empty if all lines of the
+    block have the same task."""
 
     task: str
     method: str
@@ -46,14 +46,13 @@ def lines(block: Block) -> Iterator[Line]:
 
 
 def verdict_in(text: str) -> str:
-    """Return the CSS class of the verdict that a text in a table contains; empty without a verdict."""
+    """Return the CSS class of the verdict in a table's text; empty if the text contains no verdict."""
     found = _VERDICT.search(text)
     return found[1].replace(" ", "-") if found else ""
 
 
 def _cell(line: Any) -> Any:
-    """Return the cell that a line is about; a line of the overview has a cell per task, of which the first is
-    returned."""
+    """Return the cell of a line. A line of the overview has a cell per task; the first of them is returned."""
     if isinstance(line, Mapping):
         return next(iter(line.values()))
     return getattr(line, "cell", line)

@@ -3,9 +3,9 @@
     write(report, Path("report.html"))
 
 The page loads nothing: its content security policy allows its own stylesheet, the one script whose hash it names, and
-pictures in `data:`. Jinja escapes every value of the template; `_clean` takes control characters and secrets out of it
-first. The script gets its data from one JSON element, in which no character can end that element, and puts them into
-the page as text. SVG comes from vl-convert, which escapes the texts of a figure.
+pictures in `data:`. `_clean` removes control characters and secrets from every value of the template, and Jinja escapes
+the value. The script reads its data from one JSON element and puts them into the page as text; no character of the data
+can end the element. SVG comes from vl-convert, which escapes the texts of a figure.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def html(report: ScoreReport) -> str:
 
 
 def write(report: ScoreReport, path: Path) -> Path:
-    """Write the page to `path`, where it replaces an older file. Raises SetupError if the file cannot be written."""
+    """Write the page to `path`. An older file there is replaced. Raises SetupError if the file cannot be written."""
     page = html(report).encode("utf-8", "backslashreplace")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def _notices(loaded: Loaded) -> Iterator[str]:
 
 
 def _cells(report: ScoreReport) -> Iterator[tuple[str, Block]]:
-    """Yield the report's blocks below its overview, each with the title of the table that it belongs to."""
+    """Yield the report's blocks below the overview, each with the title of the table that the block belongs to."""
     for table in report.tables:
         for one in (block(table), *(averages.block() for averages in report.averages if averages.last is table)):
             yield scored.title(table), one
@@ -149,7 +149,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _clean(value: Any) -> Any:
-    """Clean a value before the template prints it; Markup, which is HTML of our own, stays as it is."""
+    """Clean a value before the template prints it. Markup stays unchanged, because it is HTML that kvbench made."""
     if value is None:
         return ""
     return shown(value) if type(value) is str else value

@@ -1,4 +1,4 @@
-"""The page's figures, each drawn light and dark; the stylesheet shows the one for the reader's light or dark setting.
+"""Draws the page's figures, each once light and once dark. The stylesheet shows the picture for the reader's setting.
 
 drawn = read(report)
 drawn.of("curves"), drawn.reason
@@ -13,7 +13,7 @@ from kvbench.errors import SetupError
 from kvbench.report.plots import Figure, check, figures, svg
 from kvbench.report.scores import ScoreReport
 
-PANELS: dict[str, Callable[[str], bool]] = {  # a panel, and which names its figures have
+PANELS: dict[str, Callable[[str], bool]] = {  # for each panel whether it shows a figure with this name
     "frontier": lambda name: name.startswith("score-bytes"),
     "curves": lambda name: name.startswith("score-"),
     "lengths": lambda name: name.startswith(("length", "truncated")),

@@ -1,4 +1,4 @@
-"""Recorded decisions as the page shows them: for each token the eviction that dropped it.
+"""Reads recorded decisions in the form that the page shows: for each token the eviction that dropped it.
 
     kept = read(report)
     kept.answers["5f0c..."]["heads"]["2.1"]      # a character per token: "0" kept to the end, "1" dropped by eviction 1
@@ -27,8 +27,8 @@ MOST_EVICTIONS = 0xD800 - FIRST - 1  # so that every character is below the surr
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The decisions that the page shows. `answers`: decisions by row key. `questions`: (task, question) of these
-    answers. `note`: what the page leaves out, or how to record decisions."""
+    """The decisions that the page shows. `answers`: the decisions on an answer, by row key. `questions`: the (task,
+    question) pairs of these answers. `note`: what the page leaves out, or how to record decisions."""
 
     answers: dict[str, dict[str, Any]]
     questions: set[tuple[str, str]]
@@ -56,14 +56,16 @@ def read(report: ScoreReport) -> Kept:
 
 
 def _with_prompt(path: Path, keys: set[str]) -> Iterator[str]:
-    """Yield those of the row keys whose prompts the run stores; it stores no prompts of gated data."""
+    """Yield each key in `keys`, the keys of rows, if the run stores the row's prompt. A run stores no prompts of gated
+    data."""
     if keys:
         texts = read_texts(path, keys=keys)
         yield from texts["row_key"][texts["prompt"].notna()]
 
 
 def _by_answer(runs: list[Path]) -> Iterator[tuple[Decisions, Iterator[Decisions]]]:
-    """Yield for each recorded answer the decisions of its first KV head, and those of all its KV heads."""
+    """Yield for each recorded answer the decisions of its first KV head, and an iterator over the decisions of all its
+    KV heads."""
     for path in runs:
         for _, group in itertools.groupby(decisions.read(path), key=lambda row: row.row_key):
             rows = iter(group)
@@ -72,8 +74,8 @@ def _by_answer(runs: list[Path]) -> Iterator[tuple[Decisions, Iterator[Decisions
 
 
 def _answer(first: Decisions, rows: Iterator[Decisions], most: int) -> dict[str, Any] | None:
-    """Return the decisions on an answer in the form of the page's data; None if they take more than `most` characters
-    or the answer has too many evictions."""
+    """Return the decisions on an answer in the form of the page's data. None if they take more than `most` characters,
+    or if the answer has more than `MOST_EVICTIONS` evictions."""
     if len(first.seen) > MOST_EVICTIONS or len(first.tokens) > most:
         return None
     heads: dict[str, str] = {}

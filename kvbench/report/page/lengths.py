@@ -1,9 +1,9 @@
-"""How long the answers of a cell are, and how they ended.
+"""Measures how long the answers of a cell are, and how many of them were cut off.
 
     lengths(rows).median       # tokens
 
-Truncated answers were cut off by the limit of new tokens: a method that makes a model ramble shows here before it shows
-in the score.
+Truncated answers were cut off by the limit of new tokens. If a method makes the model ramble, answers get longer before
+scores fall.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kvbench.report.rows import Rows
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long the answers of one cell are, in tokens, and the shares that are truncated or have no extracted answer.
-    NaN without an answer."""
+    """The lengths of one cell's answers in tokens, and the shares of answers that are truncated or have no extracted
+    answer. All figures but the number of answers are NaN if there are none."""
 
     answers: int
     mean: float

@@ -1,10 +1,10 @@
-"""Paired differences of all methods of a task at one budget, with verdicts.
+"""Compares all pairs of methods of a task at one budget: paired differences with verdicts.
 
     for matrix in matrices(scored):
         matrix.between("gkv", "h2o").verdict
 
-Every pair is compared on the questions that both answered, with the test of the report's tables
-(`kvbench.report.stats.paired`). Holm's family is every pair of the task, at all its budgets.
+Every pair is compared on the questions that both methods have, with the test of the report's tables
+(`kvbench.report.stats.paired`). The family for Holm's correction is every pair of the task, at all budgets.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The differences between all pairs of methods at one budget; methods without a budget, such as the full cache, are
-    among them. `family`: number of comparisons over which p-values are adjusted. `left_out`: number of methods beyond
-    MOST_METHODS."""
+    """The differences between all pairs of methods at one budget. Methods without a budget, such as the full cache, are
+    included. `family`: the number of comparisons over which p-values are adjusted. `left_out`: the number of methods
+    that do not fit into `MOST_METHODS`."""
 
     budget: str  # as `named` writes it
     methods: list[str]
@@ -89,15 +89,15 @@ def matrices(scored: Scored) -> list[Matrix]:
 
 
 def _pairs(scored: Scored, budget: str, cells: list[Cell]) -> Iterator[Pair]:
-    """Yield all pairs of cells, the cell with the higher mean second: `stats.judge` counts drops from the second's
-    score."""
+    """Yield all pairs of cells. The second cell of a pair has the higher mean, because `stats.judge` counts drops from
+    the second cell's score."""
     means = {(cell.method, named(cell.budget)): cell.score.mean for cell in scored.table.cells}
     for a, b in itertools.combinations(cells, 2):
         yield (budget, a, b) if means[a] <= means[b] else (budget, b, a)
 
 
 def _differences(scored: Scored, pairs: list[Pair]) -> dict[Pair, Difference]:
-    """Return the differences of the pairs that share a question, all of one family."""
+    """Return the differences of the pairs that share a question. All pairs are one family for Holm's correction."""
     floors = {(cell.method, named(cell.budget)): cell.floor for cell in scored.table.cells}
     tested = {(at, a, b): found for at, a, b in pairs if (found := _paired(scored, a, b)) is not None}
     judged = stats.judge(list(tested.values()), floors=[floors[a] for _, a, _ in tested])
@@ -108,8 +108,8 @@ def _differences(scored: Scored, pairs: list[Pair]) -> dict[Pair, Difference]:
 
 
 def _methods(scored: Scored, budget: str) -> tuple[list[Cell], int]:
-    """Return the cells at a budget and those without one, at most MOST_METHODS in all, and the number of cells left
-    out."""
+    """Return the cells at a budget and the cells without a budget, at most MOST_METHODS in all, and the number of cells
+    left out."""
     cells = [cell for cell in scored.cells if cell[1] in (named(None), budget)]
     return cells[:MOST_METHODS], max(0, len(cells) - MOST_METHODS)
 

@@ -1,10 +1,10 @@
-"""Numbers that papers print for the same model, task, method and budget as a cell.
+"""Finds scores that papers print for the same model, task, method and budget as a cell.
 
     found = read(tables)
     found.lines, found.reason
 
-They come from results/published/published.csv of the checkout. Papers used their own code, prompts and budgets: the
-page shows them beside a cell's score and draws no conclusion.
+The scores come from results/published/published.csv of the checkout. Papers used their own code, prompts and budgets.
+The page therefore shows their scores beside a cell's score and draws no conclusion.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The published scores that match a cell of the report; `reason` says why no score matches, and is empty
-    otherwise."""
+    """The published scores that match a cell of the report. `reason`: why no score matches; empty if one matches."""
 
     lines: list[Line]
     reason: str
@@ -64,7 +63,7 @@ def read(tables: list[Scored]) -> Published:
     lines = [line for scored in tables for line in _matches(scored, printed)]
     models = ", ".join(sorted({model for scored in tables for model in _models(scored)}))
     count = sum(map(len, printed.values()))
-    reason = f"None of the {count} published scores is of {models} on these tasks, with these methods and budgets."
+    reason = f"None of the {count} published scores is of model {models} with a task, method and budget of this report."
     return Published(lines, "" if lines else reason)
 
 
@@ -84,8 +83,8 @@ def _models(scored: Scored) -> list[str]:
 
 
 def _key(row: dict[str, str]) -> Key | None:
-    """Return model, task, method and budget of a line of published.csv in kvbench's names; None if it has no score or
-    no method of kvbench."""
+    """Return model, task, method and budget of a line of published.csv, in kvbench's names. None if the line has no
+    accuracy in percent, no budget in entries, or no method of kvbench."""
     budget = BUDGET.match(row["budget"])
     if row["unit"] != "%" or not SCORE.fullmatch(row["metric"]) or not (budget or row["budget"] == "full"):
         return None

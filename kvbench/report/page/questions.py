@@ -1,11 +1,12 @@
-"""The questions that a page shows, with the answers of all cells.
+"""Chooses the questions that a page shows, and reads the answers of all cells to them.
 
     chosen = read(report, tables, recorded)
     chosen.questions[0]["answers"][0]["output"]     # (text, note on what is cut off)
 
-A page holds few questions: at most MOST_QUESTIONS of a task, and beyond the first at most MOST_BYTES of text. Questions
-with recorded decisions come first, then questions on which some cell scores unlike the full cache, then those whose
-scores differ most between cells; ties are in order of ids. Of gated tasks a page shows ids and scores only.
+A page holds at most MOST_QUESTIONS questions of a task, and at most MOST_BYTES of text; the first question is always
+shown. Questions with recorded decisions come first. Then come questions on which some cell scores unlike the full
+cache, then the questions whose scores differ most between cells. Ties are in order of ids. Of gated tasks a page shows
+ids and scores only.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SCORES = ("score", "score_partial", "score_strict")
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """The questions of the runs that the page shows. `note`: how they were chosen, or why there are none."""
+    """The questions that the page shows, as JSON data. `note`: how they were chosen, or why there are none."""
 
     questions: list[dict[str, Any]]
     note: str
@@ -75,11 +76,11 @@ def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str,
     asked = {(one.table.task, question) for one in tables for cell in one.cells.values() for question in cell}
     capped = "" if len(found) == every else f", at most {MOST_BYTES // 1000} KB of text in all"
     note = (
-        f"{len(found)} of {len(asked)} questions: at most {MOST_QUESTIONS} per task{capped}, those with recorded "
-        "decisions first, then, as far as they fit, for each cell a question on which it scores unlike the full cache "
-        "(without one, the first cell) of its table, then those on which scores differ most. Of several samples the "
-        "first counts and is shown. "
-        "'kvbench show RUN --sample ID' prints any other."
+        f"{len(found)} of {len(asked)} questions: at most {MOST_QUESTIONS} per task{capped}. Questions with recorded "
+        "decisions come first. Then comes, as far as there is room, for each cell a question on which it scores unlike "
+        "the full cache of its table, or unlike the table's first cell if the full cache was not run. Then come "
+        "the questions on which scores differ most. Of several samples the first is shown, and its score counts here. "
+        "'kvbench show RUN --sample ID' prints any other sample."
     )
     return Questions(found, note)
 
@@ -88,11 +89,11 @@ def chosen(tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> list[str
     """Return the questions of a task to show, at most MOST_QUESTIONS, in order. tables: all tables of the task.
 
     Questions with recorded decisions come first. Then each cell gets a question on which it scores unlike the first
-    cell of its table (the full cache's if it was run), if there is one. The other questions follow, those whose scores
-    differ most between cells first.
+    cell of its table, if there is such a question; the first cell is the full cache's if it was run. The other
+    questions follow, in the order of how much their scores differ between cells.
     """
-    spread: dict[str, float] = {}  # the widest of any table
-    unlike: dict[str, set[tuple[int, int]]] = {}  # the cells, by their table and their place in it
+    spread: dict[str, float] = {}  # for each question its widest spread of scores in any table
+    unlike: dict[str, set[tuple[int, int]]] = {}  # for each question the cells that score unlike their table's first
     for number, scored in enumerate(tables):
         for question, scores in _by_question(scored).items():
             first, values = scores.get(0), scores.values()
@@ -110,7 +111,8 @@ def chosen(tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> list[str
 
 
 def _by_question(scored: Scored) -> dict[str, dict[int, float]]:
-    """Return, for each question, the score of every cell that the page shows, by the cell's place in the table."""
+    """Return for each question the scores that the page shows. The score of each cell has the cell's place in the table
+    as its key."""
     found: dict[str, dict[int, float]] = {}
     for place, cell in enumerate(scored.shown.values()):
         for question, score in cell.items():
@@ -119,15 +121,15 @@ def _by_question(scored: Scored) -> dict[str, dict[int, float]]:
 
 
 def _in_turn(wanted: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
-    """Yield each task's first question, then each task's second, and so on: the limit on the page's size then treats
-    tasks alike."""
+    """Yield each task's first question, then each task's second question, and so on. In this order the limit on the
+    page's size treats all tasks alike."""
     for place in range(MOST_QUESTIONS):
         yield from ((task, names[place]) for task, names in wanted.items() if place < len(names))
 
 
 def _rows(folders: Sequence[Path], wanted: dict[str, list[str]]) -> pd.DataFrame:
-    """Return the row of one sample of every cell for each wanted question, with its texts: the first ok sample or, if
-    none is ok, the first."""
+    """Return, for each wanted question and every cell, the row of one sample with its texts. It is the first sample
+    with the status ok or, if there is none, the first sample. wanted: the questions of each task."""
     import pandas as pd
     import pyarrow.compute as pc
 
@@ -168,8 +170,8 @@ def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[s
 
 
 def _open(questions: Sequence[dict[str, Any]]) -> None:
-    """Give each question its `opening`: its prompt's first words after the beginning that all prompts of the task
-    share."""
+    """Add to each question its `opening`: the first words of its prompt that differ from the other prompts of the
+    task."""
     prompts: dict[str, list[str]] = {}
     for question in questions:
         prompts.setdefault(question["task"], []).append(question["prompt"][0])
@@ -189,7 +191,7 @@ def _shared(texts: Sequence[str]) -> int:
 
 
 _WITHHELD = "The task's data are gated: the page shows ids and scores, no texts."
-_NOT_STORED = "The run stored no prompt here, as for gated data: the page shows ids and scores, no texts."
+_NOT_STORED = "The run stored no prompt of this question, as runs do for gated data: the page shows scores, no texts."
 
 
 def _answer(row: dict[str, Any], shared: dict[str, dict[str, Any]], withheld: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The scores of every cell question by question, for each table of the report.
+"""Reads the scores of every cell question by question, for each table of the report.
 
     for scored in read(report):
         scored.cells["gkv", "48"]["q17"]      # the samples' scores of the task's headline column
@@ -23,10 +23,12 @@ Cell = tuple[str, str]  # method with its options, budget as `named` writes it
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A table of the report, with the rows and scores of its cells: first the full cache, then the others in order.
+    """A table of the report, with the rows and scores of its cells. The full cache comes first, then the other cells in
+    the table's order.
 
-    `shown`: the score of each question's first ok sample, whose answer is on the page. `clusters`: the source of each
-    question, for standard errors.
+    `parts`: the rows of each cell. `cells`: for each cell the samples' scores by question. `shown`: for each cell the
+    score of each question's first sample with the status ok, whose answer is on the page. `clusters`: the cluster of
+    each question, for standard errors.
     """
 
     table: TaskTable
@@ -56,7 +58,7 @@ def read(report: ScoreReport) -> Iterator[Scored]:
 
 
 def _first(rows: Rows, headline: str) -> dict[str, float]:
-    """Return the score of each question's first ok sample."""
+    """Return the score of each question's first sample with the status ok."""
     ok = rows.where(rows.text("status").is_one_of("ok"))
     in_turn = ok.where(ok.number("sample").argsort(kind="stable"))
     return {question: samples[0] for question, samples in in_turn.scores(headline).items()}

@@ -17,7 +17,7 @@ _BREAKS = re.compile(r"([\n\t])")
 
 @functools.lru_cache(1 << 14)  # names repeat; `html` clears it, since secrets are those of the environment
 def shown(text: str) -> str:
-    """Return a text without secrets, control characters and direction characters; line ends and tabs stay."""
+    """Return a text without secrets, control characters and text-direction characters. Line ends and tabs stay."""
     hidden = redact_text(text)
     if hidden.isascii() and hidden.replace("\n", "").isprintable():
         return hidden
@@ -25,7 +25,8 @@ def shown(text: str) -> str:
 
 
 def cut(text: str, where: str) -> tuple[str, str]:
-    """Return at most MOST bytes of a text, and a note on where to find the rest; the note is empty for a whole text."""
+    """Return at most MOST bytes of a text, and a note on where to find the rest. The note is empty if nothing is cut.
+    where: the place of the whole text, in words."""
     data = shown(text).encode()
     note = f"[cut: {len(data)} bytes in all, {where}]" if len(data) > MOST else ""
     return data[:MOST].decode(errors="ignore"), note

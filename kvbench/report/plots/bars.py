@@ -12,8 +12,8 @@ ROW = 18  # height of a bar
 
 
 def bars(title: str, values: Sequence[Point], *, x: str) -> Spec:
-    """Return the figure's Vega-Lite specification. Each value has the fields panel, bar, part and length, and low and
-    high for error bars."""
+    """Return the figure's Vega-Lite specification. Each value has the fields panel, bar, part and length, and also low
+    and high if it has an error bar. x: the title of the axis of lengths."""
     parts = distinct(values, "part")
     names = min(NAMES, LETTER * max(map(len, distinct(values, "bar"))) + 10)
     return {
@@ -41,8 +41,8 @@ def _layers(parts: Sequence[str], x: str) -> list[Spec]:
 
 
 def _colour(parts: Sequence[str]) -> Spec:
-    """Return the encoding of a part's colour; no part gets the first colour of the palette, which is the full
-    cache's."""
+    """Return the encoding of a part's colour. No part gets the first colour of the palette, which belongs to the full
+    cache."""
     legend = {"title": None, "columns": across(parts), "values": list(parts)} if len(parts) > 1 else None
     scale = {"domain": ["", *parts], "range": "category"}
     return {"field": "part", "type": "nominal", "scale": scale, "legend": legend}

@@ -23,11 +23,11 @@ BESIDE = 1.25  # how much of the axis lies beside the first and the last budget,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """What a figure against the budget shows: a field of the points with its error bars, and the words for it. `low`,
-    `high`: fields with the ends of the error bars; empty without error bars.
+    """What a figure against the budget shows. `field`: the field of the points with the values. `low`, `high`: the
+    fields with the ends of the error bars; empty without error bars.
 
-    `shows`, `bands`, `more`: the caption's words for the values, for the error bars, and for what readers should know;
-    `about_missing`: its words for why cells are not shown.
+    Parts of the caption: `shows` names the values, `bands` the error bars. `more` is a sentence that readers should
+    know. `about_missing` says why cells are not shown.
     """
 
     name: str
@@ -39,8 +39,8 @@ class Measure:
     shows: str
     bands: str
     more: str = ""
-    form: str = ""  # of numbers at the axis; empty: as many digits as they need
-    together: bool = True  # all panels share one y axis
+    form: str = ""  # format of the numbers at the axis; empty: as many digits as they need
+    together: bool = True  # whether all panels share one y axis
     about_missing: str
 
 
@@ -62,7 +62,8 @@ UNITS = (
 
 
 def against_budgets(measure: Measure, points: Sequence[Point], methods: Sequence[str]) -> Iterator[Figure]:
-    """Yield a figure for budgets in entries and one for budgets as shares of the prompt, each if there are such points.
+    """Yield a figure for budgets in entries, and another for budgets as shares of the prompt. A figure without points
+    is left out.
 
     methods: all methods of the report, in the order of their colours.
     """
@@ -137,8 +138,8 @@ def _axis(unit: _Unit, budgets: Sequence[float]) -> Spec:
 
 
 def _apart(at: Sequence[Point]) -> list[Point]:
-    """Move the points sideways in `x`, by the same factor for all points of a method, so that they do not hide each
-    other."""
+    """Return the points moved sideways, so that they do not hide each other. `x` changes by the same factor for all
+    points of a method."""
     methods = sorted(distinct(at, "method"))
     logs = [math.log2(budget) for budget in sorted(distinct(at, "x"))]
     room = min((b - a for a, b in itertools.pairwise(logs)), default=0.5) * CROWDED

@@ -34,7 +34,8 @@ def figures(report: ScoreReport) -> list[Figure]:
 
 
 def _named(figures: Sequence[Figure]) -> Iterator[Figure]:
-    """Yield the figures under distinct names; maps of one family in several groups of runs would have the same name."""
+    """Yield the figures under distinct names. Without this, maps of one family of tasks in several groups of runs would
+    have the same name."""
     seen: Counter[str] = Counter()
     for figure in figures:
         seen[figure.name] += 1

@@ -1,9 +1,9 @@
-"""Lines with bands in panels, a colour and a shape for each value of the field `method`.
+"""Lines with bands in panels. Each value of the field `method` has its own colour and shape.
 
     curves("Loss", values, x=axis("x", "step"), y=axis("loss", "loss"), looks=style.methods(names, names))
 
-Values have the fields panel, method, dash, the fields of `x` and `y`, and `kind`: "cell", or "rule" for a horizontal
-line.
+Values have the fields panel, method, dash, kind, and the fields of `x` and `y`. The field `kind` is "rule" for a
+horizontal line, otherwise "cell".
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def curves(
     hints: Sequence[str] = (),
     together: bool = True,
 ) -> Spec:
-    """Return the figure's Vega-Lite specification. low, high: fields with the ends of the bands; hints: further fields
-    of the tooltip; together: all panels share one y axis."""
+    """Return the figure's Vega-Lite specification. looks: the encodings of colour, shape and dashes, from
+    `style.methods`. low, high: the fields with the ends of the bands. hints: further fields of the tooltip. together:
+    whether all panels share one y axis."""
     line = {"y": y, "color": looks["color"]}
     tips = tooltip(*hints, y["field"], low, high)
     layers = [
@@ -54,8 +55,8 @@ def curves(
 
 
 def _bands(x: Spec, line: Spec, low: str, high: str) -> list[Spec]:
-    """Return layers for the fields `low` and `high`: bands around horizontal lines and curves, and a bar at each
-    point."""
+    """Return the layers that show the range from the field `low` to the field `high`: bands around horizontal lines and
+    curves, and a bar at each point."""
     band = {**line, "y": {**line["y"], "field": low}, "y2": {"field": high}}
     layers = [
         where("rule", {"type": "rect", "opacity": 0.08}, **band),
@@ -66,8 +67,8 @@ def _bands(x: Spec, line: Spec, low: str, high: str) -> list[Spec]:
 
 
 def facets(title: str, values: Sequence[Point], layers: Sequence[Spec], *, together: bool = True) -> Spec:
-    """Return a figure with a panel for each value of the field `panel`, in order. together: all panels share one y
-    axis."""
+    """Return a figure with a panel for each value of the field `panel`, in order. together: whether all panels share
+    one y axis."""
     panels = distinct(values, "panel")
     across = 1 if len(panels) <= ONE_COLUMN else 2
     axes = 1 if together else across
@@ -86,16 +87,16 @@ def facets(title: str, values: Sequence[Point], layers: Sequence[Spec], *, toget
 
 
 def _shortened(panels: Sequence[str], most: int) -> dict[str, str]:
-    """Return each panel's title, cut in the middle to at most `most` letters; no title is cut if two would become
-    equal."""
+    """Return a short title for each panel: titles longer than `most` letters are cut in the middle. No title is cut if
+    two titles would become equal."""
     tail = most * 2 // 3
     short = {p: p if len(p) <= most else f"{p[: most - tail - 1]}…{p[-tail:]}" for p in panels}
     return short if len(set(short.values())) == len(panels) else {p: p for p in panels}
 
 
 def facet(panels: Sequence[str], width: float) -> Spec:
-    """Return the encoding that makes a panel of each value of the field `panel`, in order; titles are cut to the
-    panel's width."""
+    """Return the encoding that makes a panel of each value of the field `panel`, in order. Titles are cut to `width`,
+    the width of a panel."""
     return {"field": "panel", "type": "nominal", "title": None, "sort": list(panels), "header": {"labelLimit": width}}
 
 
@@ -105,7 +106,7 @@ def where(kind: str, mark: Spec, **encoding: Any) -> Spec:
 
 
 def known(field: str, layer: Spec) -> Spec:
-    """Return the layer without the values that lack a field; Vega-Lite would draw these at 0."""
+    """Return the layer without the values that lack a field. Vega-Lite would draw such values at 0."""
     return {**layer, "transform": [*layer["transform"], {"filter": {"field": field, "valid": True}}]}
 
 

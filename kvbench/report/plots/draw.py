@@ -1,7 +1,7 @@
 """Draws figures with vl-convert (extra `report`): SVG in which text stays text, and PDF and PNG from that SVG.
 
-Equal figures give equal bytes. This takes a correction, because the converter counts ids over the life of a process and
-orders a PDF's objects at random.
+Equal figures give equal bytes. The converter alone does not guarantee this: it counts ids over the life of a process,
+and it orders a PDF's objects at random. Both are corrected here.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def png(drawn: str, scale: float = 2) -> bytes:
 
 
 def _own_ids(drawn: str, prefix: str) -> str:
-    """Renumber the SVG's ids as PREFIX-1, PREFIX-2 and so on; text outside tags is left as it is."""
+    """Return the SVG with its ids renamed to PREFIX-1, PREFIX-2 and so on. Text outside tags stays unchanged."""
     numbers: dict[str, str] = {}
 
     def named(match: re.Match[str]) -> str:

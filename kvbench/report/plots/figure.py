@@ -15,12 +15,12 @@ LONGEST = 400  # characters of a text; the time to draw one grows with the squar
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that can be drawn in any theme. Its texts contain no secrets (API keys), and no control or
-    text-direction characters.
+    """A figure that can be drawn in any theme. Secrets (API keys), control characters and text-direction characters are
+    removed from its texts.
 
-    `name`: stem of its files. `caption`: names axes, n and error bars, and what is not shown. `spec`: a Vega-Lite
-    specification without `config`; `style.config(theme)` is the configuration that it is drawn with. Texts from rows
-    are values of data, domains and titles, never part of a Vega expression.
+    `name`: the stem of its files. `caption`: names the axes, the number of questions, the error bars, and the cells
+    that are not shown. `spec`: a Vega-Lite specification without `config`; the figure is drawn with `config` from
+    `style.config(theme)`. Texts from rows are data, domains and titles, never part of a Vega expression.
     """
 
     name: str
@@ -41,8 +41,8 @@ def distinct(points: Sequence[Point], field: str) -> list[Any]:
 
 
 def _cleaned(value: Any, known: dict[str, str]) -> Any:
-    """Return the value with all its texts cleaned: a control character would end the process that draws the figure.
-    known: the clean form of each text so far."""
+    """Return the value with all its texts cleaned. A control character in a text would end the process that draws the
+    figure. known: the clean form of each text so far."""
     if isinstance(value, str):
         if value not in known:
             known[value] = _clipped(_plain(value), len(known))
@@ -57,5 +57,6 @@ def _plain(text: str) -> str:
 
 
 def _clipped(text: str, number: int) -> str:
-    """Cut a text that is longer than LONGEST characters, and end it with `number`, so that cut texts stay distinct."""
+    """Return the text, cut if it is longer than LONGEST characters. A cut text ends with `number`, so that cut texts
+    stay distinct."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({number})"

@@ -1,4 +1,5 @@
-"""Scores against measured bytes, with the frontier: the cells whose score no other cell reaches with as few bytes."""
+"""The figure of scores against measured bytes. It marks the frontier: the cells whose score no other cell reaches with
+as few bytes."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ from kvbench.report.plots.points import only
 
 TITLE = "Score against measured bytes"
 ABOUT = (
-    "Mean score over questions against the largest KV bytes of a sequence, a mean over samples, {panels}; bars: 95% "
-    "intervals over questions, as in the table. Grey stairs and rings: the frontier, cells that no other cell of "
-    "the panel beats with at most as many bytes; it ignores the intervals. Lines join the budgets of a method."
+    "Mean score over questions against a sequence's KV bytes at the peak (mean over samples), {panels}; bars: 95% "
+    "intervals over questions, as in the table. Grey stairs and rings: the frontier, the cells whose score no other "
+    "cell of the panel reaches with at most as many bytes; the intervals are ignored. Lines join the budgets of a "
+    "method."
 )
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 BY_SIZE = {"field": "x", "type": "quantitative"}
 STEPS = {"type": "line", "interpolate": "step-after", "strokeWidth": 5, "opacity": 0.4, "color": style.MARK}
 RING = {"type": "point", "size": 190, "filled": False, "strokeWidth": 2, "opacity": 0.7, "color": style.MARK}
-WIDE = 8  # from this ratio of the most bytes to the fewest on, the axis is logarithmic
+WIDE = 8  # the axis is logarithmic if the most bytes are at least this multiple of the fewest
 
 
 def frontier_figures(points: Sequence[Point], methods: Sequence[str]) -> Iterator[Figure]:
@@ -51,8 +53,8 @@ def _spec(placed: Sequence[Point], methods: Sequence[str]) -> Spec:
 
 
 def _layers(x: Spec, y: Spec, looks: Spec) -> list[Spec]:
-    """Return the layers, from the back: the frontier, error bars, a thin line through each method's budgets, and
-    points."""
+    """Return the layers from back to front: the frontier, error bars, a thin line through each method's budgets, and
+    the cells' points."""
     at = {"x": x, "y": y}
     coloured = at | {"color": looks["color"]}
     bar = coloured | {"y": {**y, "field": "low"}, "y2": {"field": "high"}}

@@ -11,7 +11,7 @@ from kvbench.report.plots.style import LETTER, NAMES, SCHEMA, WIDTH
 GAP = 14
 ROW = 17  # height of a square
 NARROW, BROAD = 22, 48  # least and largest width of a square; a number fits into the least
-DARK = 0.6  # from this share on, the shade is dark in a light theme
+DARK = 0.6  # shares from here to 1 have a dark shade in the light theme
 LEGEND = {"orient": "bottom", "direction": "horizontal", "gradientLength": 160, "tickCount": 5}
 HINTS = ("panel", "row", "column", "share", "questions")
 
@@ -25,8 +25,9 @@ def heat(
     x: str | None,
     value: str = "score",
 ) -> Spec:
-    """Return the figure's Vega-Lite specification. Squares have the fields panel, row, column and share; `rows` are
-    listed from the top. value: the name of what the shade shows, for the legend."""
+    """Return the figure's Vega-Lite specification. Squares have the fields panel, row, column and share. rows, columns:
+    their names, from the top and from the left. x: the title of the axis of columns. value: the legend's name for the
+    share."""
     panels = distinct(squares, "panel")
     across, side = _sizes(len(panels), rows, len(columns))
     inner = {
@@ -51,7 +52,8 @@ def _sizes(panels: int, rows: Sequence[str], columns: int) -> tuple[int, float]:
 
 
 def _layers(value: str, hints: Sequence[str]) -> list[Spec]:
-    """Return the layers: the squares, and the number in each, dark on a light shade and light on a dark one."""
+    """Return the layers: the squares, and the numbers in them. A number is dark on a light shade and light on a dark
+    shade. value: see `heat`. hints: the fields of the tooltip."""
     shade = {"field": "share", "type": "quantitative", "scale": {"domain": [0, 1], "range": "heatmap"}, "title": value}
     number = {"text": {"field": "share", "type": "quantitative", "format": ".2f"}}
     squares: Spec = {"mark": "rect", "encoding": {"color": {**shade, "legend": LEGEND}, "tooltip": tooltip(*hints)}}
@@ -67,7 +69,8 @@ def _layers(value: str, hints: Sequence[str]) -> list[Spec]:
 
 
 def _place(rows: Sequence[str], columns: Sequence[str], x: str | None, side: float) -> Spec:
-    """Return the encoding of both axes; the labels of columns stand upright if they do not fit side by side."""
+    """Return the encoding of both axes. The labels of columns are turned upright if they do not fit side by side.
+    side: the width of a square."""
     upright = LETTER * max(map(len, columns)) > side
     label: Spec = {"ticks": False, "labelLimit": NAMES}
     return {

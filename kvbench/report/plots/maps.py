@@ -1,4 +1,5 @@
-"""Heat maps of scores: the subtasks of a family of tasks, or a task's categories (such as a needle's depth), by length.
+"""Heat maps of scores by length. The rows are the subtasks of a family of tasks, or the categories of a task, such as
+the depth of a needle.
 
 At two lengths or more, the map has a panel for each method and budget, with the lengths as columns. A family at one
 length gets a single panel, with a column for each method and budget.
@@ -26,8 +27,8 @@ ABOUT = (
 
 
 def map_figures(report: ScoreReport, points: Sequence[Point]) -> Iterator[Figure]:
-    """Yield a map for each family with two subtasks or more, then for each task with two categories or more at two
-    lengths or more."""
+    """Yield a map for each family with at least two subtasks, then a map for each task with at least two categories and
+    at least two lengths."""
     yield from _subtasks(points)
     yield from _categories(report, points)
 
@@ -106,5 +107,5 @@ def _spec(title: str, squares: Sequence[Point], rows: Sequence[str], lengths: Se
 
 
 def _stem(text: str) -> str:
-    """Return the text in the form that it has in a file's name."""
+    """Return the text in the form that it has in a file's name: lower case, with hyphens in place of other signs."""
     return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).strip("-")

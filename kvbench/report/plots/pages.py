@@ -12,7 +12,8 @@ HEAD = 38  # title of a panel, and the space below it
 
 
 def pages(figure: Figure) -> Iterator[Figure]:
-    """Yield the figure itself if it fits, else its parts NAME-1, NAME-2, ... with the panels in order."""
+    """Yield the figure itself if it fits a page. Otherwise yield its parts NAME-1, NAME-2 and so on, with the panels in
+    order."""
     facet = figure.spec.get("facet")
     panels = facet["sort"] if facet else []
     across = figure.spec.get("columns", 1)

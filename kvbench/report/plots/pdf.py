@@ -1,4 +1,5 @@
-"""Writes a PDF again in canonical order: objects numbered as the document reaches them, resources sorted by name.
+"""Rewrites a PDF in canonical order. Objects are numbered in the order in which the document refers to them; resources
+are sorted by name.
 
 The converter numbers fonts and lists resources in the order of a hash table, which differs from call to call.
 """
@@ -40,8 +41,8 @@ def canonical(pdf: bytes) -> bytes:
 
 
 def _objects(pdf: bytes) -> dict[int, tuple[bytes, bytes]]:
-    """Return each object of a PDF by its number: its dictionary, with sorted resources, and its stream, or b"" if it
-    has none."""
+    """Return the objects of a PDF by their numbers, as (head, stream) pairs. The head is the object's dictionary, with
+    sorted resources. The stream is b"" if the object has none."""
     objects = {}
     place = 0
     while head := _HEAD.search(pdf, place):
@@ -62,5 +63,5 @@ def _sorted(match: re.Match[bytes]) -> bytes:
 
 
 def _by_name(line: Any) -> tuple[int, bytes]:
-    """Sort key for a line of resources, by which xo2 stands before xo10."""
+    """Return the sort key of a line of resources; xo2 comes before xo10."""
     return len(line.split()[0]), bytes(line)

@@ -1,4 +1,4 @@
-"""The cells of a report as the data points of its figures: plain values, named as in CSV and JSON."""
+"""Turns the cells of a report into the data points of its figures: plain values, named as in CSV and JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def points(report: ScoreReport) -> list[Point]:
 
 
 def only(points: Sequence[Point], *fields: str) -> list[Point]:
-    """Return the points with only `fields` and the fields of IDENTITY; fields without a value are left out."""
+    """Return the points with no other fields than `fields` and those in IDENTITY. Fields without a value are left
+    out."""
     return [{f: p[f] for f in (*IDENTITY, *fields) if p.get(f) is not None} for p in points]
 
 

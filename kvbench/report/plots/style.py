@@ -1,8 +1,8 @@
 """The look of every figure: sizes, palettes for light and dark, and the colours, shapes and dashes of methods.
 
-The colours are Okabe and Ito's, which people with any colour vision can tell apart, lighter on a dark ground. Beyond
-seven methods besides the full cache, colours repeat with other dashes. Eight shapes alternate too, so that a figure
-can also be read in black and white.
+The colours are Okabe and Ito's, which people with any colour vision can tell apart; on a dark ground they are lighter.
+The full cache has a colour of its own. If more than seven other methods are shown, colours repeat with other dashes.
+Methods also differ in shape, so that a figure can be read in black and white.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def methods(names: Sequence[str], shown: Sequence[str]) -> dict[str, Any]:
     """Return the encodings that tell the values of the field `method` apart: `color`, `shape`, and `strokeDash` for
     lines.
 
-    names: all methods of a report, so that a method looks the same in each of its figures; shown: those in this figure.
+    names: all methods of a report, so that a method looks the same in each of its figures. shown: the methods of this
+    figure.
     """
     domain = _ordered(names)
     legend = {"title": None, "values": [name for name in domain if name in shown], "columns": across(shown)}
@@ -85,7 +86,7 @@ def dash(name: str, names: Sequence[str]) -> int:
 
 
 def _ordered(names: Sequence[str]) -> list[str]:
-    """Return the names with the full cache first, which is added if it was not run."""
+    """Return the names with the full cache first. The full cache is added if it was not run."""
     return [FULL, *(name for name in names if name != FULL)]
 
 

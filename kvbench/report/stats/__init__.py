@@ -1,16 +1,18 @@
 """Statistics of scores: means with error bars, paired comparisons, pass@k, majority votes, families of tests.
 
-Scores come as one sequence per question (its samples, 0/1 or a share), questions in any fixed order:
+Scores are one sequence per question. A sequence holds the score of each sample: 0, 1 or a share. Questions have any
+fixed order:
 
     estimate([[1, 0, 1], [0, 0, 0]])                 # pass@1: mean of question means, two standard errors, interval
-    one = paired(full_cache, evicted, seed=0)        # same questions: difference, paired t, sign flips
-    judge([one, other])                              # the printed verdicts, p-values by Holm, smallest drops
+    one = paired(evicted, full_cache, seed=0)        # same questions: difference, paired t test, sign flips
+    judge([one, other])                              # verdicts, Holm-adjusted p-values, smallest drops
     regression(yesterday, today)                     # one-sided: is today worse, and by how much at most
     mean_pass_at_k(scores, 8); maj_at_n(answers, scores)
 
-Every mean is over questions, never over all samples: samples of a question are not independent, and in a 30 x 32
-example the pooled standard error is 0.016 where the right one is 0.066. Two standard errors answer two questions:
-`se` (would other questions of this kind give this number?) and `se_fixed` (would a re-run on these questions?).
+Every mean is over questions, never over all samples, because samples of a question are not independent. In an example
+with 30 questions of 32 samples each, the pooled standard error is 0.016, and the right one is 0.066. There are two
+standard errors. `se` is the uncertainty about other questions of this kind; `se_fixed` is the uncertainty about new
+samples of the same questions.
 
 Sources: Miller 2024, "Adding error bars to evals" (clustering); Bell and McCaffrey 2002 (few and unequal clusters);
 Chen et al. 2021 (pass@k); Wilson 1927; Holm 1979. The parts are a few lines each over numpy and scipy, which are

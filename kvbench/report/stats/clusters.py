@@ -1,12 +1,13 @@
-"""The standard error of a mean over questions of which some share a source (a cluster), and its degrees of freedom.
+"""Computes the standard error of a mean over questions, and its degrees of freedom. Questions that share a source form
+a cluster.
 
 A mean over questions whose clusters are about equally large gets the bias-reduced standard error CR2 (Bell and
-McCaffrey 2002) with Satterthwaite's degrees of freedom. With one question per cluster, both equal the ordinary t
-test's.
+McCaffrey 2002) with Satterthwaite's degrees of freedom. With one question per cluster, the standard error and the
+degrees of freedom are those of the ordinary t test.
 
-If one cluster weighs much more than the others, the residuals hardly show its part of the error, and no t test holds
-its level. Such clusters are `lopsided`: tests flip the signs of whole clusters instead, and the standard error comes
-from two variance components, between clusters and within.
+If one cluster has a much larger weight than the others, the residuals hardly show its part of the error, and no t test
+holds its level. Such clusters are `lopsided`: tests flip the signs of whole clusters instead, and the standard error
+comes from two variance components, one between clusters and one within clusters.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-# A t test over clusters at or above both has 3 to 7% false alarms at 5%, whether a cluster's questions agree or not.
+# A t test over clusters at or above both of these limits has 3 to 7% false alarms at a level of 5%, whether or not the
+# questions of a cluster agree.
 LEAST_FREEDOM = 2 / 3  # Satterthwaite's degrees of freedom over the degrees of freedom of equal clusters
 LEAST_SEEN = 0.8  # share of the variance that CR2 sees when all questions of a cluster agree
 
-CORRELATIONS = (0.0, 0.01, 0.02, 0.05, *(step / 20 for step in range(2, 20)), 0.98, 0.99, 0.999)  # that the fit tries
+# The correlations within a cluster that the fit tries.
+CORRELATIONS = (0.0, 0.01, 0.02, 0.05, *(step / 20 for step in range(2, 20)), 0.98, 0.99, 0.999)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Clusters:
 
     @classmethod
     def make(cls, names: Sequence[object] | None, questions: int) -> Clusters:
-        """Group questions by the names of their clusters; without names, each question is a cluster of its own."""
+        """Group questions by the names of their clusters. Without names, each question is a cluster of its own."""
         import numpy as np
 
         if names is None:
@@ -101,8 +104,8 @@ class Clusters:
         return float(np.sqrt(np.sum(self.residuals(values) ** 2)) / self.questions)
 
     def residuals(self, values: Floats) -> Floats:
-        """Return each cluster's sum of deviations from the mean: weighted as in CR2 or, if the clusters are lopsided,
-        divided by its standard deviation."""
+        """Return a residual for each cluster: the sum of its values' deviations from the mean, weighted as in CR2. If
+        the clusters are lopsided, the sum is divided by its standard deviation instead."""
         import numpy as np
 
         sums = self.sums(values - values.mean())
@@ -114,8 +117,8 @@ class Clusters:
         return within * self.sizes + between * self.sizes**2
 
     def components(self, values: Floats) -> tuple[float, float]:
-        """Return the variances of a question's value between clusters and within them, by restricted maximum
-        likelihood."""
+        """Return the variance of values between clusters and the variance within clusters, estimated by restricted
+        maximum likelihood."""
         import numpy as np
 
         if self.count < 2 or self.count == self.questions:
@@ -136,7 +139,7 @@ class Clusters:
         return CORRELATIONS[best] * total, (1 - CORRELATIONS[best]) * total
 
     def correlation(self, values: Floats) -> float:
-        """Return the correlation of two questions of one cluster; 0 if no two questions share a cluster."""
+        """Return the correlation of two questions of the same cluster; 0 if no two questions share a cluster."""
         between, within = self.components(values)
         return between / (between + within) if between > 0 else 0.0
 

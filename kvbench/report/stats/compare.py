@@ -1,4 +1,4 @@
-"""The comparison of two methods on the same questions: their difference, its confidence interval, and the test."""
+"""Compares two methods on the same questions: their difference, its confidence interval, and the test."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ ALPHA = 0.05
 class Paired:
     """The comparison of A with B on the same questions. `diff` is mean A - mean B; `p` is two-sided.
 
-    `test`: "t", "sign flips" (of whole clusters, where t does not hold its level), "equal differences" (no spread: the
-    exact p of the sign flips) or "none" (too few clusters: sign flips could not reject "no difference" at 1 - `level`
-    of `paired` even if every cluster had the same sign; `p` is 1 and there is no interval).
+    `test` is the test behind `p` and the interval. "t": the t test. "sign flips": sign flips of whole clusters, because
+    the t test would not hold its level. "equal differences": the differences have no spread, and `p` is the exact p of
+    sign flips. "none": there are so few clusters that sign flips could not reject "no difference" even if every
+    cluster had the same sign; `p` is 1 and there is no interval.
     """
 
     diff: float
@@ -43,14 +44,14 @@ class Paired:
     clusters: int
     largest: int  # questions of the largest cluster
     equal: bool  # whether all clusters have equally many questions
-    tail: float  # how much more `se` varies than that of normal differences
+    tail: float  # how much more `se` varies than the standard error of normal differences
     flipped: tuple[tuple[float, float], ...]  # (sum of differences, size) of each cluster; empty unless "sign flips"
 
     def drop(self, alpha: float, power: float = POWER) -> float:
         """Return the smallest true drop that the test finds with this power, two-sided at `alpha`.
 
-        If all differences are equal, it is the share of questions that would have to turn from right to wrong. NaN
-        without a test.
+        If all differences are equal, the drop is a share of questions that turn from right to wrong. NaN without a
+        test.
         """
         if self.test == "equal differences":
             return whole_questions_drop(self.clusters, alpha=alpha, power=power)
@@ -80,11 +81,11 @@ def paired(
     permutations: int = 10_000,
     seed: int = 0,
 ) -> Paired:
-    """Compare A and B question by question: `p` is that of the paired t test, `p_sign_flip` that of sign flips.
+    """Compare A and B question by question. `p` comes from the paired t test, `p_sign_flip` from sign flips.
 
-    Question i of `a` and of `b` must be the same question. Identical tables give p = 1. If all differences are equal,
-    t says nothing, and `p` is the exact p of the sign flips. If clusters are lopsided, `p` and the interval come from
-    the sign flips too.
+    Question i of `a` and of `b` must be the same question. Identical scores give p = 1, and so do too few clusters. If
+    all differences are equal, the t test says nothing, and `p` is the exact p of sign flips. If clusters are lopsided,
+    `p` and the interval also come from sign flips.
     """
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} questions cannot be paired")
@@ -138,8 +139,8 @@ def _tail(diffs: Floats, groups: Clusters) -> float:
 
 
 def _no_spread(diff: float, groups: Clusters, level: float, shares: bool) -> _Test:
-    """Return the test for equal differences. Its interval is the difference alone or, if scores lie between 0 and 1
-    (`shares`), wide enough for questions outside the data that have any difference from -1 to 1."""
+    """Return the test for equal differences. shares: whether all scores lie between 0 and 1. The interval then allows
+    for questions outside the data, with any difference from -1 to 1; otherwise it is the difference alone."""
     bound = unseen(groups, level) if shares else 0.0
     p = least_p(groups.count) if diff else 1.0
     return _Test("equal differences", p, diff - bound * (1 + diff), diff + bound * (1 - diff))

@@ -1,8 +1,9 @@
-"""The confidence interval of a mean near 0 or 1, which depends on the few questions with a right (or a wrong) answer.
+"""Computes the confidence interval of a mean near 0 or 1.
 
-The standard error is then too small most of the time, because the rare questions that would raise it were not drawn.
-The interval therefore assumes a Beta distribution with unknown a and b for the difficulty of questions, so that a
-question's number of right samples is beta-binomial. Its ends are quantiles of the posterior of the distribution's mean.
+Such a mean depends on a few questions with a right (or a wrong) answer. Its standard error is too small most of the
+time, because the rare questions that would raise it were not drawn. The interval therefore assumes a Beta distribution
+with unknown a and b for the difficulty of questions, so that a question's number of right samples is beta-binomial. The
+ends of the interval are quantiles of the posterior of the distribution's mean.
 The priors are Beta(3/4, 3/4) for the mean (between Jeffreys' and a flat one) and flat on the logit of the correlation
 1 / (a + b + 1). They were chosen by simulated coverage (results/statistics).
 """
@@ -26,8 +27,8 @@ SHARES = 32  # 0/1 trials that stand for a score between 0 and 1
 
 
 def edge_interval(scores: Scores, means: Floats, repeats: float, level: float) -> tuple[float, float]:
-    """Return the ends of the interval: quantiles of the posterior of the mean. Each group of `repeats` questions counts
-    as one observation."""
+    """Return the ends of the interval, which are quantiles of the posterior of the mean. means: the mean score of each
+    question. repeats: how many questions count as one observation."""
     import numpy as np
     from scipy.special import expit, logsumexp
 
@@ -59,7 +60,7 @@ def _trials(scores: Scores) -> int:
 
 @lru_cache(maxsize=16)
 def _likelihood(trials: int) -> tuple[Floats, Floats]:
-    """Return the tried logits of the mean, and the log likelihood by (number of right trials, mean, correlation)."""
+    """Return the logits of the mean that are tried, and the log likelihood as [right trials, mean, correlation]."""
     import numpy as np
     from scipy.special import betaln, expit
 

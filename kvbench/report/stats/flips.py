@@ -1,4 +1,4 @@
-"""Sign flips of whole clusters: a test of "no difference" that holds its level whatever the sizes of the clusters.
+"""Sign flips of whole clusters: a test of "no difference" that holds its level for clusters of any sizes.
 
 If two methods are equal, a cluster's sum of differences is as likely to be negative as positive. The test counts how
 often random signs make the sum over all clusters at least as far from 0 as the observed one. It tries all sign patterns
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def sign_flip(diffs: Sequence[float] | Floats, *, permutations: int = 10_000, seed: int = 0) -> float:
     """Return the two-sided p: how often random signs bring the sum of differences at least as far from 0 as observed.
 
-    diffs: one number per cluster. p is exact if all sign patterns can be tried: 2^n patterns of n numbers other than 0.
+    diffs: one number per cluster. n numbers other than 0 have 2^n sign patterns. p is exact if these are at most
+    `permutations`.
     """
     import numpy as np
 
@@ -65,8 +66,9 @@ def fewest_clusters(alpha: float) -> int:
 
 
 def patterns(clusters: int, permutations: int, seed: int = 0) -> Floats:
-    """Return patterns of signs, [patterns, clusters], the unflipped pattern first: all patterns if there are at most
-    `permutations`, else as many random ones after the first. The first cluster keeps its sign, because |-x| = |x|."""
+    """Return patterns of signs as [patterns, clusters]. The first is the unflipped pattern. All patterns are returned
+    if there are at most `permutations` of them; otherwise `permutations` random patterns follow the first. The first
+    cluster keeps its sign, because |-x| = |x|."""
     import numpy as np
 
     free = clusters - 1
@@ -79,8 +81,8 @@ def patterns(clusters: int, permutations: int, seed: int = 0) -> Floats:
 
 
 def limits(sums: Floats, sizes: Floats, signs: Floats, alpha: float) -> tuple[Floats, Floats]:
-    """Return the confidence interval that belongs to the test: how far it reaches below and above the mean. `sums` may
-    hold the cluster sums of several tables, one table per line. `signs`: from `patterns`.
+    """Return how far the confidence interval of the test reaches below and above the mean. `sums`: the sum of each
+    cluster, or of several tables, one table per line. `sizes`: the questions in each cluster. `signs`: from `patterns`.
 
     The test does not reject a true difference at distance u from the mean while enough patterns give a sum at least as
     large as the unflipped one: |c - b u| >= Q u. Q is the number of questions, b the sum of the clusters' sizes with

@@ -1,4 +1,4 @@
-"""The score of one method: its mean over questions, with two standard errors and a confidence interval."""
+"""Computes the score of one method: its mean over questions, with two standard errors and a confidence interval."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kvbench.report.stats.samples import Scores, by_length, question_means
 if TYPE_CHECKING:
     from kvbench.report.stats.samples import Floats
 
-FEW_QUESTIONS = 40  # up to here, and near 0 or 1, the normal interval is too narrow or leaves [0, 1]
-NEAR_EDGE = 0.1
-FEW_RIGHT = 10  # right (or wrong) answers, in questions, below which their spread is hardly known
+FEW_QUESTIONS = 40  # with at most so many questions, and near 0 or 1, the t interval is too narrow or leaves [0, 1]
+NEAR_EDGE = 0.1  # distance from 0 or 1 that counts as near
+FEW_RIGHT = 10  # with fewer right (or wrong) questions, their spread is hardly known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ class Estimate:
 
 
 def estimate(scores: Scores, *, clusters: Sequence[object] | None = None, level: float = 0.95) -> Estimate:
-    """Return the mean of question means (pass@1) with error bars. `clusters`: for each question the source that it
-    shares with others."""
+    """Return the mean of question means (pass@1) with error bars. `clusters`: for each question the name of its
+    cluster, the source that it shares with other questions."""
     means = question_means(scores)
     groups = Clusters.make(clusters, len(means))
     mean = float(means.mean()) if len(means) else math.nan
@@ -59,8 +59,9 @@ def estimate(scores: Scores, *, clusters: Sequence[object] | None = None, level:
 
 
 def _fixed_se(scores: Scores) -> float:
-    """Return the standard error from sampling noise alone: sqrt(sum of s_q^2 / n_q) / Q. For 0/1 scores s_q^2 / n_q is
-    p(1-p)/(n-1)."""
+    """Return the standard error from sampling noise alone: sqrt(sum of s_q^2 / n_q) / Q, where s_q^2 is the variance of
+    question q's n_q samples, and Q the number of questions. For 0/1 scores with mean p, s_q^2 / n_q is p(1-p)/(n_q-1).
+    NaN if a question has fewer than two samples."""
     import numpy as np
 
     if min((len(question) for question in scores), default=0) < 2:

@@ -4,8 +4,8 @@
     flips_drop(sums_and_sizes, alpha=0.05)             # of sign flips of whole clusters
     whole_questions_drop(30, alpha=0.05)               # for data without spread
 
-A drop is found when it exceeds half the width of the interval that the test itself gives at `alpha`, plus the noise of
-the mean. All figures are right on average over tables: their mean is the drop that has the power.
+A test finds a drop if the drop exceeds half the width of the test's own interval at `alpha`, plus the noise of the
+mean. The figures are right on average: their mean over many tables is the drop that is found with this power.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 POWER = 0.8
 SIGNS = 2047  # patterns, beside the unflipped one, that estimate a drop
-MOST_CORRECTION = 4.0  # of fourth powers; that of about 8 clusters
+MOST_CORRECTION = 4.0  # limit of the correction in `tail_of`; about 8 clusters reach it
 
 
 def smallest_drop(
@@ -44,12 +44,13 @@ def smallest_drop(
 
 
 def _beyond(half: float, critical: float, varies: float, power: float) -> float:
-    """Return the drop that is larger, with probability `power`, than half the interval's width (critical x se) plus
-    noise.
+    """Return the drop that exceeds, with probability `power`, half the interval's width (critical x se) plus the noise.
 
-    Noise and se vary, so the drop must exceed the mean of critical x se - noise by a normal quantile of its standard
-    deviation. Let `varies` be the squared coefficient of variation of the se. Then the variance of critical x se is
-    mean(se)^2 critical^2 varies, and the variance of the noise is mean(se)^2 (1 + varies).
+    half: the mean of half the width. critical: the quantile of t. varies: the squared coefficient of variation of se.
+
+    Noise and se vary, so the drop must exceed the mean of (critical x se - noise) by a normal quantile of its standard
+    deviation. The variance of critical x se is mean(se)^2 critical^2 varies, and the variance of the noise is
+    mean(se)^2 (1 + varies).
     """
     from scipy.special import ndtri
 
@@ -57,7 +58,8 @@ def _beyond(half: float, critical: float, varies: float, power: float) -> float:
 
 
 def tail_of(residuals: Floats, df: float) -> float:
-    """Return how much more a standard error varies between tables than the 1 / (2 df) of normal data.
+    """Return by how much the squared coefficient of variation of a standard error exceeds 1 / (2 df), that of normal
+    data.
 
     `residuals`: one per cluster. If a few of them hold most of the sum of squares, their fourth powers exceed those of
     normal data. Few clusters show only a part of a heavy tail, so the excess gets Fisher's correction of a sample's
@@ -76,7 +78,7 @@ def flips_drop(
     clusters: Sequence[tuple[float, float]], *, power: float = POWER, alpha: float = 0.05, tail: float = 0.0
 ) -> float:
     """Return the smallest true drop that two-sided sign flips of clusters find with the given power. NaN if they find
-    none.
+    no drop.
 
     `clusters`: (sum of differences, size) of each. The drop comes from half the width of the test's own interval,
     because a few clusters hardly show how far the questions of a cluster agree. This half width is treated as that of a
@@ -96,8 +98,8 @@ def flips_drop(
 
 
 def whole_questions_drop(clusters: int, *, power: float = POWER, alpha: float = 0.05) -> float:
-    """Return the share of questions that must go from right to wrong for a two-sided t test to find a drop with this
-    power; NaN if no share is enough. Each question is a cluster of its own."""
+    """Return the smallest drop that a two-sided t test finds with this power: the share of questions that turn from
+    right to wrong. NaN if no share is enough. Each question counts as a cluster of its own."""
     from scipy.stats import beta
     from scipy.stats import t as student
 

@@ -1,16 +1,16 @@
-"""Two versions of one method on the same questions: is the new one worse, and by how much at most?
+"""Tests two versions of one method on the same questions: is the new version worse, and by how much at most?
 
     found = regression(base, new)
     found.p, found.p_sign_flip         # one-sided: is `new` worse?
     found.low > -margin                # one-sided at 95%: `new` is worse by less than `margin`
     found.drop(0.05)                   # the true drop that the test finds with 80% power
 
-One-sided at a is two-sided at 2a, so the test is that of `paired`: it treats clusters, few questions and equal
-differences as a report does. The lower bound alone has two corrections. One is for skewness (Hall 1992): where a drop
-is real, questions that were nearly certain hardly move and others fall far, and t would pass a drop as large as the
-margin in 6 to 8% of tables in place of 5%. The other is for continuity, which matters with one sample a question. Both
-apply to a t test only. Two stages with fresh seeds together reject at a if each of them rejects at sqrt(a); `both`
-gives them one p.
+A one-sided test at level a is a two-sided test at level 2a. The test is therefore `paired`, which treats clusters, few
+questions and equal differences as in a report. Only the lower bound has two corrections, and only for a t test. One is
+for skewness (Hall 1992): if a drop is real, questions that were nearly certain hardly move and others fall far, and the
+t bound would pass a drop as large as the margin in 6 to 8% of tables instead of 5%. The other is for continuity, which
+matters with one sample per question. Two stages with different seeds reject at level a together if each of them rejects
+at sqrt(a); `both` gives them one p.
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ class Regression:
         return self.paired.diff
 
     def drop(self, alpha: float, *, stages: int = 1) -> float:
-        """Return the smallest true drop that all stages find together with 80% power, one-sided at `alpha` together."""
+        """Return the smallest true drop that all stages together find with 80% power. alpha: the one-sided level of all
+        stages together."""
         return self.paired.drop(2 * alpha ** (1 / stages), POWER ** (1 / stages))
 
 
 def regression(
     base: Scores, new: Scores, *, clusters: Sequence[object] | None = None, permutations: int = 10_000, seed: int = 0
 ) -> Regression:
-    """Test `new` against `base` question by question; question i of both must be the same. Identical tables: p = 1."""
+    """Test `new` against `base` question by question. Question i of both must be the same question. Identical scores
+    give p = 1."""
     found = paired(new, base, clusters=clusters, level=1 - 2 * ALPHA, permutations=permutations, seed=seed)
     low = found.low
     if found.test == "t":
@@ -65,7 +67,8 @@ def regression(
 
 
 def both(first: float, second: float) -> float:
-    """Return the p of two independent stages: it is at most a if both are at most sqrt(a), which has probability a."""
+    """Return the p of two independent stages from their p-values. It is at most a if both are at most sqrt(a), which
+    has probability a if nothing changed."""
     return max(first, second) ** 2
 
 
@@ -77,8 +80,8 @@ def _one_sided(p: float, found: Paired) -> float:
 
 
 def _skewed_low(found: Paired, residuals: Floats) -> float:
-    """Return the lower bound by Hall's transformation of t if the differences have a long lower tail, else the bound of
-    t."""
+    """Return the lower bound of the difference. If the differences have a long lower tail, it comes from Hall's
+    transformation of t, otherwise from t."""
     from scipy.special import stdtrit
 
     n, critical = found.clusters, float(stdtrit(found.df, 1 - ALPHA))

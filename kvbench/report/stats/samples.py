@@ -17,8 +17,8 @@ Scores = Sequence[Sequence[float]]  # one inner sequence per question
 
 
 def question_means(scores: Scores) -> Floats:
-    """Return the mean score of each question. A question without a sample is an error: it would silently change the
-    mean."""
+    """Return the mean score of each question. Raises ValueError for a question without a sample, which would silently
+    change the mean."""
     import numpy as np
 
     means = np.empty(len(scores))
@@ -30,7 +30,8 @@ def question_means(scores: Scores) -> Floats:
 
 
 def by_length(scores: Scores) -> Iterator[tuple[list[int], Floats]]:
-    """Yield the questions with each number of samples: their indices, and their scores as [questions, samples]."""
+    """Yield, for each number of samples, the indices of the questions with so many samples, and their scores as
+    [questions, samples]."""
     import numpy as np
 
     places: dict[int, list[int]] = {}
@@ -41,8 +42,8 @@ def by_length(scores: Scores) -> Iterator[tuple[list[int], Floats]]:
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Return the chance that k of n samples, drawn without replacement, hold a right one: 1 - C(n-c, k) / C(n, k),
-    unbiased."""
+    """Return the unbiased estimate of pass@k: the chance that k of n samples, drawn without replacement, contain a
+    right sample. With c right samples (`correct`) it is 1 - C(n-c, k) / C(n, k)."""
     if not 0 <= correct <= n or not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs 1 <= k <= n and 0 <= correct <= n, not n={n}, correct={correct}")
     if n - correct < k:
@@ -58,8 +59,8 @@ def mean_pass_at_k(scores: Scores, k: int) -> float:
 def maj_at_n(
     answers: Sequence[Sequence[str | None]], scores: Scores, *, same: Callable[[str], str] = str.strip
 ) -> float:
-    """Return the mean score of the questions' most frequent answers. Of equally frequent answers the first counts; a
-    question without an answer scores 0.
+    """Return maj@n: the mean over questions of the score of the most frequent answer. Of equally frequent answers the
+    first counts. A question without an answer scores 0.
 
     `same` maps an answer to its spelling for the vote (`kvbench.scoring.math.normalise_answer` for mathematics).
     """

@@ -1,4 +1,4 @@
-"""Verdicts on the comparisons of one table. Together they are one family, over which Holm adjusts the p-values."""
+"""Verdicts on the comparisons of one table. The comparisons are one family for Holm's correction of p-values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvbench.report.stats.compare import ALPHA, Paired
 class Judged:
     """The printed verdict of a comparison.
 
-    verdict: better, worse, tied (its confidence interval holds zero), unclear (the interval excludes zero, but the
+    verdict: better, worse, tied (the confidence interval contains zero), unclear (the interval excludes zero, but the
     adjusted p is above 5%), cannot tell (a tie at the floor or the ceiling, see `judge`) or unknown (at most five
-    clusters: an exact test cannot reach 5%).
+    clusters, with which an exact test cannot reach 5%).
 
     `smallest_drop`: the true drop that gets the verdict `worse` with 80% power if no other comparison of the family has
-    a drop. Holm then tests it at its strictest level, alpha / comparisons, two-sided; with other drops in the family
-    the power is higher.
+    a drop. Holm's correction then tests it two-sided at its strictest level, alpha / comparisons. If other comparisons
+    have drops, the power is higher.
 
     `room`: the largest drop that scores allow, from the baseline's mean to the floor.
     """
@@ -69,7 +69,8 @@ def _verdict(paired: Paired, p: float, alpha: float, *, sees: bool) -> str:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values, in the given order: reject those at or below alpha."""
+    """Return the p-values with Holm's correction, in the given order. A test rejects if its corrected p is at most
+    alpha."""
     adjusted, largest = [0.0] * len(ps), 0.0
     for rank, index in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
         largest = max(largest, min(1.0, (len(ps) - rank) * ps[index]))

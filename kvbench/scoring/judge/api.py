@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvbench.errors import SetupError
 
@@ -29,5 +31,21 @@ class Reply:
 class Judge(Protocol):
     """A model that answers one request at a time, at temperature 0. Several threads may ask at once."""
 
-    def ask(self, system: str, user: str) -> Reply:
-        """Return the judge's reply. Raises JudgeError, KeyRefused, or SetupError if the judge cannot be loaded."""
+    def ask(self, system: str, user: str, images: Sequence[bytes] = ()) -> Reply:
+        """Return the judge's reply. Raises JudgeError, KeyRefused, or SetupError if the judge cannot be loaded.
+
+        system: "" for no system message. images: encoded files that the judge sees after the text.
+        """
+
+
+def messages(system: str, user: str, images: Sequence[bytes] = ()) -> list[dict[str, Any]]:
+    """Return a request as the messages of a chat, in the form of OpenAI's interface."""
+    shown = [{"type": "image_url", "image_url": {"url": _address(image)}} for image in images]
+    content = [{"type": "text", "text": user}, *shown] if shown else user
+    return [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": content}]
+
+
+def _address(image: bytes) -> str:
+    """Return an address that holds an image itself. The first bytes of the file tell its type."""
+    kind = "png" if image.startswith(b"\x89PNG") else "webp" if image[8:12] == b"WEBP" else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"

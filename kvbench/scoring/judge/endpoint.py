@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.console.redact import HIDDEN, redact_text
 from kvbench.errors import quote
-from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, KeyRefused, Reply
+from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, KeyRefused, Reply, messages
 
 if TYPE_CHECKING:
     import httpx
@@ -44,12 +44,12 @@ class Endpoint:
     longest_pause: float = 60.0
     through_proxy: bool = True  # use the proxy of the environment (HTTPS_PROXY), if there is one
 
-    def ask(self, system: str, user: str) -> Reply:
+    def ask(self, system: str, user: str, images: Sequence[bytes] = ()) -> Reply:
         import tenacity
 
         request = {
             "model": self.model,
-            "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
+            "messages": messages(system, user, images),
             "temperature": 0,
             "max_tokens": MAX_TOKENS,
         }

@@ -8,20 +8,16 @@ once more; after a second such reply the turn has no verdict. Aux `invalid` coun
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal
 
-from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.judge import parse, prompts
 from kvbench.scoring.judge.api import Judge, JudgeError
+from kvbench.scoring.judge.asking import NO_JUDGE, Asked, ask, failed, judged_by
 from kvbench.scoring.judge.prompts import Answers
 from kvbench.scoring.judge.settings import connect
 from kvbench.task import Doc, Score, Services
 
-TRIES = 2  # requests until a reply holds a verdict
 LOWEST, HIGHEST = 1.0, 10.0
-NO_JUDGE = Score(value=None, status="unscored", note="no judge was asked; 'kvbench score RUN --judge URL' asks one")
 OUTCOMES = {1.0: "win", 0.5: "tie", 0.0: "loss"}
 
 
@@ -34,9 +30,9 @@ def rate(services: Services, doc: Doc, answers: Answers) -> Score:
     if judge is None:
         return NO_JUDGE
     try:
-        asked = [_ask(judge, prompts.single(doc, answers, turn), _rating) for turn in range(len(doc.turns))]
+        asked = [ask(judge, prompts.single(doc, answers, turn), _rating) for turn in range(len(doc.turns))]
     except JudgeError as error:
-        return _failed(str(error))
+        return failed(str(error))
     return _score(asked, "rating", scale=HIGHEST, label="{:g}".format, mode="single")
 
 
@@ -54,33 +50,8 @@ def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -
     try:
         asked = [_both_orders(judge, doc, answers, baseline, turn) for turn in range(len(doc.turns))]
     except JudgeError as error:
-        return _failed(str(error))
+        return failed(str(error))
     return _score(asked, "outcome", scale=1.0, label=OUTCOMES.__getitem__, mode="pair")
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The judge's verdict on one turn. value: None if the judge gave none.
-
-    invalid: number of replies without a verdict. judge: the judge model's name; "" if no judge was asked.
-    """
-
-    value: float | None
-    invalid: int
-    judge: str
-
-
-def _ask(judge: Judge, prompt: tuple[str, str], read: Callable[[str], float | None]) -> _Asked:
-    """Ask the judge until a reply holds a verdict, at most `TRIES` times.
-
-    read: returns the verdict in a reply, or None; it receives the reply without its thinking block.
-    """
-    invalid, value, model = 0, None, ""
-    while value is None and invalid < TRIES:
-        reply = judge.ask(*prompt)
-        value, model = read(after_thinking(reply.text, None)), reply.model
-        invalid += value is None
-    return _Asked(value, invalid, model)
 
 
 def _rating(text: str) -> float | None:
@@ -88,15 +59,15 @@ def _rating(text: str) -> float | None:
     return rating if LOWEST <= rating <= HIGHEST else None
 
 
-def _both_orders(judge: Judge, doc: Doc, answers: Answers, baseline: Answers, turn: int) -> _Asked:
+def _both_orders(judge: Judge, doc: Doc, answers: Answers, baseline: Answers, turn: int) -> Asked[float]:
     if list(answers[: turn + 1]) == list(baseline[: turn + 1]):
-        return _Asked(0.5, 0, "")
-    first = _ask(judge, prompts.pair(doc, answers, baseline, turn), _preferred("A"))
-    second = _ask(judge, prompts.pair(doc, baseline, answers, turn), _preferred("B"))
+        return Asked(0.5, 0, "")
+    first = ask(judge, prompts.pair(doc, answers, baseline, turn), _preferred("A"))
+    second = ask(judge, prompts.pair(doc, baseline, answers, turn), _preferred("B"))
     value = None
     if first.value is not None and second.value is not None:
         value = first.value if first.value == second.value else 0.5
-    return _Asked(value, first.invalid + second.invalid, second.judge)
+    return Asked(value, first.invalid + second.invalid, second.judge)
 
 
 def _preferred(ours: Literal["A", "B"]) -> Callable[[str], float | None]:
@@ -105,20 +76,16 @@ def _preferred(ours: Literal["A", "B"]) -> Callable[[str], float | None]:
     return lambda text: outcomes.get(parse.verdict(text))
 
 
-def _score(asked: list[_Asked], name: str, *, scale: float, label: Callable[[float], str], mode: str) -> Score:
+def _score(asked: list[Asked[float]], name: str, *, scale: float, label: Callable[[float], str], mode: str) -> Score:
     values = [a.value for a in asked if a.value is not None]
     judge = next((a.judge for a in reversed(asked) if a.judge), "nobody")
     if not values:
-        return _failed("the judge's replies hold no verdict")
+        return failed("the judge's replies hold no verdict")
     aux = {f"{name}_{turn}": a.value for turn, a in enumerate(asked, 1) if a.value is not None}
     return Score(
         value=sum(values) / len(values) / scale,
         extracted=", ".join("-" if a.value is None else label(a.value) for a in asked),
         aux={**aux, "invalid": float(sum(a.invalid for a in asked))},
-        facts={"judge": f"{judge}, {datetime.now(UTC):%Y-%m-%d}, {mode}"},
+        facts=judged_by(judge, mode),
         note="" if len(values) == len(asked) else "the judge's replies hold no verdict on some turns",
     )
-
-
-def _failed(note: str) -> Score:
-    return Score(value=None, status="judge_error", facts={"judge": None}, note=note)

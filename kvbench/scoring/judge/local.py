@@ -7,12 +7,13 @@ with ``kvbench score RUN --judge local:FOLDER``. Only safetensors weights are re
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kvbench.console.faults import words
 from kvbench.errors import SetupError, quote
-from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, Reply
+from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, Reply, messages
 
 
 class LocalJudge:
@@ -23,7 +24,9 @@ class LocalJudge:
         self._lock = threading.Lock()
         self._loaded: tuple[Any, Any] | None = None  # tokenizer and model
 
-    def ask(self, system: str, user: str) -> Reply:
+    def ask(self, system: str, user: str, images: Sequence[bytes] = ()) -> Reply:
+        if images:
+            raise SetupError("a local judge reads no images; give a judge at an address (--judge URL) that sees.")
         with self._lock:
             return Reply(self._answer(system, user), f"local:{self.folder.resolve().name}")
 
@@ -32,10 +35,13 @@ class LocalJudge:
 
         self._loaded = self._loaded or self._load()
         tokenizer, model = self._loaded
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         try:
             prompt = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, enable_thinking=False, return_dict=True, return_tensors="pt"
+                messages(system, user),
+                add_generation_prompt=True,
+                enable_thinking=False,
+                return_dict=True,
+                return_tensors="pt",
             )
         except Exception as error:  # a template is a program; some refuse a system message
             raise SetupError(

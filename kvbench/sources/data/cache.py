@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -47,6 +48,23 @@ def keeping(file: Path) -> Iterator[BinaryIO]:
             yield stream
     except OSError as error:
         raise SetupError(f"cannot write {quote(file)}: {error.strerror or error}.") from None
+
+
+@contextlib.contextmanager
+def filling(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder that takes the place of a folder which does not exist yet, once it is filled.
+
+    Raises SetupError if it cannot be written.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            yield (fresh := Path(temporary) / "files")
+            fresh.mkdir(exist_ok=True)
+            if not folder.is_dir():  # another process may have filled it meanwhile
+                fresh.rename(folder)
+    except OSError as error:
+        raise SetupError(f"cannot write {quote(folder)}: {error.strerror or error}.") from None
 
 
 def place(url: str) -> Path:

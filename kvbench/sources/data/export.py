@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from kvbench.errors import KVBenchError, SetupError, quote
-from kvbench.sources.data import hub_data
+from kvbench.sources.data import hub_data, images
 from kvbench.sources.data.cache import Bar, keeping
 from kvbench.sources.data.location import Place, in_folder, raw_names
 from kvbench.sources.data.source import Data, DataUsed
@@ -41,6 +41,8 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
             else:
                 for row in place.rows(place.reading(), manifest):
                     file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    if manifest.images:
+        _copy_images(place, manifest, (out / manifest.path).parent)
     used = there.check(task, manifest)
     if used is None or (used.mismatch and revision is None):
         what = used.mismatch if used else "nothing was written"
@@ -60,6 +62,15 @@ def _here(task: str, manifest: Manifest, revision: str | None) -> Place | None:
         if (used := mine.check(task, manifest)) and not used.mismatch:
             return mine.find(task, manifest)
     return Data(revision=revision, env={}).find(task, manifest)
+
+
+def _copy_images(place: Place, manifest: Manifest, folder: Path) -> None:
+    """Copy the image files that the rows name into the folder of the data."""
+    for name in images.every_name(place.rows(place.reading(), manifest), manifest.images):
+        source, target = (images.inside(root, name, "the data") for root in (place.image_folder, folder))
+        if source.is_file() and source != target:
+            with keeping(target) as file, source.open("rb") as stream:
+                shutil.copyfileobj(stream, file, 1 << 20)
 
 
 def _copies(out: Path, manifest: Manifest, place: Place) -> dict[Path, Path | None]:

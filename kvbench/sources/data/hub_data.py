@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from kvbench.console.faults import words
 from kvbench.errors import SetupError, bare, quote
 from kvbench.sources import hub
-from kvbench.sources.data import cache
+from kvbench.sources.data import cache, images
 from kvbench.sources.data.location import Place
 from kvbench.sources.data.missing import DataMissing
 from kvbench.sources.refusals import refused
@@ -33,7 +33,8 @@ def cached(manifest: Manifest, revision: str | None) -> Place | None:
     if manifest.files:
         files = tuple(_kept(manifest.hub, name, revision) for name in manifest.files)
         cached_files = tuple(file for file in files if file is not None)
-        return _from_files(manifest, cached_files) if len(cached_files) == len(files) else None
+        place = _from_files(manifest, cached_files) if len(cached_files) == len(files) else None
+        return place if place is None or place.images is None or place.images.is_dir() else None
     if revision is not None and hub.is_commit(revision):
         file = _table_file(manifest, revision)
         return _from_table(manifest, file, revision) if file.is_file() else None
@@ -59,7 +60,7 @@ def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | 
     commit = _commit(task, manifest, revision)
     with _as_hub_error(task, manifest, revision):
         if manifest.files:
-            return _from_files(manifest, _download(manifest, revision))
+            return _with_images(manifest, _from_files(manifest, _download(manifest, manifest.files, revision)))
         return _table(manifest, commit, revision)
 
 
@@ -174,14 +175,24 @@ def _kept(name: str, file: str, revision: str | None) -> Path | None:
     return Path(cached_file) if isinstance(cached_file, str) else None
 
 
-def _download(manifest: Manifest, revision: str | None) -> tuple[Path, ...]:
+def _download(manifest: Manifest, files: tuple[str, ...], revision: str | None) -> tuple[Path, ...]:
     import huggingface_hub
 
     hub.hush()
     return tuple(
         Path(huggingface_hub.hf_hub_download(manifest.hub, file, repo_type="dataset", revision=revision))
-        for file in manifest.files
+        for file in files
     )
+
+
+def _with_images(manifest: Manifest, place: Place) -> Place:
+    """Return the place with its archive of images, if it has one, downloaded and unpacked."""
+    if place.images is not None and not place.images.is_dir():
+        (archive,) = _download(manifest, (manifest.archive,), place.revision)
+        wanted = images.every_name(place.rows(place.reading(), manifest), manifest.images)
+        with cache.filling(place.images) as folder:
+            images.unpack(archive, wanted, folder)
+    return place
 
 
 def _from_files(manifest: Manifest, files: tuple[Path, ...]) -> Place:
@@ -193,6 +204,9 @@ def _from_files(manifest: Manifest, files: tuple[Path, ...]) -> Place:
         raw=True,
         revision=commit[1] if commit else None,
         name=f"{manifest.hub}: {', '.join(manifest.files)}",
+        images=_safe("images", manifest.hub, commit[1] if commit else "main", manifest.archive)
+        if manifest.archive
+        else None,
     )
 
 
@@ -204,13 +218,18 @@ def _from_url(manifest: Manifest, file: Path) -> Place:
 
 
 def _table_file(manifest: Manifest, commit: str) -> Path:
-    names = (manifest.hub.replace("/", "--"), manifest.config or "default", manifest.split, commit)
-    safe = "__".join(re.sub(r"[^\w.-]", "-", name) for name in names)
-    return cache.folder() / "tables" / f"{safe}.jsonl"
+    return _safe("tables", manifest.hub, manifest.config or "default", manifest.split, f"{commit}.jsonl")
+
+
+def _safe(kind: str, hub_name: str, *names: str) -> Path:
+    """Return the path in the cache of something from the hub, its parts joined to one name of a file or folder."""
+    parts = (hub_name.replace("/", "--"), *names)
+    return cache.folder() / kind / "__".join(re.sub(r"[^\w.-]", "-", part) for part in parts)
 
 
 def _from_table(manifest: Manifest, file: Path, commit: str) -> Place:
-    return Place(source="hub", files=(file,), raw=True, table=True, revision=commit, name=manifest.hub)
+    folder = file.with_suffix("") if manifest.pixels else None
+    return Place(source="hub", files=(file,), raw=True, table=True, revision=commit, name=manifest.hub, images=folder)
 
 
 def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Place:
@@ -227,7 +246,11 @@ def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Plac
     if read is None:
         raise SetupError(f"data set {quote(manifest.hub)} does not say at which revision it is. Give --data-revision.")
     file = _table_file(manifest, read)
+    rows = iter(table)
+    if manifest.pixels:  # as stored: decoding and encoding again would change the bytes
+        stored = table.cast_column(manifest.pixels, datasets.Image(decode=False))
+        rows = images.encoded(stored, manifest.images, manifest.pixels, file.with_suffix(""))
     with cache.keeping(file) as stream:
-        for row in table:
+        for row in rows:
             stream.write(json.dumps(dict(row), ensure_ascii=False, default=str).encode() + b"\n")
     return _from_table(manifest, file, read)

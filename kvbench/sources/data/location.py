@@ -28,10 +28,15 @@ class Place:
     sample: str = ""  # the manifest's path of a sample that replaces the data; "" for the data themselves
     revision: str | None = None
     name: str = ""  # in records and messages; by default the first file
+    images: Path | None = None  # the folder of the image files that the rows name; by default the first file's
 
     @property
     def location(self) -> str:
         return self.name or few(list(map(str, self.files)), 1)
+
+    @property
+    def image_folder(self) -> Path:
+        return self.images or self.files[0].parent
 
     def reading(self) -> Reading:
         return Reading(self.files, self.member)

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvbench.errors import SetupError, quote
 from kvbench.sources.data import hub_data
+from kvbench.sources.data.images import ImageFiles
 from kvbench.sources.data.location import Place, Source, holds_rows, in_folder
 from kvbench.sources.data.missing import DataMissing
 from kvbench.task import Manifest
@@ -27,7 +28,7 @@ class DataUsed:
     source: Source
     location: str  # files, or the hub's name of the data set
     revision: str | None  # commit on the hub
-    sha256: str | None  # of the bytes that hold the rows
+    sha256: str | None  # of the bytes that hold the rows, and of the image files that the rows name
     ids_sha256: str | None = None  # of the sorted ids, one per line
     rows: int | None = None
     mismatch: str = ""
@@ -159,9 +160,12 @@ def _member(file: Path, manifest: Manifest) -> str:
 def _examine(task: str, manifest: Manifest, place: Place, kept: list[dict[str, Any]] | None) -> DataUsed:
     """Read all rows, append them to `kept` unless that is None, and compare them with the manifest."""
     reading = place.reading()
+    images = ImageFiles(task, place.image_folder, manifest.images) if manifest.images else None
     ids: list[str] = []
     count = 0
     for row in place.rows(reading, manifest):
+        if images is not None:
+            row = images.attach(count, row)
         count += 1
         if "id" in row:
             ids.append(str(row["id"]))
@@ -174,6 +178,8 @@ def _examine(task: str, manifest: Manifest, place: Place, kept: list[dict[str, A
     else:
         mismatch = _mismatch(manifest, count, ids, ids_sha256)
     sha256 = None if place.table else reading.sha256
+    if images is not None:
+        sha256 = images.sha256(sha256)
     return _used(task, place, sha256, mismatch, ids_sha256=ids_sha256, rows=count)
 
 

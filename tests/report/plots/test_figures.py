@@ -127,7 +127,7 @@ def test_captions_name_axes_bands_questions_tasks_and_model(report: ScoreReport)
         f"Mean score over questions against budget (entries per layer and KV head), {panels}; bands and bars: 95% "
         "intervals over questions, as in the table."
     )
-    assert f"a mean over samples, {panels}; bars: 95% intervals" in caption["score-bytes"]
+    assert f"peak (mean over samples), {panels}; bars: 95% intervals" in caption["score-bytes"]
     assert all(panels in text for name, text in caption.items() if not name.startswith("map-"))
     by_length = "by length in tokens (columns), a panel for each method and budget, n ="
     assert caption["map-ruler-subtask"].startswith("Mean score, from 0 to 1, of each subtask of ruler (rows) ")

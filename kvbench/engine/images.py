@@ -1,0 +1,136 @@
+"""The images of a prompt, as the model reads them: inputs beside token ids, and the rotary positions of the tokens.
+
+The index of a token in the text stays its position for methods, masks, windows and columns. Some families rotate the
+keys and queries of image tokens by positions with three axes (time, height, width) instead. A token after the prompt
+then has the rotary position index + delta on every axis; delta is a number of the prompt, which its sequences keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvbench.errors import UserError
+from kvbench.records import Images
+from kvbench.sources.refusals import check_images_of
+
+
+@dataclass(frozen=True, slots=True)
+class PromptImages:
+    """The images of one prompt of T tokens.
+
+    Attributes:
+        read: what the model reads of all images besides token ids.
+        axes: [3, 1, T] rotary positions of the prompt's tokens; None for families that rotate by the index.
+        modality: [T] float32, 0 for text, else the number of the token's image, from 1.
+    """
+
+    images: Images
+    read: Mapping[str, Any]
+    axes: torch.Tensor | None
+    modality: torch.Tensor
+
+    @classmethod
+    def of(cls, model: Any, ids: Sequence[int], images: Images) -> PromptImages:
+        """Raises UserError if the engine does not read images of this model, or if the text holds its image token."""
+        check_images_of(model.config.to_dict())
+        device = next(model.parameters()).device
+        modality = torch.zeros(len(ids), device=device)
+        for number, (first, last) in enumerate(images.spans, start=1):
+            modality[first:last] = number
+        tokens = torch.tensor([list(ids)], device=device)
+        if bool((modality[None].eq(0) & image_tokens(model, tokens)).any()):
+            raise UserError("the text of a prompt holds the model's image token, which only images may; remove it.")
+        read = images.inputs(range(len(images.spans)))
+        turned = rotary_axes(model, tokens, modality[None] > 0, read)
+        return cls(images, read, turned[0] if turned else None, modality)
+
+    def delta(self, tokens: int) -> int:
+        """Return the rotary position of the token after the first `tokens` ones of the prompt, less its index."""
+        return 0 if self.axes is None else int(self.axes[..., :tokens].max()) + 1 - tokens
+
+    def kept(self, held: Sequence[Sequence[torch.Tensor]]) -> tuple[float, float]:
+        """Return `kept_shares` of a prompt that was read. held: of each layer, the positions of each head's entries."""
+        heads = [positions for layer in held for positions in layer]
+        return kept_shares(heads, self.images.spans, len(self.modality))
+
+    def border(self, first: int, last: int) -> int:
+        """Return where a pass that begins at `first` ends, at `last` if possible, so that it splits no image.
+
+        It ends before an image that it would split, or after the image if it begins with it.
+        """
+        for start, end in self.images.spans:
+            if start < last < end:
+                return start if start > first else end
+        return last
+
+    def inputs(self, model: Any, first: int, last: int) -> dict[str, torch.Tensor]:
+        """Return the model's inputs besides token ids for the tokens from `first` up to `last`, exclusive.
+
+        Raises ValueError if an image lies only partly among these tokens.
+        """
+        inside = [i for i, (start, end) in enumerate(self.images.spans) if first < end and start < last]
+        if any(self.images.spans[i][0] < first or self.images.spans[i][1] > last for i in inside):
+            raise ValueError(f"the prompt's tokens {first} to {last} have a part of an image only")
+        given: Mapping[str, Any] = {}
+        if inside:
+            whole = len(inside) == len(self.images.spans)
+            given = self.read if whole else self.images.inputs(range(inside[0], inside[-1] + 1))
+        made = {name: on_device(model, value) for name, value in given.items()}
+        return made if self.axes is None else made | {"position_ids": self._rotary(self.axes, first, last)}
+
+    def modality_of(self, first: int, last: int) -> torch.Tensor:
+        """Return the modality of the tokens from `first` up to `last`, exclusive; tokens after the prompt are text."""
+        known = self.modality[first:last]
+        return torch.nn.functional.pad(known, (0, last - first - len(known)))
+
+    def _rotary(self, axes: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """Return the rotary positions [3, 1, t] of the tokens from `first` up to `last`, also of those after the
+        prompt."""
+        length = axes.shape[-1]
+        later = torch.arange(max(first, length), max(last, length), device=axes.device) + self.delta(length)
+        return torch.cat([axes[..., first:last], later.expand(3, 1, -1)], dim=-1)
+
+
+def kept_shares(held: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]], seen: int) -> tuple[float, float]:
+    """Return the shares of the tokens of text, and of images, whose entries are held: a mean over heads.
+
+    held: positions of the entries of each head, in all layers; spans: of the images; seen: tokens read.
+    """
+    shown, every = sum(end - start for start, end in spans), torch.cat(list(held))
+    inside = int(sum(((every >= start) & (every < end)).sum() for start, end in spans))
+    return (len(every) - inside) / len(held) / (seen - shown), inside / len(held) / shown
+
+
+def image_tokens(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return which of the tokens [b, T] stand for images, [b, T] bool."""
+    names = (getattr(model.config, name, None) for name in ("image_token_id", "image_token_index"))
+    return ids == next(token for token in names if token is not None)
+
+
+def rotary_axes(
+    model: Any, ids: torch.Tensor, shown: torch.Tensor, inputs: Mapping[str, Any], mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the rotary positions [3, b, T] of prompts with images, and the delta of each [b].
+
+    They come from the model's own function; None for families without one, which rotate by the index. shown: [b, T]
+    bool, the tokens that stand for images; inputs: what the model reads of them; mask: [b, T], 0 for pads.
+    """
+    inner = getattr(model, "model", model)
+    if not hasattr(inner, "get_rope_index"):
+        return None
+    grids = {name: value.cpu() for name, value in inputs.items() if name.endswith("_grid_thw")}
+    where, mask = ids.device, None if mask is None else mask.cpu()  # the function reads number by number
+    axes, deltas = inner.get_rope_index(ids.cpu(), mm_token_type_ids=shown.cpu().int(), attention_mask=mask, **grids)
+    return axes.to(where), deltas.flatten().to(where)
+
+
+def on_device(model: Any, value: Any) -> Any:
+    """Return a tensor on the model's device, numbers with a fraction in the model's dtype; other values unchanged."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    parameter = next(model.parameters())
+    return value.to(parameter.device, parameter.dtype if value.is_floating_point() else None)

@@ -1,0 +1,74 @@
+"""The activations of a forward pass: the most bytes that it holds at once, found without weights.
+
+Layers that keep a state may hold far more per token than attention: transformers' own code for Mamba-2 computes the
+product of every pair of tokens in a chunk for every head and number of the state. These bytes follow from the model's
+code and its shapes. So the pass runs on the meta device, where tensors have a size and no memory, and every tensor that
+an operation returns is counted from its creation until the model drops it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kvbench.engine.attention.interface import AttentionCall, route, run
+from kvbench.engine.cache.recurrent import RecurrentStates, StateShape
+
+
+def pass_bytes(model: Any, states: Sequence[StateShape], tokens: int, dtype: torch.dtype) -> int:
+    """Return the peak of bytes in activations while one sequence with states reads `tokens` more tokens.
+
+    model: on the meta device, in bfloat16; a run in `dtype` has numbers of `dtype` in their place. Attention is left
+    out: `footprint` counts it.
+    """
+    meta = torch.device("meta")
+    before = RecurrentStates.allocate(states, 1, meta)
+    ids = torch.zeros(1, tokens, dtype=torch.long, device=meta)
+    with torch.inference_mode(), route(model, _no_attention), LiveBytes({torch.bfloat16: dtype.itemsize}) as live:
+        run(model, before, input_ids=ids, position_ids=ids, logits_to_keep=1)
+    return live.peak
+
+
+def _no_attention(call: AttentionCall) -> torch.Tensor:
+    b, heads, t, _ = call.query.shape
+    return call.value.new_empty(b, t, heads, call.value.shape[-1])
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all tensors that operations inside the block create, until they are dropped.
+
+    sizes: bytes per number for dtypes that do not count with their own size.
+    """
+
+    def __init__(self, sizes: Mapping[torch.dtype, int]) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.now = self.peak = 0
+        self._known = weakref.WeakSet[torch.UntypedStorage]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        inputs = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf.untyped_storage(), leaf.dtype, inputs)
+        return out
+
+    def _count(self, storage: torch.UntypedStorage, dtype: torch.dtype, inputs: set[int]) -> None:
+        if id(storage) in inputs or storage in self._known:  # a view, or a result in place
+            return
+        self._known.add(storage)
+        size = storage.nbytes() // dtype.itemsize * self.sizes.get(dtype, dtype.itemsize)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._drop, size)
+
+    def _drop(self, size: int) -> None:
+        self.now -= size

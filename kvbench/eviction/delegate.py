@@ -1,0 +1,25 @@
+"""Methods that change what another method decides, and take all else from that method."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+# What the engine asks of a method beside its scores and quotas.
+DECLARATIONS = (
+    *("needs", "columns", "states", "protect", "trigger", "allowed", "observe", "on_tokens"),
+    *("probes", "drafts", "weights", "min_budget"),
+)
+PROPERTIES = ("reads_tokens", "per_query_head", "stacked")
+
+
+def delegate(cls: type, functions: tuple[str, ...], properties: tuple[str, ...]) -> None:
+    """Let a class take these functions and properties from the method in its attribute `inner`."""
+    for name in functions:
+        setattr(cls, name, _of_inner(name))
+    for name in properties:
+        setattr(cls, name, property(attrgetter(f"inner.{name}")))
+
+
+def _of_inner(name: str) -> Any:
+    return lambda self, *given: getattr(self.inner, name)(*given)

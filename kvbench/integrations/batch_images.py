@@ -1,0 +1,71 @@
+"""The images of a batch of left-padded prompts, which `EvictionCache` finds by the image tokens of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvbench.engine.images import PromptImages, image_tokens, rotary_axes
+from kvbench.errors import UserError
+from kvbench.eviction.api import Method
+from kvbench.eviction.modality import check_images
+from kvbench.records import Images
+from kvbench.sources.refusals import check_images_of
+
+
+@dataclass(frozen=True, slots=True)
+class BatchImages:
+    """rows: of each prompt, its images; axes: [3, b, t] rotary positions of the padded prompts, None: their indices."""
+
+    rows: list[PromptImages]
+    axes: torch.Tensor | None
+
+    @classmethod
+    def of(
+        cls, model: Any, name: str, method: Method, inputs: Mapping[str, Any], pads: Sequence[int]
+    ) -> BatchImages | None:
+        """Return the images among a model's inputs, None if there are none. name: of the method.
+
+        Raises UserError if the engine does not read images of this model or with this method.
+        """
+        given = {key: value for key, value in inputs.items() if value is not None}
+        if any("video" in key for key in given):
+            raise UserError("EvictionCache does not serve videos; give images.")
+        if "pixel_values" not in given:
+            return None
+        check_images_of(model.config.to_dict())
+        check_images(name, method)
+        ids = given["input_ids"]
+        shown = image_tokens(model, ids)
+        turned = rotary_axes(model, ids, shown, given, given.get("attention_mask"))
+        axes = turned[0] if turned else None
+        rows = []
+        for row, first in enumerate(pads):
+            tokens = shown[row, first:]
+            begins = tokens & ~torch.cat([tokens.new_zeros(1), tokens[:-1]])
+            mine = None if axes is None else axes[:, row : row + 1, first:]
+            spans = Images(spans=(), inputs=lambda some: {})  # the caller gives the model its inputs
+            rows.append(PromptImages(spans, {}, mine, (begins.cumsum(0) * tokens).float()))
+        return cls(rows, axes)
+
+    def modality(self, rows: Sequence[int]) -> torch.Tensor:
+        """Return the modality of the tokens of some rows with equally many pads, [b, 1, t]."""
+        return torch.stack([self.rows[row].modality for row in rows])[:, None]
+
+    def positions(self, index: torch.Tensor, seen: int) -> torch.Tensor:
+        """Return the rotary positions of tokens after the first `seen` ones of the padded rows. index: [b, t]."""
+        if self.axes is None:
+            return index
+        if not seen:
+            return self.axes
+        deltas = [row.delta(len(row.modality)) for row in self.rows]
+        return index + torch.tensor(deltas, device=index.device)[:, None]
+
+
+def refuse_new_images(inputs: Mapping[str, Any]) -> None:
+    """Raise UserError if a pass after the prompt brings images."""
+    if inputs.get("pixel_values") is not None:
+        raise UserError("EvictionCache reads images in the prompt only; make a new cache for a prompt with all images.")

@@ -1,0 +1,136 @@
+"""What the layers of a model store per token, and the share of a sequence's memory that eviction can touch.
+
+run.json describes the layers with attention; rows have the bytes of the states that other layers keep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import SetupError, quote
+from kvbench.report.load import Loaded
+from kvbench.report.rows import RUN, Rows
+from kvbench.store import manifest
+
+POSITION = 4  # bytes that a KV head stores with an entry that may be evicted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer of the model, as run.json describes it. `window`: entries that a sliding-window layer keeps."""
+
+    kv_heads: int
+    entry_bytes: int  # keys and values of one entry in one head
+    window: int | None
+
+
+def read_layers(path: Path) -> list[Layer] | None:
+    """Return the layers of a run's model from its run.json; None if there is no run.json, or no layers in it."""
+    folder = path if path.is_dir() else path.parent
+    if not (folder / manifest.NAME).is_file():
+        return None
+    environment = manifest.read(folder)["environment"]
+    try:
+        cache = environment.get("kv_cache")
+        if cache is None:
+            return None
+        return [_layer(layer, cache["element_bytes"]) for layer in cache["layers"]]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise SetupError(
+            f"{quote(folder / manifest.NAME)} is damaged: its kv_cache does not describe layers. Put back a copy of it."
+        ) from None
+
+
+def _layer(layer: Mapping[str, Any], element_bytes: int) -> Layer:
+    sizes = [layer["kv_heads"], layer["head_dim"], layer["value_dim"], element_bytes]
+    window = layer["window"]
+    if not all(isinstance(size, int) and 0 <= size < 2**31 for size in [*sizes, window or 0]):
+        raise ValueError("not a size")
+    heads, keys, values, _ = sizes
+    return Layer(kv_heads=heads, entry_bytes=(keys + values) * element_bytes, window=window)
+
+
+def layers_of(loaded: Loaded) -> dict[str, list[Layer] | None]:
+    """Return the layers of every run's model by the name of the run."""
+    return {run["run"]: read_layers(Path(run["path"])) for run in loaded.runs}
+
+
+def by_window(model: Sequence[Layer], longest: float) -> tuple[list[Layer], list[Layer]]:
+    """Return the layers with a sliding window, and the others: as in the engine, a window that holds every sequence is
+    no window. longest: the most tokens that any sequence may have."""
+    rings = [layer for layer in model if layer.window is not None and layer.window < longest]
+    return rings, [layer for layer in model if layer not in rings]
+
+
+def sequence_tokens(rows: Rows, later: Any) -> Any:
+    """Return the tokens that the full cache holds of each row's sequence at its end. later: see `later_tokens`."""
+    import numpy as np
+
+    # The model never reads the last token.
+    return rows.number("prompt_tokens") + rows.number("output_tokens") - 1 + np.nan_to_num(later)
+
+
+def longest_tokens(rows: Rows, later: Any) -> float:
+    """Return the most tokens that any row's sequence may have; NaN if rows do not tell."""
+    import numpy as np
+
+    lengths = rows.number("prompt_tokens") + rows.number("max_new_tokens") + np.nan_to_num(later)
+    return float(np.fmax.reduce(lengths, initial=math.nan))
+
+
+def evictable_share(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Any:
+    """Return for each row the share of its sequence's full cache that methods may evict, as the plan computes it.
+
+    The rest are sliding windows and states of layers beside attention. NaN where run.json does not describe layers, or
+    the row has no measurements. layers: by the name of the run.
+    """
+    import numpy as np
+
+    share, tokens, longest = np.full(len(rows), math.nan), sequence_tokens(rows, later), longest_tokens(rows, later)
+    states, runs = np.nan_to_num(rows.number("state_bytes")), rows.text(RUN)
+    for code in runs.present():
+        own, model = runs.codes == code, layers[runs.names[code]]
+        if model is None:
+            continue
+        rings, others = by_window(model, longest)
+        evicted = tokens[own] * sum(g.kv_heads * (g.entry_bytes + POSITION) for g in others)
+        fixed = sum((least(tokens[own], float(g.window or 0)) * g.kv_heads * g.entry_bytes for g in rings), states[own])
+        share[own] = np.divide(evicted, evicted + fixed, out=np.full(own.sum(), math.nan), where=evicted + fixed > 0)
+    return share
+
+
+def evictable_note(shares: Any) -> list[str]:
+    """Return a line on the share that eviction can touch; none where it can touch all, or where shares are unknown."""
+    known = shares[shares == shares]
+    if not len(known) or known.min() == 1:
+        return []
+    low, high = (f"{share:.0%}" for share in (known.min(), known.max()))
+    return [
+        f"evictable KV: {low if low == high else f'{low} to {high}'} of a sequence's memory with the full cache; the "
+        "rest are states of layers beside attention and sliding windows, which no method evicts."
+    ]
+
+
+def least(a: Any, b: Any) -> Any:
+    """Return the smaller of a and b, elementwise: a where b is NaN, and NaN where a is NaN."""
+    import numpy as np
+
+    return np.where(b < a, b, a)
+
+
+def later_tokens(rows: Rows) -> Any:
+    """Return for each row the tokens of its conversation's later questions: those that the full cache held beyond its
+    first prompt and its answers. 0 for a row without turns, NaN if the full cache was not run on the conversation."""
+    import numpy as np
+
+    talks = rows.text("multi_turn_cache").codes >= 0
+    questions, interval = rows.text("doc_id"), rows.number("interval")
+    full = rows.where(talks & (interval != interval))
+    beyond = full.number("entries_peak") - (full.number("prompt_tokens") + full.number("output_tokens") - 1)
+    known = np.full(len(questions.names), math.nan)
+    np.fmax.at(known, full.text("doc_id").codes, beyond.clip(0))
+    return np.where(talks, known[questions.codes], 0.0)

@@ -1,0 +1,96 @@
+"""Let a judge rate every answer of a dialogue about pictures on MMDU's six dimensions and overall, from 1 to 10.
+
+The judge gets the released prompt (bundled/mmdu), all pictures of the dialogue, and for each turn its question, its
+reference answer and the model's answer. The reply ends with a dictionary of scores. After a reply without a score per
+dimension the judge is asked once more; then the turn has no scores. The released script drops such turns without asking
+again.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from kvbench.scoring.judge.api import JudgeError
+from kvbench.scoring.judge.asking import NO_JUDGE, ask, failed, judged_by
+from kvbench.scoring.judge.prompts import Answers
+from kvbench.scoring.judge.settings import connect
+from kvbench.sources.data import BUNDLED
+from kvbench.task import IMAGE, Doc, Score, Services
+
+FILE = BUNDLED / "mmdu" / "judge_prompt.txt"
+SYSTEM = "You are a helpful assistant."
+MARK = "<ImageHere>"  # stands in the questions that the judge sees where an image is
+OVERALL = "Overall Score"
+DIMENSIONS = (
+    *("Creativity", "Richness", "Visual Perception", "Logical Coherence", "Answer Accuracy"),
+    *("Image Relationship Understanding", OVERALL),
+)
+LOWEST, HIGHEST = 1, 10
+_DICTIONARY = re.compile(r"\{[^{}]{1,2000}\}")
+_VERDICT = re.compile(rf"\{{([^{{}}]*{OVERALL}[^{{}}]*)\}}")
+
+Scores = dict[str, float]  # dimension -> its score
+
+
+def rate_dialogue(services: Services, doc: Doc, answers: Answers) -> Score:
+    """Return the judge's scores of a dialogue: value = mean overall score / 10, aux: the mean of each dimension.
+
+    Aux `overall_1`, ... has each turn's overall score, `rated` the number of turns with scores, `invalid` the number of
+    replies without. Raises KeyRefused; SetupError if a local judge is given, which reads no images.
+    """
+    judge = connect(services)
+    if judge is None:
+        return NO_JUDGE
+    images = [image.read() for turn in doc.turns for image in turn.images]
+    try:
+        asked = [ask(judge, (SYSTEM, _prompt(doc, answers, turn), images), _scores) for turn in range(len(doc.turns))]
+    except JudgeError as error:
+        return failed(str(error))
+    rated = {turn: a.value for turn, a in enumerate(asked, 1) if a.value is not None}
+    if not rated:
+        return failed("the judge's replies hold no scores")
+    means = {name: sum(scores[name] for scores in rated.values()) / len(rated) for name in DIMENSIONS}
+    return Score(
+        value=means[OVERALL] / HIGHEST,
+        extracted=", ".join(f"{rated[turn][OVERALL]:g}" if turn in rated else "-" for turn in range(1, len(asked) + 1)),
+        aux={
+            **{name.lower().replace(" ", "_"): mean for name, mean in means.items() if name != OVERALL},
+            **{f"overall_{turn}": scores[OVERALL] for turn, scores in rated.items()},
+            "rated": float(len(rated)),
+            "invalid": float(sum(a.invalid for a in asked)),
+        },
+        facts=judged_by(asked[-1].judge, "dialogue"),
+        note="" if len(rated) == len(asked) else "the judge's replies hold no scores on some turns",
+    )
+
+
+def _prompt(doc: Doc, answers: Answers, turn: int) -> str:
+    question = doc.turns[turn].user.replace(IMAGE, MARK)
+    return (
+        f"{FILE.read_text(encoding='utf-8')}[Question]\n{question}\n\n"
+        f"[The Start of Reference Answer]\n{doc.reference[turn]}\n[The End of Reference Answer]\n\n"
+        f"[The Start of Assistant’s Answer]\n{_disarm(answers[turn])}\n[The End of Assistant’s Answer]"
+    )
+
+
+def _disarm(answer: str) -> str:
+    """Put brackets for the braces of a dictionary of scores in an answer, so that quoting it gives no scores."""
+    return _VERDICT.sub(r"[\1]", answer)
+
+
+def _scores(reply: str) -> Scores | None:
+    """Return the scores in the last dictionary of a reply; None unless it has a score from 1 to 10 per dimension."""
+    for text in reversed(_DICTIONARY.findall(reply)):
+        try:
+            given = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if isinstance(given, dict):
+            valid = all(_valid(given.get(name)) for name in DIMENSIONS)
+            return {name: float(given[name]) for name in DIMENSIONS} if valid else None
+    return None
+
+
+def _valid(score: object) -> bool:
+    return isinstance(score, (int, float)) and not isinstance(score, bool) and LOWEST <= score <= HIGHEST

@@ -1,0 +1,112 @@
+"""The image files that a task's rows name: found inside one folder and hashed; their bytes are read with a prompt.
+
+A name is a path relative to the folder; a leading slash means the folder itself, as in MMDU's file. Names with ``..``,
+a backslash or a drive are errors. Symbolic links are followed, as they are for the files with the rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from kvbench.errors import SetupError, UserError, quote
+from kvbench.sources.data.cache import keeping
+from kvbench.sources.data.formats import Row, check_plain
+from kvbench.task import Image
+
+LIMIT = 64 * 1024**2  # bytes of one file in an archive
+
+
+class ImageFiles:
+    """Puts `Image`s into the rows of a task in place of the names of files, after hashing the files."""
+
+    def __init__(self, task: str, folder: Path, column: str) -> None:
+        self.task, self.folder, self.column = task, folder, column
+        self._images: dict[str, Image] = {}
+        self._digest = hashlib.sha256()
+
+    def attach(self, index: int, row: Row) -> Row:
+        """Return the row with one `Image`, or a tuple of them, in the column. Raises SetupError.
+
+        index: the row's place in the data, from 0, for messages.
+        """
+        where = f"data of task {quote(self.task)}, row {index + 1}"
+        images = tuple(self._image(name, where) for name in names(row, self.column, where))
+        return row | {self.column: images if isinstance(row[self.column], list) else images[0]}
+
+    def sha256(self, of_rows: str | None) -> str:
+        """Return a hash of the rows' hash and of every image attached so far."""
+        return hashlib.sha256(f"{of_rows}\n{self._digest.hexdigest()}".encode()).hexdigest()
+
+    def _image(self, name: str, where: str) -> Image:
+        if name not in self._images:
+            path = inside(self.folder, name, where)
+            try:
+                check_plain(path, f"{where}: image {quote(name)}", None)
+                with path.open("rb") as stream:
+                    digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            except UserError as error:
+                raise SetupError(f"{str(error).removesuffix('.')} (looked for {quote(path)}).") from None
+            except OSError as error:
+                raise SetupError(f"{where}: image {quote(path)} cannot be read: {error.strerror}.") from None
+            self._digest.update(json.dumps([name, digest]).encode())
+            self._images[name] = Image(name=name, path=path)
+        return self._images[name]
+
+
+def names(row: Mapping[str, Any], column: str, where: str) -> list[str]:
+    """Return the names of the image files of a row. Raises SetupError if it has none."""
+    value = row.get(column)
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or not all(isinstance(name, str) and name for name in listed) or not listed:
+        raise SetupError(f"{where}: {quote(column)} names no image file.")
+    return listed
+
+
+def every_name(rows: Iterable[Row], column: str) -> list[str]:
+    """Return the names of all image files of a task's rows, each once."""
+    return list(dict.fromkeys(n for i, row in enumerate(rows) for n in names(row, column, f"row {i + 1}")))
+
+
+def inside(folder: Path, name: str, where: str) -> Path:
+    """Return the path of an image file in a folder. Raises SetupError for a name that leads out of the folder."""
+    parts = PurePosixPath(name.lstrip("/")).parts
+    if not parts or ".." in parts or any(character in name for character in "\\:\0"):
+        raise SetupError(f"{where}: image {quote(name)} is not a path inside the folder of the data.")
+    return folder.joinpath(*parts)
+
+
+def unpack(archive: Path, wanted: Iterable[str], folder: Path) -> None:
+    """Write the files with these names from a zip archive into a folder. Raises SetupError.
+
+    A name that the archive lacks is left out; reading the row that names it then fails.
+    """
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            sizes = {member.filename: member.file_size for member in packed.infolist()}
+            for name in wanted:
+                member, target = name.lstrip("/"), inside(folder, name, f"archive {quote(archive.name)}")
+                if member in sizes:
+                    if sizes[member] > LIMIT:
+                        raise SetupError(f"{quote(member)} in {quote(archive)} is larger than {LIMIT:,} bytes.")
+                    with keeping(target) as file:
+                        file.write(packed.read(member))
+    except (zipfile.BadZipFile, EOFError, OSError) as error:
+        raise SetupError(f"{quote(archive)} is not a complete zip archive ({error}). Download it again.") from None
+
+
+def encoded(rows: Iterable[Row], column: str, pixels: str, folder: Path) -> Iterator[Row]:
+    """Yield the rows of a table without their column `pixels`, whose image files go into a folder under their names."""
+    for index, row in enumerate(rows):
+        where = f"row {index + 1}"
+        cell = row[pixels] or {}
+        if not cell.get("bytes"):
+            raise SetupError(f"{where} of the table has no image in its column {quote(pixels)}.")
+        (name,) = names(row, column, where)
+        with keeping(inside(folder, name, where)) as file:
+            file.write(cell["bytes"])
+        yield {key: value for key, value in row.items() if key != pixels}

@@ -1,0 +1,87 @@
+"""Reads image files of questions into RGB pixels, with limits: formats, number of pixels, whole files only."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvbench.console import faults
+from kvbench.errors import SetupError, UserError, quote
+from kvbench.sources.data import read_plain
+from kvbench.task import Image
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+MOST_BYTES = 64 << 20  # of a file
+MOST_PIXELS = 64 << 20
+EXTRA = "Install it with 'pip install \"kvbench[vision]\"'."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pixels:
+    """The RGB pixels of an image file, and the SHA-256 of the file."""
+
+    image: PIL.Image.Image
+    sha256: str
+
+
+def read(image: Image) -> Pixels:
+    """Read and decode an image.
+
+    Raises UserError for a file that cannot be read, is no whole PNG, JPEG or WebP, or is too large; SetupError if
+    Pillow is missing.
+    """
+    data = _bytes(image)
+    return Pixels(image=_decode(image.name, data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def _bytes(image: Image) -> bytes:
+    return image.data if image.path is None else read_plain(image.path, f"image {quote(image.name)}", MOST_BYTES)
+
+
+def _decode(name: str, data: bytes) -> PIL.Image.Image:
+    try:
+        import PIL.Image
+    except ImportError:
+        raise SetupError(f"questions with images need Pillow. {EXTRA}") from None
+    too_large = _unusable(name, f"has more than {MOST_PIXELS:,} pixels. Make it smaller")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
+            image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+            if image.width * image.height > MOST_PIXELS:
+                raise too_large
+            return _rgb(name, image)
+    except UserError:
+        raise
+    except (PIL.Image.DecompressionBombWarning, PIL.Image.DecompressionBombError):
+        raise too_large from None
+    except PIL.UnidentifiedImageError:
+        raise _unusable(name, "is no PNG, JPEG or WebP file") from None
+    except Exception as error:  # decoders raise many types for broken files
+        if faults.of_machine(error):
+            raise
+        raise _unusable(name, f"is broken ({quote(faults.first_line(error))})") from None
+
+
+def _rgb(name: str, image: PIL.Image.Image) -> PIL.Image.Image:
+    """Decode the first frame, turn it as its EXIF tag says, and lay what is transparent on white."""
+    from PIL import Image, ImageOps
+
+    if image.mode.startswith(("I", "F")):
+        raise _unusable(name, "has more than 8 bits per colour. Save it with 8")
+    image.seek(0)
+    image = ImageOps.exif_transpose(image)
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _unusable(name: str, why: str) -> UserError:
+    return UserError(f"image {quote(name)} {why}.")

@@ -1,0 +1,55 @@
+"""Text before images: the entries that `base` keeps, but no entry of text is evicted while one of an image could be.
+
+Of the entries that `base` does not protect, text stays before any image; among text, and among images, the scores of
+`base` decide. So a budget that the text fills leaves no image, and without images the decisions are those of `base`.
+The engine keeps a column with the number of each entry's image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from kvbench.errors import UserError, quote
+from kvbench.eviction.api import Column, Method, Protect, ScoreOut, option
+from kvbench.eviction.choose import from_label
+from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate
+from kvbench.eviction.modality import MODALITY
+from kvbench.eviction.options import OptionError
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("text-first")
+@dataclass(frozen=True)
+class TextFirst(Method):
+    base: str = option("gkv", "the method that scores, with its options in brackets")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            inner = self.inner
+        except UserError as error:
+            raise OptionError("base", f"is no method: {error}") from None
+        if not inner.takes_budget or "+" in self.base.partition("(")[0] or MODALITY in inner.columns():
+            raise OptionError("base", f"must name one method that takes a budget; got {quote(self.base)}.")
+
+    @cached_property
+    def inner(self) -> Method:
+        """Return the method that the option `base` names."""
+        return from_label(self.base)
+
+    def score(self, view: LayerView) -> torch.Tensor | ScoreOut:
+        return self.inner.score(view)
+
+    def columns(self) -> tuple[Column, ...]:
+        return (*self.inner.columns(), MODALITY)
+
+    def protect(self, budget: int) -> Protect:
+        return replace(self.inner.protect(budget), text=True)
+
+
+_OWN = ("columns", "protect")
+delegate(TextFirst, tuple(n for n in (*DECLARATIONS, "quotas", "selector") if n not in _OWN), PROPERTIES)
+delegate(TextFirst, (), ("scope", "joint", "uniform"))

@@ -1,0 +1,108 @@
+"""`vneedle`: pictures of numbers on grids, and several turns that ask which number stands at a place of one of them.
+
+Variants: grid-4 (default: four pictures of 4 x 4 numbers before four questions), grid-3 (two of 3 x 3 before two:
+short), grid-6 (six of 6 x 6 before six), spread-4 (every turn brings a picture and asks about one of those so far). The
+text does not hold the numbers, so every answer needs the entries of one picture, read in the first turn (in spread-4,
+whose later pictures make every turn a new prompt, in the same turn).
+
+The headline score is the share of right answers; the other score is 1 if all are right. Guessing gets 1/90.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kvbench.registry import tasks
+from kvbench.scoring.boxed import after_thinking
+from kvbench.task import IMAGE, DataSource, Doc, GenSpec, Image, Output, Score, Task, Turn
+from kvbench.taskkit.grid_image import grid_png
+from kvbench.taskkit.synthetic.draw import Draw
+
+QUESTIONS = 128  # without --limit; more are generated on demand
+NEW_TOKENS = 16  # per turn
+NUMBERS = range(10, 100)  # two digits, while places have one: a place in the answer is never taken for a number
+_NUMBER = re.compile(r"(?<![0-9])[0-9]{2}(?![0-9])")
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """images: pictures per question. side: rows and columns of a grid. spread: every turn brings one picture."""
+
+    images: int
+    side: int
+    turns: int
+    spread: bool = False
+
+
+VARIANTS = {
+    "grid-4": Knobs(images=4, side=4, turns=4),
+    "grid-3": Knobs(images=2, side=3, turns=2),
+    "grid-6": Knobs(images=6, side=6, turns=6),
+    "spread-4": Knobs(images=4, side=4, turns=4, spread=True),
+}
+
+
+@tasks.register("vneedle")
+class VisualNeedle(Task):
+    suite = "vision"
+    summary = "numbers on grids in several pictures, asked for over several turns (needs a model that sees)"
+    variants = tuple(VARIANTS)
+    headline = "score_partial"
+    cheap_score = True
+
+    def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
+        return [self._doc(number) for number in range(QUESTIONS if limit is None else limit)]
+
+    def gen(self, model_type: str) -> GenSpec:
+        return GenSpec(max_new_tokens=NEW_TOKENS, thinking=False)
+
+    def score(self, doc: Doc, output: Output) -> Score:
+        """Score the last two-digit number of each answer; strict: answers that are nothing but the right number."""
+        answers = [after_thinking(text, output.thinking).strip() for text in output.turns]
+        if len(answers) < len(doc.turns):
+            return Score(value=None, note=f"the model gave {len(answers)} of {len(doc.turns)} answers")
+        said = [found[-1] if (found := _NUMBER.findall(text)) else None for text in answers]
+        right = [float(number == wanted) for number, wanted in zip(said, doc.reference)]
+        return Score(
+            value=float(all(right)),
+            strict=float(tuple(answers) == doc.reference),
+            partial=sum(right) / len(right),
+            extracted=", ".join(number or "-" for number in said),
+            aux={"no_answer": said.count(None) / len(said), **{f"right_{n}": r for n, r in enumerate(right, 1)}},
+        )
+
+    def size(self) -> None:
+        """Return None: there are as many questions as --limit says, and `QUESTIONS` without it."""
+
+    def _doc(self, seed: int) -> Doc:
+        knobs, draw = VARIANTS[self.variant], Draw("vneedle", self.variant, seed)
+        grids = [_grid(knobs.side, draw) for _ in range(knobs.images)]
+        images = [Image(name=f"grid-{n}.png", data=grid_png(grid)) for n, grid in enumerate(grids, 1)]
+        turns, numbers = [], []
+        about = draw.shuffled(range(knobs.images))
+        for turn in range(knobs.turns):
+            shown = range(turn, turn + 1) if knobs.spread else range(0 if turn else knobs.images)
+            at = draw.below(turn + 1) if knobs.spread else about[turn]
+            row, column = draw.below(knobs.side), draw.below(knobs.side)
+            turns.append(
+                Turn(
+                    context="".join(f"Image {n + 1}: {IMAGE}\n" for n in shown),
+                    question=f"In image {at + 1}, which number stands in row {row + 1}, column {column + 1}? "
+                    "Reply with the number alone.",
+                    images=tuple(images[n] for n in shown),
+                )
+            )
+            numbers.append(str(grids[at][row][column]))
+        return Doc(
+            doc_id=f"{self.variant}-{seed}",
+            turns=tuple(turns),
+            reference=tuple(numbers),
+            meta={"category": self.variant, "seed": seed},
+        )
+
+
+def _grid(side: int, draw: Draw) -> list[list[int]]:
+    """Return rows of different random numbers."""
+    numbers = draw.sample(NUMBERS, side * side)
+    return [numbers[start : start + side] for start in range(0, side * side, side)]

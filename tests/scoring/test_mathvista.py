@@ -1,0 +1,132 @@
+"""MathVista's scoring on texts made by hand: direct answers, extraction by rule, the official form, and odd cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvbench.scoring.mathvista import Wanted, by_rule, direct, distance, is_right, normalise
+
+SIDES = Wanted("145°", "text", None, ("135°", "140°", "145°", "150°"))
+YES = Wanted("Yes", "text", None, ("Yes", "No"))
+COUNT = Wanted("14", "integer", None, ())
+ONE, TWO = Wanted("1.2", "float", 1, ()), Wanted("1.45", "float", 2, ())
+LIST = Wanted("[2014, 2016]", "list", None, ())
+
+
+@pytest.mark.parametrize(
+    ("extraction", "wanted", "form"),
+    [
+        ("C", SIDES, "145°"),
+        ("(c) 145", SIDES, "145°"),
+        ("(C)", SIDES, "145°"),
+        ("(A) or (C)", SIDES, "135°"),  # the first letter
+        ("145", SIDES, "145°"),  # the nearest option
+        ("E", SIDES, "135°"),  # no option: the nearest, the first of equals
+        ("(E)", SIDES, "135°"),
+        ("", SIDES, "135°"),
+        ("c", SIDES, "135°"),  # a small letter without brackets is a text
+        ("yes", YES, "Yes"),
+        (" Yes ", YES, "Yes"),
+        ("14", COUNT, "14"),
+        ("14.0", COUNT, "14"),
+        ("14.9", COUNT, "14"),  # cut, not rounded
+        (" 14 ", COUNT, "14"),
+        ("1e3", COUNT, "1000"),
+        ("14%", COUNT, None),
+        ("14 cm", COUNT, None),
+        ("1,400", COUNT, None),
+        ("inf", COUNT, None),
+        ("nan", COUNT, None),
+        ("", COUNT, None),
+        ("1.2", ONE, "1.2"),
+        ("1.24", ONE, "1.2"),
+        ("1.25", ONE, "1.2"),  # the nearest even digit of the binary number
+        ("1", ONE, "1.0"),
+        ("1.450", TWO, "1.45"),
+        ("$1.45", TWO, None),
+        ("x", TWO, None),
+        ("[2014, 2016]", LIST, "[2014, 2016]"),
+        ("[2014,2016]", LIST, "[2014,2016]"),  # officially compared as text
+    ],
+)
+def test_the_official_form(extraction: str, wanted: Wanted, form: str | None):
+    assert normalise(extraction, wanted) == form
+
+
+def test_a_float_without_precision_has_no_form():
+    assert normalise("1.2", Wanted("1.2", "float", None, ())) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "quoted", "plain"),
+    [
+        ("145°", SIDES, "145°", "145°"),
+        ("C", SIDES, None, None),
+        ("14", COUNT, "14", "14"),
+        ("14.5", COUNT, None, None),
+        ("1.20", ONE, "1.2", "1.2"),
+        ('The answer is "14".', COUNT, "14", None),
+        ('So. The answer is "B". Or "C".', SIDES, 'B". Or "C', None),  # greedy, as published
+        ("", SIDES, None, None),
+    ],
+)
+def test_answers_that_need_no_extraction(text: str, wanted: Wanted, quoted: str | None, plain: str | None):
+    assert direct(text, wanted, quoted=True) == quoted
+    assert direct(text, wanted) == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "answer"),
+    [
+        ("Angles add up to 180°.\nSo the answer is (C) 145°.", SIDES, "C"),
+        ("The correct option is **C**.", SIDES, "C"),
+        ("**Answer:** C", SIDES, "C"),
+        ("(A) is too small, (B) too.\n\nC. 145°", SIDES, "C"),
+        ("\\boxed{C}", SIDES, "C"),
+        ("\\boxed{\\text{(C)}}", SIDES, "C"),
+        ("It is 145°", SIDES, "145°"),
+        ("A triangle has 180 degrees, so I cannot say", SIDES, None),
+        ("The answer is E.", SIDES, None),
+        ("The answer is (F), that is (C)", SIDES, "C"),
+        ("答案是 C", SIDES, "C"),
+        ("yes, they are", YES, "Yes"),
+        ("There is nothing to see, not even a yesterday", YES, None),
+        ("", SIDES, None),
+        ("There are 3 rows of 4, and 2 more: 14.", COUNT, "14"),
+        ("The answer is 14 apples.\n\nI counted them twice.", COUNT, "14"),
+        ("The answer is clear.\nI count 14", COUNT, "14"),
+        ("about 1,400 people", COUNT, "1400"),
+        ("−14", COUNT, "-14"),
+        ("it is 35%", COUNT, "35"),
+        ("Answer: $1.45", TWO, "1.45"),
+        ("\\boxed{1.45\\,\\text{m}}", TWO, "1.45"),
+        ("x = .5", ONE, ".5"),
+        ("many", COUNT, None),
+        ("between [2010, 2011] and [2014,2016].", LIST, "[2014, 2016]"),
+        ("The answer is 2014 and 2016", LIST, None),
+        ("[what]", LIST, None),
+    ],
+)
+def test_extraction_by_rule(text: str, wanted: Wanted, answer: str | None):
+    assert by_rule(text, wanted) == answer
+
+
+def test_what_is_right():
+    assert is_right("C", SIDES)
+    assert is_right("1.2449", ONE)
+    assert not is_right(None, SIDES)
+    assert not is_right("B", SIDES)
+    assert not is_right("14 cm", COUNT)
+
+
+def test_hostile_texts_take_no_time():
+    long = "answer is " * 20_000 + "[" * 20_000 + "1" * 20_000
+    assert by_rule(long, LIST) is None
+    assert by_rule(long, COUNT) is not None
+    assert not is_right("9" * 5000, COUNT)
+    assert not is_right("[" + "9" * 5000 + "]", LIST)
+
+
+def test_edit_distance():
+    cases = {("", ""): 0, ("a", ""): 1, ("", "ab"): 2, ("kitten", "sitting"): 3, ("ab", "ba"): 2, ("145", "145°"): 1}
+    assert {pair: distance(*pair) for pair in cases} == cases
