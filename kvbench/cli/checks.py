@@ -17,7 +17,7 @@ from kvbench.eviction.budget import Budget
 from kvbench.eviction.options import check_budget
 from kvbench.runner import task_data
 from kvbench.runner.workload import load_task
-from kvbench.sources import models, vocabulary
+from kvbench.sources import adapters, models, vocabulary
 from kvbench.sources.models import ModelInfo
 from kvbench.task import GenSpec, Task
 from kvbench.taskkit import prompts
@@ -35,6 +35,8 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
         if context is not None and config.max_new_tokens is not None and config.max_new_tokens > context:
             asked = f"--max-new-tokens {config.max_new_tokens}"
             raise UserError(f"{asked} and a prompt exceed the model's context of {context} tokens; give fewer.")
+    with problems.collect():
+        adapters.find(config.adapter)
     _check_budgets(config, context, (model and model.group) or 1, problems)
     with problems.collect():
         _check_data(config, problems)

@@ -30,7 +30,7 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
 
     Raises UserError for options that cannot be changed because the run's answers depend on them, such as --seed.
     """
-    for key in ("revision", "seed", "max_new_tokens", "stop"):
+    for key in ("revision", "adapter", "seed", "max_new_tokens", "stop"):
         if typed[key] not in (None, [], ()):
             raise UserError(f"--{key.replace('_', '-')} cannot be given with --run: the run's answers decide it.")
     folder = one_run(run, Path("results"))
@@ -67,7 +67,7 @@ def check_same(config: RunConfig, folder: Path, ready: Inputs) -> None:
     from kvbench.sources import models
 
     before = manifest.read(folder)["environment"]
-    same_run.check_model(folder.name, before, same_run.model_record(config, models.state(ready.info)))
+    same_run.check_model(folder.name, before, same_run.model_record(config, models.state(ready.info), ready.adapter))
     same_run.check_data(folder.name, before.get("tasks", {}), ready.tasks())
 
 

@@ -79,7 +79,13 @@ def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
     from kvbench.replay.traces import stored_answers
 
     [folder] = side.folders
-    loaded = load(inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)
+    loaded = load(
+        inputs.where,
+        revision=config.revision,
+        device=config.device,
+        dtype=config.dtype,
+        adapter=inputs.adapter,
+    )
     found: dict[tuple[str, str, Any], Mapping[str, Decisions]] = {}
     for grid in config.grids:
         for task in grid.tasks:

@@ -53,8 +53,8 @@ KNOWN = (
     *("device", "slots", "threads", "chunk"),
 )
 OBJECTS = ("libraries", "artefacts")  # facts that are JSON objects
-FILLED = {"stop": "[]"}  # for each of these facts the value that an absent fact stands for
-MAPPED = ("model_revision",)  # facts that may differ where the user maps one model to another
+FILLED = {"stop": "[]", "adapter": "none"}  # for each of these facts the value that an absent fact stands for
+MAPPED = ("model_revision", "adapter")  # facts that may differ where the user maps one model to another
 assert {name for name, _, _ in NOTED} <= {*FACTS}
 
 

@@ -52,6 +52,7 @@ class Settings:
         "tiny", text, "Model: a folder or a hub name. Default: tiny, the built-in model.", metavar="MODEL"
     )
     revision: str | None = what(None, text, "Commit or tag of a hub model.", metavar="REV")
+    adapter: str | None = what(None, text, "LoRA adapter of peft, merged into the model: its folder.", metavar="DIR")
 
     limit: int | None = how_much(None, count, "Only the first N questions of each task.")
     samples: int | None = how_much(None, count, "Answers to each question. Default: the task's own.")

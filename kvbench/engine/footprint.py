@@ -80,7 +80,7 @@ def footprint(
     acting = method.during("decode")
     together = sum(g.evicts for g in geometry) if acting.stacked and acting.layerwise else 1  # layers in a view
     return Footprint(
-        weights=shape.parameters * dtype.itemsize,
+        weights=shape.weight_bytes(dtype.itemsize),
         slot=plan_slot_bytes(geometry, method, held, dtype),
         step=_step(shape, geometry, held.rows, dtype, gathered=not method.uniform),
         prompt=prompt + packed + reading + scoring,

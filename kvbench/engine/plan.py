@@ -7,8 +7,9 @@ D, W bytes of weights that a step reads, N parameters that one token uses. Matri
 within a step, so their times add. BW (bytes/s) and F (FLOP/s) are measured on this machine, not looked up.
 
 In a mixture of experts, a token uses the share a of the routed experts. So N counts the share a of their parameters,
-and W the share 1 - (1 - a)^b of their bytes. The number of slots follows from the device's total memory, not from the
-free memory of the moment, so that a resumed run gets the same number.
+and W the share 1 - (1 - a)^b of their bytes. Weights that stay quantised in memory count with their stored bytes. The
+number of slots follows from the device's total memory, not from the free memory of the moment, so that a resumed run
+gets the same number.
 """
 
 from __future__ import annotations
@@ -145,9 +146,8 @@ def evictable_share(
 def roofline(shape: ModelShape, machine: Machine, slots: int, entries: float, dtype: torch.dtype) -> float:
     """Return the most tokens/s that memory traffic and arithmetic allow. entries: mean entries that a head holds."""
     element = dtype.itemsize
-    read = shape.streamed + shape.routed * (1 - (1 - shape.active) ** slots)
     used = shape.streamed + shape.routed * shape.active
-    weights = max(read * element / machine.bandwidth, 2 * used * slots / machine.flops)
+    weights = max(shape.bytes_read(element, slots) / machine.bandwidth, 2 * used * slots / machine.flops)
     attention = 2 * slots * sum(s.bytes for s in shape.states) / machine.bandwidth  # read and written
     for g in shape.geometry:
         held = entries if g.window is None else min(entries, g.window)

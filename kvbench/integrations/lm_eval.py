@@ -41,7 +41,7 @@ from kvbench.integrations.model_args import ModelArgs, in_its_words, read
 from kvbench.integrations.stored_answers import check_stored_answers
 from kvbench.integrations.yaml_tasks import DOC, TASK
 from kvbench.records import Generation, Request, Sampling, Usage
-from kvbench.sources import models
+from kvbench.sources import adapters, models
 from kvbench.taskkit import prompts
 from kvbench.taskkit.lm_eval_source import generation, special_stops
 
@@ -69,7 +69,9 @@ class KVBenchLM(TemplateLM):
         if info.folder is not None:
             models.check_tokenizer(run.model, info.folder)
         where = str(info.folder or info.name)
-        self.loaded = load(where, revision=run.revision, device=run.device, dtype=run.dtype)
+        adapter = adapters.find(run.adapter)
+        self.adapter = adapter.identity if adapter else None
+        self.loaded = load(where, revision=run.revision, device=run.device, dtype=run.dtype, adapter=adapter)
         self.tokenizer = self.loaded.tokenizer
         if run.chat_template is not None:
             self.tokenizer.chat_template = prompts.load_template(run.chat_template)
@@ -346,7 +348,7 @@ class KVBenchLM(TemplateLM):
             "seed": run.seed,
             "truncate": args.truncate,
             "think_end_token": args.think_end_token,
-        }
+        } | ({"adapter": self.adapter} if self.adapter else {})
 
 
 def _chain(engine: Engine, batches: Iterable[list[Request]]) -> Iterator[Generation]:

@@ -67,7 +67,14 @@ class Session:
         Raises KVBenchError if a named method cannot run, if possible before the model is loaded.
         """
         config, inputs, work = self.config, self.inputs, self.work
-        load_model = partial(load, inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)
+        load_model = partial(
+            load,
+            inputs.where,
+            revision=config.revision,
+            device=config.device,
+            dtype=config.dtype,
+            adapter=inputs.adapter,
+        )
         shape, early = known_shape(inputs.config, load_model)
         images = any(prompt.images for task in self.works.values() for prompt in task.prompts)
         longest = max(self.longest.values())

@@ -26,6 +26,7 @@ from kvbench.store.schema import NAMES
 SAME = {
     "model": "model",
     "model_revision": "model revision",
+    "adapter": "adapter",
     "dtype": "dtype",
     "seed": "seed",
     "interval": "interval",

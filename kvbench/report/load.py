@@ -198,10 +198,11 @@ def _mixed(groups: Sequence[Group]) -> list[tuple[Mixture, list[str]]]:
 
 
 def _filled(rows: Rows) -> Rows:
-    """Return the rows with empty lists, options and ids in place of missing stop strings, options and question ids. A
-    missing value would otherwise agree with every value."""
+    """Return the rows with a text in place of missing stop strings, adapters, options and question ids. A missing value
+    would otherwise agree with every value."""
     return rows.having(
         stop=rows.text("stop").filled("[]"),
+        adapter=rows.text("adapter").filled("none"),
         options=rows.text("options").filled("{}"),
         doc_id=rows.text("doc_id").filled(""),
     )

@@ -19,7 +19,7 @@ PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy"),
     *("pandas", "pyarrow", "datasets", "math-verify"),
 )
-OPTIONAL = ("flash-attn", "triton", "lm-eval", "pillow")
+OPTIONAL = ("flash-attn", "triton", "lm-eval", "peft", "pillow")
 
 
 def version(package: str) -> str | None:

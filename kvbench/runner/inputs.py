@@ -13,10 +13,14 @@ import huggingface_hub
 import transformers
 
 from kvbench.config.run_config import RunConfig
+from kvbench.engine.attention.geometry import ProbeFailed
+from kvbench.engine.model.adapter import check, refuse_quantised
+from kvbench.engine.model.shape import on_meta
 from kvbench.errors import UserError, quote
 from kvbench.runner import image_processor, task_data
 from kvbench.runner.workload import TaskWork
-from kvbench.sources import models, vocabulary
+from kvbench.sources import adapters, models, quantised, vocabulary
+from kvbench.sources.adapters import Adapter
 from kvbench.sources.data.missing import DataMissing
 
 Notice = Callable[[str], None]
@@ -31,6 +35,7 @@ class Inputs:
     config: Any  # the model's, from transformers
     context: int
     works: dict[str, TaskWork]
+    adapter: Adapter | None = None
 
     def tasks(self) -> dict[str, Any]:
         """Return each task's version, its data and a hash of its prompts, for the run's record."""
@@ -40,10 +45,15 @@ class Inputs:
         }
 
 
-def read_inputs(config: RunConfig, say: Notice, info: models.ModelInfo | None = None) -> Inputs:
-    """Read all inputs except weights, and check judge and sandbox. info: the model, if it was looked up before.
+def read_inputs(
+    config: RunConfig, say: Notice, info: models.ModelInfo | None = None, adapter: Adapter | None = None
+) -> Inputs:
+    """Read all inputs except weights, and check judge and sandbox.
 
-    Raises KVBenchError if the model or data are missing, a prompt cannot be made, or no judge or sandbox can score.
+    info, adapter: the model and its adapter, if they were looked up before.
+
+    Raises KVBenchError if the model, adapter or data are missing, a prompt cannot be made, or no judge or sandbox can
+    score.
     """
     info = info or models.fetched(config.model_place, config.revision)
     where = info.where
@@ -52,6 +62,10 @@ def read_inputs(config: RunConfig, say: Notice, info: models.ModelInfo | None = 
         tokenizer("word")  # it reads some of its settings only for the first text
         vocabulary.check(len(tokenizer), getattr(model_config.get_text_config(), "vocab_size", None))
         context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
+    if adapter := adapter or adapters.find(config.adapter):
+        refuse_quantised(adapter, quantised.form_of(info.config))
+        with contextlib.suppress(ProbeFailed):  # then loading checks it
+            check(adapter, on_meta(model_config))
     data = task_data.source(config)
     vision = cache(partial(image_processor.load, config.model, where, config.revision, model_config, tokenizer))
     works: dict[str, TaskWork] = {}
@@ -71,7 +85,7 @@ def read_inputs(config: RunConfig, say: Notice, info: models.ModelInfo | None = 
         judge.check(config.services(), judged[0])
     for note in (*data.notes(), *(note for work in works.values() for note in work.notes)):
         say(note)
-    return Inputs(info=info, where=where, config=model_config, context=context, works=works)
+    return Inputs(info=info, where=where, config=model_config, context=context, works=works, adapter=adapter)
 
 
 def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any, works: dict[str, TaskWork]) -> None:

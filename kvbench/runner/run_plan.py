@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,8 @@ from kvbench.errors import quote
 from kvbench.runner import env, same_run
 from kvbench.runner.cell import CellPlan, CellPlanner, MethodState, dtype_name
 from kvbench.runner.inputs import Inputs, Notice, read_inputs
-from kvbench.sources import models
+from kvbench.sources import adapters, model_weights, models, quantised
+from kvbench.sources.quantised import Form
 from kvbench.store import again
 
 
@@ -53,12 +54,16 @@ class RunPlan:
         dtype = pick_dtype(config.dtype, device)
         check_attn(config.attn, device, dtype)
         info = models.fetched(config.model_place, config.revision)
-        model = same_run.model_record(config, models.state(info))
+        adapter = adapters.find(config.adapter)
+        model = same_run.model_record(config, models.state(info), adapter)
         same_run.check_model(name, before, model)
-        inputs = read_inputs(config, say, info)
+        form = _form(config, info, dtype, say, dry_run=dry_run)
+        inputs = read_inputs(config, say, info, adapter)
         shape, early = (
             (_plan_shape(inputs, say), None) if dry_run else known_shape(inputs.config, _loader(config, inputs, device))
         )
+        if form is not None and form.kept and info.folder is not None:
+            shape = replace(shape, stored=quantised.stored_bytes(info.folder, dtype.itemsize))
         threads = use_threads(shape, device)
         methods = {choice: MethodState.of(choice, inputs.config, info) for choice in config.methods}
         planner = CellPlanner(
@@ -126,9 +131,36 @@ class RunPlan:
         return (*(again.JUDGE if "judge" not in needs else ()), *(("unsafe_run_code",) if "code" not in needs else ()))
 
 
+def _form(config: RunConfig, info: models.ModelInfo, dtype: torch.dtype, say: Notice, *, dry_run: bool) -> Form | None:
+    """Return the form of a model's quantised weights; None if they are not quantised.
+
+    A dry run plans although a package is missing, and says so. Raises KVBenchError for weights that cannot be loaded.
+    """
+    form = quantised.form_of(info.config)
+    if form is None:
+        return None
+    if not dry_run:
+        form.require()
+    elif text := form.missing():
+        say(text)
+    if not form.kept:
+        say(f"model {quote(config.model)} stores its weights as {form.name}; in memory they are {dtype_name(dtype)}.")
+    elif info.folder is None or model_weights.lacking(info.folder):
+        say(f"the weights of {quote(config.model)} are not here yet; the plan counts them as not quantised.")
+    return form
+
+
 def _loader(config: RunConfig, inputs: Inputs, device: torch.device) -> partial[LoadedModel]:
     revision = inputs.info.commit or config.revision
-    return partial(load, inputs.where, revision=revision, device=str(device), dtype=config.dtype, attn=config.attn)
+    return partial(
+        load,
+        inputs.where,
+        revision=revision,
+        device=str(device),
+        dtype=config.dtype,
+        attn=config.attn,
+        adapter=inputs.adapter,
+    )
 
 
 def _plan_shape(inputs: Inputs, say: Notice) -> ModelShape:

@@ -17,6 +17,7 @@ from kvbench.errors import NEW_RUN, UserError, bare, few, quote
 from kvbench.runner.cell import MethodState
 from kvbench.runner.workload import template_hash
 from kvbench.sources import hub
+from kvbench.sources.adapters import Adapter
 from kvbench.sources.model_files import makes_prompts
 from kvbench.sources.models import State
 from kvbench.store import check_run_name, manifest
@@ -24,12 +25,14 @@ from kvbench.store import check_run_name, manifest
 MOST = 4  # files or methods that a message lists
 
 
-def model_record(config: RunConfig, state: State) -> dict[str, Any]:
-    """Return what a run's record states of the model, its files and the chat template."""
+def model_record(config: RunConfig, state: State, adapter: Adapter | None = None) -> dict[str, Any]:
+    """Return what a run's record states of the model, its adapter, their files and the chat template."""
     template = config.chat_template
     return {
-        "model": {"model": config.model, "model_revision": state.revision or config.revision},
+        "model": {"model": config.model, "model_revision": state.revision or config.revision}
+        | ({} if adapter is None else {"adapter": adapter.identity}),
         "model_files": _listed(state.files),
+        "adapter_files": [] if adapter is None else _listed(adapter.files),
         "chat_template": None if template is None else {"path": template, "sha256": template_hash(template)},
     }
 
@@ -88,7 +91,7 @@ def check(
 def check_model(
     run: str, before: Mapping[str, Any], now: Mapping[str, Any], wanted: Callable[[str], bool] = lambda file: True
 ) -> None:
-    """Raise UserError if the model's files, its revision or the chat template changed.
+    """Raise UserError if the files of model or adapter, the revision or the chat template changed.
 
     wanted: returns whether to compare the file of a given name.
     """
@@ -105,6 +108,9 @@ def check_model(
             f"model {model} is at revision {bare(new)} now; run {quote(run)} began with {bare(old)}. "
             f"{NEW_RUN.capitalize()}{former}."
         )
+    was, has = (_hashes(record.get("adapter_files", []), wanted) for record in (before, now))
+    if changes := _changes(was, has):
+        raise UserError(f"{_describe(changes, 'of the adapter ', run)}, or {NEW_RUN}.")
     _check_template(run, before.get("chat_template"), now["chat_template"])
 
 

@@ -60,7 +60,7 @@ def hashes(folder: Path) -> dict[str, str]:
     blocks of the whole file. This detects a tensor that was trained further, merged or replaced, but not changes of
     single bytes between the blocks.
     """
-    return {name: _hash(folder / name) for name in names(folder)}
+    return {name: file_hash(folder / name) for name in names(folder)}
 
 
 def combined(files: Mapping[str, str]) -> str:
@@ -89,7 +89,8 @@ def _is_span(start: object, end: object) -> bool:
     return type(start) is int and type(end) is int and 0 <= start <= end <= _LARGEST
 
 
-def _hash(path: Path) -> str:
+def file_hash(path: Path) -> str:
+    """Return a file's hash as `hashes` does. Raises SetupError if it cannot be read."""
     try:
         return _content_hash(path)
     except OSError as error:

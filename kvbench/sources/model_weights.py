@@ -13,26 +13,31 @@ from kvbench.store.strict_json import lenient
 _CONVERT = "kvbench loads safetensors only; convert it, for example with 'save_pretrained' of transformers."
 
 
-def _weights(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """Return the files with the model's own weights, not a method's."""
     return [path for path in sorted(folder.glob("*.safetensors")) if not model_files.is_of_a_method(path)]
 
 
 def check(name: str, folder: Path) -> None:
     """Raise SetupError for missing, pickled or truncated weights."""
-    files = _weights(folder)
+    files = weight_files(folder)
     if not files:
         raise none_there(name, sorted(folder.iterdir()))
     if missing := lacking(folder):
         raise SetupError(f"{quote(name)} lacks weights that its index names: {few(missing, 1)}. Download it again.")
     for path in files:
-        size = path.stat().st_size
-        expected = _safetensors_size(path)
-        if expected is None or size < expected:
-            sizes = "its header cannot be read"
-            if expected is not None:
-                sizes = f"header says {expected:,} bytes, file has {size:,}"
-            raise SetupError(f"{path.name} is damaged ({sizes}). Download it again.")
+        check_file(path)
+
+
+def check_file(path: Path) -> None:
+    """Raise SetupError for a safetensors file with a broken header or of less than its full length."""
+    size = path.stat().st_size
+    expected = _safetensors_size(path)
+    if expected is None or size < expected:
+        sizes = "its header cannot be read"
+        if expected is not None:
+            sizes = f"header says {expected:,} bytes, file has {size:,}"
+        raise SetupError(f"{path.name} is damaged ({sizes}). Download it again.")
 
 
 def none_there(name: str, files: Sequence[Path]) -> SetupError:
@@ -45,7 +50,7 @@ def lacking(folder: Path) -> list[str]:
     """Return the names of the weight files that the folder should have but lacks."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
-        return [] if _weights(folder) else ["model.safetensors"]
+        return [] if weight_files(folder) else ["model.safetensors"]
     named = read_json(index).get("weight_map")
     files = sorted(set(map(str, named.values()))) if isinstance(named, dict) else []
     return [file for file in files if not (folder / file).is_file()]

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvbench.console import faults
 from kvbench.errors import KVBenchError, SetupError, UserError, quote
-from kvbench.sources import hub, model_files, model_weights
+from kvbench.sources import adapters, hub, model_files, model_weights
 from kvbench.sources.model_weights import read_json
 from kvbench.sources.refusals import own_code, refusal, unreadable
 
@@ -98,14 +98,25 @@ def describe(name: str, revision: str | None = None) -> ModelInfo:
     if not hub.is_name(name):
         raise UserError(f"{quote(name)} is neither a folder nor a hub name like 'org/model'.")
     cached = _cached(name, revision)
+    _refuse_adapter(name, [path.name for path in cached.iterdir()] if cached else [])
     return ModelInfo(name=name, folder=cached, config=_config(cached / "config.json") if cached else {})
 
 
 def _local(name: str, folder: Path) -> ModelInfo:
+    _refuse_adapter(name, [path.name for path in folder.iterdir()])
     if not (folder / "config.json").is_file():
         raise SetupError(f"{quote(name)} has no config.json; it is not a model folder.")
     model_weights.check(name, folder)
     return ModelInfo(name=name, folder=folder, config=_config(folder / "config.json"))
+
+
+def _refuse_adapter(name: str, files: Iterable[str]) -> None:
+    """Raise SetupError for a model with an adapter among its files, which transformers would load without asking."""
+    if adapters.CONFIG in files:
+        raise SetupError(
+            f"{quote(name)} holds an adapter ({adapters.CONFIG}); give its base model with --model and its folder with "
+            "--adapter."
+        )
 
 
 def check_tokenizer(name: str, folder: Path) -> None:
@@ -173,6 +184,7 @@ def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
 
 def _check_files(name: str, files: tuple[str, ...]) -> None:
     """Raise SetupError unless a hub model's list of files has a config.json and safetensors weights."""
+    _refuse_adapter(name, files)
     if "config.json" not in files:
         raise SetupError(f"{quote(name)} has no config.json on the hub; it is not a model of transformers.")
     top = [Path(file) for file in files if "/" not in file]

@@ -196,7 +196,7 @@ def list_runs(out: str | Path) -> list[str]:
 
 
 def _unwritable(path: Path, error: OSError) -> SetupError:
-    return SetupError(f"cannot write in {quote(path)} ({reason(error)}). Nothing was run; {remedy(error)}.")
+    return SetupError(f"cannot write in {quote(path)} ({reason(error)}). Nothing was run. Fix: {remedy(error)}.")
 
 
 def _check_ours(path: Path) -> None:

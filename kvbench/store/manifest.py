@@ -85,7 +85,7 @@ def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:
             file.write(json.dumps(manifest, indent=2).encode() + b"\n")
     except OSError as error:
         why = f"cannot write in {quote(run_dir)} ({reason(error)})"
-        raise SetupError(f"{why}. Nothing was run; {remedy(error)}.") from error
+        raise SetupError(f"{why}. Nothing was run. Fix: {remedy(error)}.") from error
 
 
 def read(run_dir: Path) -> dict[str, Any]:

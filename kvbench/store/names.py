@@ -20,7 +20,7 @@ def check_run_name(name: str, option: str = "--run-name") -> str:
         if ord(character) < 32 or 127 <= ord(character) < 160:
             code = f"U+{ord(character):04X}"
             raise UserError(
-                f"{option} {quote(name)} has a control character ({code}) at position {position}; remove it."
+                f"{option} has a control character ({code}) at position {position}. It reads {quote(name)}."
             )
     if len(name) > LIMIT:
         raise UserError(f"{option} is {len(name)} characters long; the limit is {LIMIT}. Give a shorter name.")

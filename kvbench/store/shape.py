@@ -82,8 +82,9 @@ _ENVIRONMENT = {
     "data_revision?": _perhaps_given,
     "chat_template?": {"path": _given, "sha256": _text},
     "dtype?": _perhaps,
-    "model?": {"model": _given, "model_revision": _perhaps_given},
+    "model?": {"model": _given, "model_revision": _perhaps_given, "adapter?": _given},
     "model_files?": [_HASH],
+    "adapter_files?": [_HASH],
     "methods?": [
         {"method": _given, "version": _text, "source": _text, "files": [_given], "artefacts": [_GIVEN_HASH]},
     ],
@@ -103,6 +104,7 @@ _CONTENT = {
         "grids?": [_GRID],
         "model?": _given,
         "revision?": _perhaps_given,
+        "adapter?": _perhaps_given,
         "chat_template?": _perhaps_given,
         "task_file?": _perhaps_given,
         ANY: _setting,

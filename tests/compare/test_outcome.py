@@ -245,6 +245,7 @@ def test_a_map_compares_two_methods(side, rows) -> None:
         ({"interval": 64}, "interval is '32' in a and '64' in b"),
         ({"model": "big"}, "model is 'tiny' in a and 'big' in b.*--map"),
         ({"model_revision": "s"}, "model revision is r in a and s in b"),
+        ({"adapter": "mine@0"}, "adapter is none in a and mine@0 in b"),
         ({"task": "chain"}, "'a' and 'b' share no cell: gkv at 48 on walk, against gkv at 48 on chain"),
     ],
 )

@@ -86,7 +86,7 @@ def read_only(stage: Stage) -> None:
         ended = stage.call(f"{RUN} --out {out}", NO_WEIGHTS)
         assert (ended.code, ended.out) == (3, "")
         assert "cannot write in" in ended.err
-        assert "Nothing was run; " in ended.err
+        assert "Nothing was run. Fix: " in ended.err
     assert list(folder.iterdir()) == []
 
 

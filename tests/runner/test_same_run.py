@@ -64,7 +64,6 @@ def began(tmp_path_factory: pytest.TempPathFactory) -> Began:
     shutil.copytree(tiny.path(), home / "draft", ignore=kept)
     (home / "model" / "chat_template.jinja").write_text(TEMPLATE)
     (home / "model" / "special_tokens_map.json").write_text("{}")
-    (home / "model" / "adapter_config.json").write_text("{}")  # read only where peft is installed
     large(home / "model" / BIG)
     (home / "given.jinja").write_text(TEMPLATE)
     for suffix in ("json", "safetensors"):
@@ -130,7 +129,6 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "tokenizer.json": (swap_tokens, "changed"),
     "tokenizer_config.json": (edit_json(chat_template="{{ 1 }}"), "changed"),
     "chat_template.jinja": (lambda path: path.write_text("x" + TEMPLATE), "changed"),
-    "adapter_config.json": (edit_json(r=8), "changed"),
     "special_tokens_map.json": (unlink, "removed"),
     "added_tokens.json": (write, "added"),
     "additional_chat_templates/tool_use.jinja": (write, "added"),

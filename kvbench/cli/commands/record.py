@@ -77,7 +77,13 @@ def _record(
     check(config)
     inputs = read_inputs(dataclasses.replace(config, judge="none", unsafe_run_code=True), terminal.warning)
     check_same(config, folder, inputs)
-    loaded = load(inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)
+    loaded = load(
+        inputs.where,
+        revision=config.revision,
+        device=config.device,
+        dtype=config.dtype,
+        adapter=inputs.adapter,
+    )
     recorder = Recorder(loaded=loaded, config=config, inputs=inputs, say=terminal.warning, on_read=progress.next)
     found: list[Decisions] = []
     try:

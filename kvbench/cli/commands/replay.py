@@ -34,7 +34,7 @@ from kvbench.replay.analyses.api import Analysis, AttentionAnalysis, Row, analys
 from kvbench.replay.analyses.api import choose as choose_analyses
 from kvbench.replay.work import Readings, Work
 from kvbench.report import plots
-from kvbench.sources import hub
+from kvbench.sources import adapters, hub
 from kvbench.sources.models import describe
 from kvbench.sources.models import revision as revision_of
 
@@ -78,7 +78,18 @@ Sample = Annotated[str | None, plain("--sample", "With --analysis: only the answ
 
 
 @takes(
-    *("budget", "task", "method_opt", "task_file", "chat_template", "model", "revision", "seed", "max_new_tokens"),
+    *(
+        "budget",
+        "task",
+        "method_opt",
+        "task_file",
+        "chat_template",
+        "model",
+        "revision",
+        "adapter",
+        "seed",
+        "max_new_tokens",
+    ),
     *("stop", "interval", "data", "device", "dtype", "json", "quiet"),
 )
 def replay(
@@ -241,6 +252,7 @@ def _document(config: RunConfig, asked: Work, left_out: list[LeftOut]) -> dict[s
         "left_out": [dataclasses.asdict(left) for left in left_out],
         "model": config.model,
         "model_revision": revision_of(describe(config.model_place, config.revision)),
+        "adapter": adapter.identity if (adapter := adapters.find(config.adapter)) else None,
         "run": asked.run,
         "settings": {
             "interval": config.interval,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,7 +68,7 @@ def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, qui
     from kvbench.sources import models
     from kvbench.store import RunFolder
 
-    inputs = read_inputs(config, terminal.warning)
+    inputs = read_inputs(replace(config, adapter=None), terminal.warning)  # scoring reads no weights
     versions = {f"{name}_version": env.version(name) for name in ("kvbench", "torch", "transformers")}
     resume = partial(RunFolder.resume, environment=versions, take_over=take_over, allow_version_change=True)
     with signals.phase(lambda: SAVED), resume(folder.parent, folder.name) as opened:

@@ -17,10 +17,13 @@ from kvbench.engine.attention.flash import Attn, check_attn
 from kvbench.engine.attention.geometry import LayerGeometry, read_layers
 from kvbench.engine.attention.positions import check_latents, check_positions, check_states
 from kvbench.engine.cache.recurrent import StateShape
+from kvbench.engine.model.adapter import merge, refuse_quantised
 from kvbench.engine.model.fingerprint import fingerprint
 from kvbench.errors import KVBenchError, SetupError, UserError, quote
-from kvbench.sources import vocabulary
+from kvbench.sources import quantised, vocabulary
+from kvbench.sources.adapters import Adapter
 from kvbench.sources.models import describe
+from kvbench.sources.quantised import Form
 from kvbench.sources.refusals import WITH_IMAGES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -77,12 +80,18 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def load(
-    path: str, *, revision: str | None = None, device: str = "auto", dtype: str = "auto", attn: Attn = "sdpa"
+    path: str,
+    *,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    attn: Attn = "sdpa",
+    adapter: Adapter | None = None,
 ) -> LoadedModel:
-    """Load weights and tokenizer from a folder or hub id.
+    """Load weights and tokenizer from a folder or hub id, and merge the adapter into the weights.
 
     Raises SetupError (weights missing, damaged or not safetensors; hub unreachable; device or flash-attn missing) and
-    UserError (architecture not supported, unknown device or dtype).
+    UserError (architecture not supported, unknown device or dtype, adapter of another model).
     """
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
@@ -92,15 +101,46 @@ def load(
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        form, more = _in_its_form(config, where)
         model = auto_class(config).from_pretrained(
-            path, revision=revision, dtype=kind, use_safetensors=True, trust_remote_code=False
+            path, revision=revision, dtype=kind, use_safetensors=True, trust_remote_code=False, **more
         )
     except Exception as error:  # transformers' code for a model may raise any exception
         if isinstance(error, KVBenchError) or faults.of_machine(error):
             raise
         reason = (words(error).strip().splitlines() or [type(error).__name__])[0]
         raise SetupError(f"model {quote(path)} cannot be loaded: {reason}") from error
+    if form is not None and form.kept:
+        refuse_quantised(adapter, form)
+        return replace(prepare(model.eval(), tokenizer), attn=attn)
+    if form is not None:
+        _convert(model, kind)
+    if adapter is not None:  # before the model moves: every device then has the same weights
+        model = merge(model, adapter)
     return replace(prepare(_move(model, where).eval(), tokenizer), attn=attn)
+
+
+def _in_its_form(config: Any, where: torch.device) -> tuple[Form | None, dict[str, Any]]:
+    """Return the form of quantised weights, and the arguments with which transformers loads them.
+
+    Raises SetupError if a package is missing, UserError for a form that kvbench does not load.
+    """
+    form = quantised.form_of(config.to_dict())
+    if form is None:
+        return None, {}
+    form.require()
+    if form.kept:
+        return form, {"device_map": {"": where}}
+    holder = config if getattr(config, "quantization_config", None) else config.get_text_config()
+    holder.quantization_config = dict(holder.quantization_config) | {"dequantize": True}
+    return form, {"config": config}
+
+
+def _convert(model: Any, kind: torch.dtype) -> None:
+    """Give all weights the run's dtype: transformers leaves some that were stored quantised in bfloat16."""
+    for parameter in model.parameters():
+        if parameter.dtype == torch.bfloat16:
+            parameter.data = parameter.data.to(kind)
 
 
 def auto_class(config: Any) -> Any:

@@ -42,7 +42,7 @@ def _eligible(model: Any, rows: int) -> list[Any]:
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return []
     small = sum(p.numel() * p.element_size() for p in parameters) <= MOST_BYTES
-    plain = all(p.device.type == "cpu" and p.dtype == dtype for p in parameters)
+    plain = all(p.device.type == "cpu" and p.dtype == dtype and type(p.data) is torch.Tensor for p in parameters)
     if not (small and plain and rows >= FEWEST_ROWS.get(dtype, rows + 1)):
         return []
     return [m for m in model.modules() if type(m) is torch.nn.Linear and m.weight.numel() >= FEWEST_WEIGHTS]

@@ -16,6 +16,7 @@ from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.model.activations import pass_bytes
 from kvbench.engine.model.load import LoadedModel, auto_class
 from kvbench.errors import quote
+from kvbench.sources.quantised import StoredBytes
 
 SMALL = 20_000_000  # parameters below which one CPU thread is fastest
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -31,6 +32,7 @@ class ModelShape:
         streamed: parameters that every step reads, without routed experts.
         routed: parameters of routed experts; `active`: the share of them that one token uses.
         states: of layers beside attention, per sequence.
+        stored: bytes of weights that stay quantised in memory; None: all are numbers of the run's dtype.
         width: numbers per token that a layer's activations hold at their widest; `vocabulary`: logits per token.
         traced: bytes of a pass over so many tokens in this dtype, from the model's code; None without states.
     """
@@ -43,6 +45,7 @@ class ModelShape:
     states: tuple[StateShape, ...] = ()
     width: int = 0
     vocabulary: int = 0
+    stored: StoredBytes | None = None
     traced: Callable[[int, torch.dtype], int] | None = field(default=None, compare=False, repr=False)
 
     def activations(self, tokens: int, dtype: torch.dtype) -> int:
@@ -50,13 +53,29 @@ class ModelShape:
         plain = tokens * self.width * dtype.itemsize
         return plain if self.traced is None else max(plain, self.traced(tokens, dtype))
 
+    def weight_bytes(self, element: int) -> int:
+        """Return the bytes of all weights. element: bytes per number of weights that are not quantised."""
+        return self.parameters * element if self.stored is None else self.stored.total
+
+    def bytes_read(self, element: int, slots: int) -> float:
+        """Return the bytes of weights that a step of `slots` sequences reads.
+
+        What it does not read (embedding tables, a vision tower) is counted as not quantised.
+        """
+        streamed, routed = self.streamed * element, self.routed * element
+        if self.stored is not None:
+            unread = (self.parameters - self.streamed - self.routed) * element
+            routed = self.stored.routed
+            streamed = max(0, self.stored.total - routed - unread)
+        return streamed + routed * (1 - (1 - self.active) ** slots)
+
 
 def read_shape(config: Any) -> ModelShape:
     """Return the shape of a model from its configuration, without weights (on the meta device).
 
     Raises UserError when the model is not supported, ProbeFailed when the layers can be read only from a loaded model.
     """
-    return shape_of_model(_on_meta(config))
+    return shape_of_model(on_meta(config))
 
 
 def shape_of_model(model: Any) -> ModelShape:
@@ -92,11 +111,14 @@ def estimate_shape(config: Any) -> ModelShape:
     if rank := _first(text, ("kv_lora_rank",)):  # latent attention: one entry for all heads
         layer = {"kv_heads": 1, "head_dim": rank + int(text.qk_rope_head_dim), "value_dim": 0, "latent": rank}
     layer |= {"query_heads": heads, "scaling": dim**-0.5}
-    return _shape(_on_meta(config), tuple(LayerGeometry(index=i, **layer) for i in range(layers)))
+    return _shape(on_meta(config), tuple(LayerGeometry(index=i, **layer) for i in range(layers)))
 
 
-def _on_meta(config: Any) -> Any:
-    """Build the model without weights, in bfloat16: the dtype that every operator accepts on the meta device."""
+def on_meta(config: Any) -> Any:
+    """Build the model without weights, in bfloat16: the dtype that every operator accepts on the meta device.
+
+    Raises UserError when it is not supported, ProbeFailed when its code needs weights.
+    """
     refuse_unsupported(config)
     kind = auto_class(config)
     try:
@@ -123,7 +145,7 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateS
     config = model.config
 
     def traced(tokens: int, dtype: torch.dtype) -> int:
-        return pass_bytes(_on_meta(config), states, tokens, dtype)
+        return pass_bytes(on_meta(config), states, tokens, dtype)
 
     return ModelShape(
         geometry=geometry,

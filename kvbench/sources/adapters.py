@@ -1,0 +1,72 @@
+"""Finds a LoRA adapter on the disk and identifies it by its files. No torch, no peft.
+
+An adapter is a folder as peft writes it: `CONFIG` and `WEIGHTS`. It is never looked up on the hub, not even the base
+model that its configuration names.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import SetupError, UserError, quote
+from kvbench.sources import model_files, model_weights
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
+LORA = "LORA"
+MERGE = "Merge it with peft (merge_and_unload, save_pretrained) and give the merged folder with --model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A LoRA adapter: its folder, its configuration, and the hashes of its files."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    files: Mapping[str, str]
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / WEIGHTS
+
+    @property
+    def identity(self) -> str:
+        """The folder's name and a hash over the files, as rows store them: ``my-lora@0123456789abcdef``."""
+        return f"{self.folder.name}@{model_files.combined(self.files)}"
+
+
+def find(name: str | None) -> Adapter | None:
+    """Find the adapter in the folder that --adapter names; None without a name.
+
+    Raises SetupError if the folder or peft is missing, or a file is missing or damaged, UserError for an adapter that
+    is not a LoRA.
+    """
+    if name is None:
+        return None
+    folder = Path(os.path.abspath(os.path.expanduser(name)))
+    if not folder.is_dir():
+        raise SetupError(f"adapter folder {quote(name)} does not exist; --adapter takes a folder that peft has saved.")
+    if not (folder / CONFIG).is_file():
+        raise SetupError(f"{quote(name)} has no {CONFIG}; it is not an adapter of peft.")
+    config = model_weights.read_json(folder / CONFIG)
+    if (kind := config.get("peft_type")) != LORA:
+        raise UserError(f"adapter {quote(name)} is of type {quote(kind)}; kvbench merges {LORA} only. {MERGE}.")
+    if not (folder / WEIGHTS).is_file():
+        if (folder / PICKLE).is_file():
+            raise SetupError(
+                f"adapter {quote(name)} has only pickle weights ({PICKLE}), and kvbench loads safetensors only; load "
+                f"it with peft and save it again, which writes {WEIGHTS}."
+            )
+        raise SetupError(f"adapter {quote(name)} has no {WEIGHTS}. Copy it again.")
+    model_weights.check_file(folder / WEIGHTS)
+    if missing := [package for package in ("peft", "accelerate") if importlib.util.find_spec(package) is None]:
+        raise SetupError(f"--adapter needs {' and '.join(missing)}: pip install 'kvbench[adapters]'.")
+    return Adapter(
+        folder=folder, config=config, files={file: model_files.file_hash(folder / file) for file in (CONFIG, WEIGHTS)}
+    )

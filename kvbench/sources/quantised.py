@@ -1,0 +1,111 @@
+"""Weights that are stored quantised: which forms kvbench loads, what each needs, and their bytes. No torch.
+
+A form either stays in memory as it is stored, or transformers turns it into ordinary weights while it loads. FP8 and
+MXFP4 are always turned: their matrix products are code that transformers would download from the hub and run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from kvbench.errors import SetupError, UserError, quote
+from kvbench.sources import model_weights
+
+PLAIN = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes; types of weights that are not quantised
+EXPERTS = ".experts."  # part of the names of a routed expert's tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A form of quantised weights, named as in a model's config.json.
+
+    packages: modules that transformers imports to load it. kept: the weights stay in this form in memory.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    kept: bool
+
+    def missing(self) -> str:
+        """Return which packages are missing and how to install them; "" if none is."""
+        lacking = [name for name in self.packages if importlib.util.find_spec(name) is None]
+        names = " and ".join(name.replace("_", "-") for name in lacking)
+        return f"weights stored as {self.name} need {names}: pip install 'kvbench[{self.name}]'." if lacking else ""
+
+    def require(self) -> None:
+        """Raise SetupError if a package is missing."""
+        if text := self.missing():
+            raise SetupError(text)
+
+
+FORMS = {
+    form.name: form
+    for form in (
+        Form(name="fp8", packages=("accelerate",), kept=False),
+        Form(name="mxfp4", packages=("accelerate",), kept=False),
+        Form(name="compressed-tensors", packages=("compressed_tensors",), kept=False),
+        Form(name="bitsandbytes", packages=("bitsandbytes", "accelerate"), kept=True),
+        Form(name="torchao", packages=("torchao",), kept=True),
+        Form(name="gptq", packages=("gptqmodel", "optimum"), kept=True),
+        Form(name="awq", packages=("gptqmodel", "accelerate"), kept=True),
+    )
+}
+
+
+def form_of(config: Mapping[str, Any]) -> Form | None:
+    """Return the form of the weights that a config.json describes; None if they are not quantised.
+
+    Raises UserError for other forms: transformers would read their tensors as ordinary weights.
+    """
+    told = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    if not told:
+        return None
+    name = told.get("quant_method") if isinstance(told, Mapping) else told
+    if name not in FORMS:
+        raise UserError(
+            f"the model's weights are stored as {quote(name)}, which kvbench does not load. It loads "
+            f"{', '.join(FORMS)} and weights that are not quantised."
+        )
+    return FORMS[str(name)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBytes:
+    """Bytes of a model's weights in memory, if they stay as they are stored. routed: of the experts, part of total."""
+
+    total: int
+    routed: int
+
+
+def stored_bytes(folder: Path, element: int) -> StoredBytes | None:
+    """Return the bytes of a model's weights from the headers of its files; None if files are missing.
+
+    element: bytes per number of weights that are not quantised, as loaded.
+    """
+    if model_weights.lacking(folder):
+        return None
+    total = routed = 0
+    for path in model_weights.weight_files(folder):
+        with safe_open(path, "np") as file:
+            for name in file.keys():  # noqa: SIM118
+                tensor = file.get_slice(name)
+                size = _bytes(tensor.get_dtype(), tensor.get_shape(), element)
+                total += size
+                routed += size if EXPERTS in name else 0
+    return StoredBytes(total=total, routed=routed)
+
+
+def _bytes(kind: str, shape: list[int], element: int) -> int:
+    """Return a tensor's bytes in memory. Matrices that are not quantised are converted when they are loaded."""
+    count = 1
+    for size in shape:
+        count *= size
+    if kind in PLAIN:
+        return count * (element if len(shape) > 1 else PLAIN[kind])
+    return count * max(1, int("".join(c for c in kind.partition("_")[0] if c.isdigit()) or 8) // 8)
