@@ -87,7 +87,13 @@ class Rules:
                 "Use another method."
             )
         return method.on_tokens(
-            NewTokens(layer=call.layer, hidden=call.hidden, keys=call.key, values=call.value, weights=self.weights)
+            NewTokens(
+                layer=call.layer,
+                hidden=call.hidden,
+                keys=call.key,
+                values=call.read_values(call.key, call.value),
+                weights=self.weights,
+            )
         )
 
     def view(
@@ -113,7 +119,7 @@ class Rules:
         shown: dict[str, Any] = dict(
             layer_count=len(ordinals),
             keys=rows.keys,
-            values=rows.values if self.method.needs().values else None,
+            values=geometry.read_values(rows.keys, rows.values) if self.method.needs().values else None,
             positions=rows.positions,
             valid=valid,
             whole=rows.valid is None,

@@ -97,6 +97,7 @@ class StepWriter(ABC):
             table=entries.table,
             softcap=call.softcap,
             sinks=call.sinks,
+            latent=layer.geometry.latent,
         )
         if isinstance(layer, EvictingStore):
             self.write_columns(layer, call)
@@ -281,7 +282,7 @@ class PagedStepWriter(StepWriter):
         pages = table[:, :, (row // PAGE).clamp(max=table.shape[2] - 1)]  # the mask below hides rows beyond the table
         at = (pages * PAGE + row % PAGE).view(-1)
         keys = layer.pool.keys.index_select(0, at).view(slots, heads, rows, -1)
-        values = layer.pool.values.index_select(0, at).view(slots, heads, rows, -1)
+        values = layer.pool.values.index_select(0, at).view(*keys.shape[:3], layer.pool.values.shape[1])
         # Idle slots and slots of another size must see at least one cache row: a softmax over none is NaN.
         seen = torch.minimum(lengths + 1, torch.full_like(lengths, rows))
         return call.attend(call.query, keys, values, live_bias(seen[..., None], rows, call.query.dtype))
@@ -307,8 +308,9 @@ def step_writer(cache: SlotCache, rules: Rules, decode: Decode | None = None) ->
 
 def write_rows(keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, call: AttentionCall) -> None:
     """Write the new entry of every slot and head. at: [S * Hk] indices in keys and values seen as lists of vectors."""
-    keys.view(-1, keys.shape[-1]).index_copy_(0, at, call.key.reshape(at.numel(), -1))
-    values.view(-1, values.shape[-1]).index_copy_(0, at, call.value.reshape(at.numel(), -1))
+    for store, new in ((keys, call.key), (values, call.value)):
+        width = store.shape[-1]  # 0 for the values of latent layers
+        store.view(store.shape[:-1].numel(), width).index_copy_(0, at, new.reshape(at.numel(), width))
 
 
 def live_bias(live: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:

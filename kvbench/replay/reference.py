@@ -67,7 +67,7 @@ class Reference(Listener):
         for g in cache.evicting:
             shape = (len(self.traces), g.kv_heads, self.blocks, self.total)
             self.attention[g.index] = torch.zeros(shape, device=cache.device)
-            outputs = (len(self.traces), self.length - 1, g.query_heads, g.value_dim)
+            outputs = (len(self.traces), self.length - 1, g.query_heads, g.read_dim)
             self.outputs[g.index] = cache.layers[g.index].values.new_empty(outputs)
             if self.extreme:
                 self.most[g.index] = torch.zeros(shape, device=cache.device)
@@ -202,7 +202,7 @@ def batches(traces: Sequence[ForcedTrace], loaded: LoadedModel, interval: int) -
 def _layer_bytes(g: LayerGeometry, prompt: int, answer: int, interval: int, element: int) -> int:
     blocks, total = -(-answer // interval), prompt + answer
     return (
-        element * answer * g.query_heads * g.value_dim
+        element * answer * g.query_heads * g.read_dim
         + 16 * g.kv_heads * blocks * total
         + total * g.entry_bytes(element)
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.engine.model.load import LoadedModel, load, refuse_states
+from kvbench.engine.model.load import LoadedModel, load, refuse_training
 from kvbench.errors import UserError, quote
 from kvbench.sources import models
 from kvbench.train.answers import AnswerFile
@@ -56,7 +56,7 @@ def prepare(
     entry = RECIPES[name]
     info = models.describe(model)
     loaded = load(info.where, device=own_device(device), dtype=entry.dtype)
-    refuse_states(loaded)
+    refuse_training(loaded)
     revision = models.revision(models.describe(model))  # described again: loading may just have fetched the model
     module, _, cls = entry.location.partition(":")
     make: Any = getattr(importlib.import_module(module), cls)  # a subclass of Recipe

@@ -32,6 +32,7 @@ MROPE = {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta
 HALF_MROPE = {
     "text_config": {"rope_parameters": MROPE["text_config"]["rope_parameters"] | {"mrope_section": [2, 1, 1]}}
 }
+LONGCAT = {"num_layers": 1, "zero_expert_num": 2, "expert_ffn_hidden_size": 32}
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 
 SHARED = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "hybrid_layer_ids": [1, 3]}
@@ -69,6 +70,7 @@ class Family:
 
 
 FAMILIES = [
+    Family("A.X K1", "axk1", LATENT),
     Family("AFMoE", "afmoe", MIXTURES),
     Family("Apertus", "apertus", DENSE),
     Family("Arcee", "arcee", DENSE),
@@ -111,8 +113,10 @@ FAMILIES = [
     Family("Idefics 3", "idefics3", VISION),
     Family("InternVL", "internvl", VISION),
     Family("JetMoE", "jetmoe", MIXTURES, estimated=True),
+    Family("Kimi K2.5 (text)", "kimi_k25", LATENT),
     Family("Llama", "llama", DENSE),
     Family("Llama 3", "llama", DENSE, {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    Family("LongCat Flash", "longcat_flash", LATENT, LONGCAT, estimated=True),
     Family("LLaVA", "llava", VISION),
     Family("LLaVA-OneVision", "llava_onevision", VISION),
     Family("MiMo-V2-Flash", "mimo_v2_flash", MIXTURES),
@@ -122,6 +126,7 @@ FAMILIES = [
     Family("Ministral 3", "ministral3", DENSE),
     Family("Mistral", "mistral", DENSE, {"sliding_window": None}),
     Family("Mistral 3", "mistral3", VISION, {"text_config": {"sliding_window": None}}),
+    Family("Mistral 4", "mistral4", LATENT, {"head_dim": 16}),
     Family("Mixtral", "mixtral", MIXTURES),
     Family("Nemotron", "nemotron", DENSE),
     Family("OLMo", "olmo", DENSE),
@@ -147,6 +152,7 @@ FAMILIES = [
     Family("Solar Open", "solar_open", MIXTURES),
     Family("StarCoder 2", "starcoder2", DENSE),
     Family("VaultGemma", "vaultgemma", DENSE),
+    Family("Youtu", "youtu", LATENT),
     Family("Bamba", "bamba", HYBRID, {"attn_layer_indices": [1]}),
     Family("Falcon-H1", "falcon_h1", HYBRID, {"mamba_n_heads": 8, "mamba_d_ssm": 128}),
     Family("Granite 4 hybrid", "granitemoehybrid", HYBRID, {"layer_types": ["mamba", "attention"]}),

@@ -52,20 +52,36 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def decoding(
-    slots: int, rows: int, heads: int, group: int, dim: int, *, paged: bool = False, sinks: bool = False, **more: Any
+    slots: int,
+    rows: int,
+    heads: int,
+    group: int,
+    dim: int,
+    *,
+    paged: bool = False,
+    sinks: bool = False,
+    latent: int = 0,
+    **more: Any,
 ) -> Callable[[], Any]:
     """A decode step of one layer, in bfloat16."""
 
     def call() -> None:
-        store = (slots * heads * rows, dim) if paged else (slots, heads, rows, dim)
+        store = (slots * heads * rows,) if paged else (slots, heads, rows)
+        value = 0 if latent else dim
         table = empty(slots, heads, rows // PAGE, dtype=torch.int32) if paged else None
         decode.decode(
-            *(empty(slots, heads * group, dim), empty(slots, heads, dim), empty(slots, heads, dim)),
-            *(empty(*store), empty(*store), empty(slots, 1, dtype=torch.int64), empty(slots, dtype=torch.int64)),
+            *(empty(slots, heads * group, dim), empty(slots, heads, dim), empty(slots, heads, value)),
+            *(
+                empty(*store, dim),
+                empty(*store, value),
+                empty(slots, 1, dtype=torch.int64),
+                empty(slots, dtype=torch.int64),
+            ),
             splits=splits(rows, slots * heads),
             scaling=dim**-0.5,
             table=table,
             sinks=empty(heads * group) if sinks else None,
+            latent=latent,
             **more,
         )
 
@@ -83,6 +99,9 @@ SHAPES: dict[str, Callable[[], Any]] = {
     "dense, 4 slots": decoding(4, 33_024, 8, 4, 128),
     "gemma2, dimension 256, softcap": decoding(96, 1152, 8, 2, 256, softcap=50.0),
     "gpt-oss, dimension 64, sinks": decoding(96, 1152, 8, 8, 64, sinks=True),
+    "deepseek-v3, latent attention": decoding(96, 1152, 1, 128, 576, latent=512),
+    "deepseek-v3, latent attention, paged": decoding(96, 1152, 1, 128, 576, latent=512, paged=True),
+    "glm-4.7-flash, latent attention": decoding(96, 1152, 1, 20, 576, latent=512),
     "sampling, top-p 0.95, top-k 20": sampling(top_p=0.95, top_k=20),
 }
 

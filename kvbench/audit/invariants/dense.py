@@ -11,6 +11,7 @@ import torch
 
 from kvbench.engine import reference
 from kvbench.engine.attention.interface import AttentionCall, Handler
+from kvbench.engine.attention.latent import Latents, projections
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.reference import KeptHistory
 
@@ -20,7 +21,7 @@ class Pass:
     """The result of a forward pass without a cache over T tokens."""
 
     logits: torch.Tensor  # [T, V]
-    queries: dict[int, torch.Tensor]  # of each layer, [Hq, T, D] post-RoPE
+    queries: dict[int, torch.Tensor]  # of each layer, [Hq, T, D] post-RoPE, as the engine stores them
 
 
 def dense_pass(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, keys: Sequence[int]) -> Pass:
@@ -30,11 +31,15 @@ def dense_pass(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, ke
     log.
     """
     queries: dict[int, torch.Tensor] = {}
-    route = reference.route
+    route, expanding = reference.route, projections(loaded.model)
+    ranks, latents = {g.index: g.latent for g in loaded.geometry}, Latents()
 
     def routed(model: Any, handler: Handler) -> Any:
         def recorded(call: AttentionCall) -> torch.Tensor:
-            queries[call.layer] = call.query[0].clone()
+            query = call.query
+            if rank := ranks[call.layer]:  # the pass attends to expanded heads
+                query = latents.of(expanding[call.layer], rank, call.key, call.value).queries(query)
+            queries[call.layer] = query[0].clone()
             return handler(call)
 
         return route(model, recorded)

@@ -32,7 +32,11 @@ class ProbeFailed(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGeometry:
-    """The shape of one attention layer. `window` is the sliding window in tokens, None for full attention."""
+    """The shape of one attention layer, as its entries are stored.
+
+    window: the sliding window in tokens, None for full attention. latent: of latent attention, how many of a key's
+    first numbers are the value too, so that `value_dim` is 0; else 0 (see `latent`).
+    """
 
     index: int
     query_heads: int
@@ -43,6 +47,7 @@ class LayerGeometry:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    latent: int = 0
 
     def entry_bytes(self, element: int) -> int:
         """Return the bytes of one token in all KV heads. element: bytes per number of K and V.
@@ -55,6 +60,15 @@ class LayerGeometry:
         """Return the shape of a method's state in this layer, with numbers in place of named dimensions."""
         named = {"query_heads": self.query_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
         return tuple(named[size] if isinstance(size, str) else size for size in state.shape)
+
+    def read_values(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of stored entries, as attention and methods read them."""
+        return keys[..., : self.latent] if self.latent else values
+
+    @property
+    def read_dim(self) -> int:
+        """Numbers of a value as attention reads it."""
+        return self.latent or self.value_dim
 
     @property
     def group(self) -> int:
@@ -96,13 +110,14 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
             window=call.window,
             softcap=call.softcap,
             sinks=call.sinks is not None,
+            latent=0 if call.latent is None else call.latent.rank,
         )
-        return call.value.new_zeros(b, t, hq, call.value.shape[-1])
+        return call.value.new_zeros(b, t, hq, layers[index].read_dim)
 
     device = next(model.parameters()).device
     # Models with states pass without weights too, so that a failure there is one with weights.
     failure = UserError if stateful else ProbeFailed
-    with torch.no_grad(), route(model, record), own_failures(model, failure):
+    with torch.no_grad(), route(model, record, latent=True), own_failures(model, failure):
         first = torch.zeros(1, 1, dtype=torch.long, device=device)
         run(model, states, input_ids=first, position_ids=first)
     found = states.shapes() if states is not None else ()

@@ -2,7 +2,8 @@
 
 `route(model, handler)` sends every attention call of a model to `handler(call) -> output` inside a with-block, without
 patching the model. The handler receives post-RoPE queries, keys and values of the new tokens only, because the model
-runs without transformers' cache.
+runs without transformers' cache. With `route(latent=True)`, the layers of latent attention hand over queries, keys and
+values of their latent form (`latent`).
 
 Attention does not copy a KV head for each of its g query heads: these become g queries of one head ("group as query")
 or read the same memory (`sdpa`).
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from kvbench.engine.attention.latent import PROJECTION, Latent, Latents, projections
 from kvbench.engine.attention.sdpa import grouped_sdpa
 from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.errors import UserError, quote
@@ -49,6 +51,7 @@ class AttentionCall:
     softcap: float | None
     sinks: torch.Tensor | None  # [Hq] logits of a virtual key
     hidden: torch.Tensor | None = None  # [b, t, hidden size] the module's input, with route(hidden=True)
+    latent: Latent | None = None  # of a latent layer, with route(latent=True): `value` is empty, see `read_values`
 
     @property
     def plain(self) -> bool:
@@ -62,31 +65,45 @@ class AttentionCall:
             return self
         return replace(self, key=self.key.repeat_interleave(times, 1), value=self.value.repeat_interleave(times, 1))
 
+    def read_values(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of stored entries: those stored beside the keys, or a part of the keys (latent layers)."""
+        return values if self.latent is None else keys[..., : self.latent.rank]
+
+    def in_latents(self, maps: Latent, latent: torch.Tensor) -> AttentionCall:
+        """Return the call in its latent form. latent: [b, 1, t, R] of the new tokens."""
+        key = maps.entries(latent, self.key)
+        return replace(self, query=maps.queries(self.query), key=key, value=key[..., :0], latent=maps)
+
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Return `grouped_attention` of these queries and keys, with the scaling, softcap and sinks of the call."""
         scaling, softcap, sinks = self.scaling, self.softcap, self.sinks
+        values = self.read_values(keys, values)
         return grouped_attention(query, keys, values, bias, scaling=scaling, softcap=softcap, sinks=sinks)
 
 
 Handler = Callable[[AttentionCall], torch.Tensor]  # returns [b, t, Hq, Dv]
-Hidden = dict[int, torch.Tensor]  # hidden states that the model has handed to an attention module, by module
-_routings: dict[str, tuple[Handler, Hidden]] = {}  # by name, those in use
+Read = dict[int, torch.Tensor]  # what modules have read in this forward pass, by module
+_routings: dict[str, tuple[Handler, Read, Latents]] = {}  # by name, those in use
 
 
 @contextlib.contextmanager
-def route(model: Any, handler: Handler, hidden: bool = False) -> Iterator[None]:
+def route(
+    model: Any, handler: Handler, hidden: bool = False, *, latent: bool = False, latents: Latents | None = None
+) -> Iterator[None]:
     """Send the model's attention to `handler` inside the block; afterwards the model is as before.
 
-    hidden: also hand over the hidden states that each attention module reads.
+    hidden: also hand over the hidden states that each attention module reads. latent: hand over the calls of latent
+    layers in their latent form; latents: their matrices, kept from an earlier routing of this model.
     """
     name = next(name for name in map("kvbench_{}".format, itertools.count()) if name not in _replaced)
     text = text_model(model)
     _replaced[name] = text.config._attn_implementation
-    _routings[name] = handler, {}
+    _routings[name] = handler, {}, latents or Latents()
     attention, note = _functions(name)
     layers = [module for module in model.modules() if hasattr(module, "layer_idx")] if hidden else []
+    layers += projections(model).values() if latent else []
     hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
     ALL_ATTENTION_FUNCTIONS.register(name, attention)
     try:
@@ -118,15 +135,15 @@ class RoutedModel:
     """A model whose attention handler may differ from one forward pass to the next, inside `with model.routed()`.
 
     Registering a function with transformers takes about a millisecond, changing the handler no time. So prefill and
-    decoding alternate within one `routed()` block. hidden: see `route`.
+    decoding alternate within one `routed()` block. Latent layers are served in their latent form. hidden: see `route`.
     """
 
     def __init__(self, model: Any, hidden: bool) -> None:
-        self.model, self.hidden = model, hidden
+        self.model, self.hidden, self._latents = model, hidden, Latents()
         self._handlers: list[Handler] = []
 
     def routed(self) -> AbstractContextManager[None]:
-        return route(self.model, lambda call: self._handlers[-1](call), self.hidden)
+        return route(self.model, lambda call: self._handlers[-1](call), self.hidden, latent=True, latents=self._latents)
 
     @contextlib.contextmanager
     def attend(self, handler: Handler) -> Iterator[None]:
@@ -168,9 +185,10 @@ def set_implementation(model: Any, name: str) -> None:
 
 @functools.cache
 def _functions(name: str) -> tuple[Callable[..., tuple[torch.Tensor, None]], Callable[..., None]]:
-    """Return the attention function of the routing `name` and the hook that notes hidden states; neither is compiled.
+    """Return the attention function of the routing `name` and the hook that notes what modules read.
 
-    A later routing of the same name gets the same functions, because compiled layers are valid only with these.
+    Neither is compiled. A later routing of the same name gets the same functions, because compiled layers are valid
+    only with these.
     """
 
     @torch.compiler.disable
@@ -200,7 +218,7 @@ def _functions(name: str) -> tuple[Callable[..., tuple[torch.Tensor, None]], Cal
                 f"{quote(type(module).__name__)} passes a mask of its own to attention, which kvbench does not apply."
             )
         layer: Any = module
-        handler, read = _routings[name]
+        handler, read, latents = _routings[name]
         if is_causal is False or getattr(layer, "is_causal", True) is False:
             raise UserError(f"{quote(type(module).__name__)} attends in both directions; kvbench serves causal models.")
         call = AttentionCall(
@@ -214,7 +232,11 @@ def _functions(name: str) -> tuple[Callable[..., tuple[torch.Tensor, None]], Cal
             sinks=s_aux,
             hidden=read.pop(id(module), None),
         )
-        return handler(call).contiguous(), None  # some models call .view on the output
+        projection: Any = getattr(layer, PROJECTION, None)
+        if (latent := read.pop(id(projection), None)) is None:
+            return handler(call).contiguous(), None  # some models call .view on the output
+        maps = latents.of(projection, latent.shape[-1], key, value)
+        return maps.outputs(handler(call.in_latents(maps, latent))).contiguous(), None
 
     return attention, note
 

@@ -1,4 +1,6 @@
-"""Check that a model uses the positions that the engine passes, rather than counting tokens in transformers' cache."""
+"""Checks of a loaded model: it uses the positions that the engine passes, rather than counting tokens in transformers'
+cache; it continues its states; its latent layers attend as their expanded heads do.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 
 from kvbench.engine.attention.geometry import own_failures
-from kvbench.engine.attention.interface import AttentionCall, route, run
+from kvbench.engine.attention.interface import AttentionCall, causal_bias, route, run
 from kvbench.engine.cache.recurrent import RecurrentStates, StateShape
 from kvbench.errors import UserError, quote
 
@@ -67,6 +69,36 @@ def check_states(model: Any, states: Sequence[StateShape]) -> None:
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: its layers do not continue their state "
             "when a text is read in pieces."
+        )
+
+
+@torch.no_grad()
+def check_latents(model: Any) -> None:
+    """Check that latent layers attend over latents as over the keys and values of all heads, in every layer.
+
+    The model reads a few tokens in either form, and every layer's output is left out, so that both forms read the same.
+    Raises UserError for a model whose layers differ, for example by a bias on the expanded keys.
+    """
+    ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
+    grid = torch.arange(TOKENS, device=ids.device)
+
+    def outputs(latent: bool) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+
+        def attend(call: AttentionCall) -> torch.Tensor:
+            mask = causal_bias(grid, grid, call.window, call.query.dtype)[None, None]
+            out = call.attend(call.query, call.key, call.value, mask)
+            found.append((out if call.latent is None else call.latent.outputs(out)).float())
+            return torch.zeros_like(out)
+
+        with route(model, attend, latent=latent), own_failures(model):
+            run(model, input_ids=ids, position_ids=grid[None])
+        return found
+
+    if any(_differ(*both, model) for both in zip(outputs(latent=False), outputs(latent=True), strict=True)):
+        raise UserError(
+            f"model type {quote(model.config.model_type)} is not supported: its latent attention expands latents in a "
+            "way that kvbench does not know."
         )
 
 

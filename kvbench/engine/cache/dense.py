@@ -101,7 +101,7 @@ class DenseStack(Stack):
         # The shape is fixed: where a head has fewer movers, the last place, no longer in use, is copied onto itself.
         source = (base + torch.where(movers < 0, length - 1, movers + count)).view(-1)
         to = (base + torch.where(holes < 0, length - 1, holes)).view(-1)
-        rows = [self.keys.view(-1, self.geometry.head_dim), self.values.view(-1, self.geometry.value_dim)]
+        rows = [x.view(x.shape[:3].numel(), x.shape[3]) for x in (self.keys, self.values)]  # -1 fails at width 0
         flat = [self.positions.view(-1), *(c.view(-1) for c in self.columns.values())]
         for tensor in rows + flat:
             tensor.index_copy_(0, to, tensor.index_select(0, source))

@@ -83,16 +83,32 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
 
     Sliding windows of at least `longest` tokens become full attention. For a method that keeps entries per query head,
     every query head counts as a KV head. Raises UserError when no layer can be evicted, or when the method spreads its
-    budget unevenly and the evicted layers differ in heads.
+    budget unevenly and the evicted layers differ in heads, or needs entries per head where all heads share them.
     """
     fitted = layer_shapes.for_lengths(geometry, longest)
     if method.evicts:
         layer_shapes.check_evicts(fitted, longest)
+    for g in fitted:
+        _check_latent(g, method)
     if method.per_query_head:
         fitted = layer_shapes.per_query_head(fitted)
     if not method.uniform:
         layer_shapes.check_equal_heads(fitted)
     return fitted
+
+
+def _check_latent(g: LayerGeometry, method: Method) -> None:
+    """Raise UserError for a method that needs entries or weights per head, on a layer whose heads share each entry."""
+    if g.latent and method.per_query_head:
+        raise UserError(
+            f"latent attention stores {g.head_dim} numbers per token for all heads; entries per query head would be "
+            f"{g.query_heads} copies of them. Use heads=kv, or another method."
+        )
+    if g.latent and (weights := method.weights()) is not None:
+        raise UserError(
+            f"method {quote(weights.kind)} reads weights made for each KV head, and in latent attention all heads "
+            "share one entry. Use a method without weights."
+        )
 
 
 def check_prefill(method: Method, prefill: str, name: str = "") -> None:

@@ -88,7 +88,7 @@ class RingStore(Store):
         kept = min(seen, self.capacity, len(packed.keys) // heads)
         at = torch.arange(seen - kept, seen, device=index.device) % self.capacity
         for mine, theirs in ((self.keys, packed.keys), (self.values, packed.values)):
-            rows = theirs.view(heads, -1, theirs.shape[-1])  # the newest tokens, all heads alike
+            rows = theirs.view(heads, len(theirs) // heads, theirs.shape[-1])  # the newest tokens, all heads alike
             mine[index[:, None], :, at] = rows[:, rows.shape[1] - kept :].transpose(0, 1)
 
     def bytes(self) -> int:

@@ -65,7 +65,7 @@ class Stack(ABC):
         entries: entries per head of a row; queries: queries per head that the view holds.
         """
         g = self.geometry
-        floats = 2 * g.kv_heads * (g.head_dim + g.value_dim) + g.query_heads * queries
+        floats = 2 * g.kv_heads * (g.head_dim + g.read_dim) + g.query_heads * queries
         return max(1, scratch_bytes(self.device, memory.total(self.device)) // (4 * max(1, entries) * floats))
 
     def newest_queries(self, batch: RowBatch, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,9 +1,11 @@
 """The Triton kernel of a decode step's attention: one new token per slot, any number of entries per slot and KV head.
 
-A program serves one KV head of one slot: the query heads of its group form one matrix. It attends to the new entry from
-registers, writes the entry to the cache, and reads the older entries in tiles with an online softmax in float32. There
-are S * Hk * splits programs. The programs of a head share its older entries; the first of them also takes the new
-entry; `_combine` adds their partial sums.
+A program serves at most MOST_QUERIES query heads of one KV head of one slot; they form one matrix. Latent attention,
+whose group is all query heads, so takes several programs (blocks) per KV head. A program attends to the new entry from
+registers, and reads the older entries in tiles with an online softmax in float32. There are S * Hk * blocks * splits
+programs. The splits of a head share its older entries; the first of them also takes the new entry; `_combine` adds
+their partial sums. The first block writes the new entry to the cache. Where the value is a part of the key (latent
+attention), K stands for V too.
 
 The number of splits depends only on sizes that are fixed for the life of an engine. Which entries a split reads depends
 only on the number of entries that its head holds. So the bits of a slot's result never depend on its neighbours or its
@@ -27,6 +29,8 @@ LOWEST = tl.constexpr(-1e30)  # the maximum of no logits; finite, so that no dif
 TILE = 64  # cache rows per tile; fewer where head dimensions are large
 TILE_BYTES = 32 << 10  # of K and V; two stages of it leave room for two programs per multiprocessor
 STAGES = 3
+MOST_QUERIES = 32  # query heads of a program; more do not fit into registers beside wide heads
+WIDE = 256  # head dimension beyond which programs take half as many query heads and stages
 WARPS = 4
 DOTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -45,10 +49,16 @@ def decode(
     table: torch.Tensor | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    latent: int = 0,
 ) -> torch.Tensor:
     """Write each live slot's new entry and return the attention [S, Hq, Dv]; see `backends.Decode`."""
     slots, query_heads, dim = query.shape
-    heads, value_dim = value.shape[1:]
+    if latent:
+        value, values = key, keys
+    heads, value_dim = value.shape[1], latent or value.shape[2]
+    group = query_heads // heads
+    together = min(group, MOST_QUERIES if dim <= WIDE else MOST_QUERIES // 2)  # query heads of a program
+    blocks = -(-group // together)
     if not (
         keys.is_contiguous() and values.is_contiguous() and query.stride(2) == key.stride(2) == value.stride(2) == 1
     ):
@@ -67,7 +77,7 @@ def decode(
     strides.append(live.stride(0))
     common: dict[str, Any] = dict(
         HK=heads,
-        G=query_heads // heads,
+        G=group,
         DV=value_dim,
         DVP=_padded(value_dim),
         SPLITS=splits,
@@ -75,17 +85,21 @@ def decode(
         SINK=sinks is not None,
         num_warps=WARPS,
     )
-    _attend[(slots * heads, splits)](
+    _attend[(slots * heads * blocks, splits)](
         *tensors,
         *strides,
         *(rows, width, scaling, softcap or 0.0),
-        GP=_padded(query_heads // heads),
+        GB=together,
+        BLOCKS=blocks,
+        GP=_padded(together),
+        VD=values.shape[-1],
+        SHARED=latent > 0,
         D=dim,
         DP=_padded(dim),
         PAGED=PAGE if width else 0,
         CAP=softcap is not None,
         DOT=tl.float32 if triton.knobs.runtime.interpret else DOTS[query.dtype],  # the interpreter lacks bfloat16
-        num_stages=STAGES,
+        num_stages=STAGES if dim <= WIDE else STAGES - 1,
         **common,
     )
     if splits > 1:
@@ -143,11 +157,12 @@ def _logits(products, scaling, softcap, CAP: tl.constexpr):  # type: ignore[no-u
 def _attend(  # type: ignore[no-untyped-def]
     Q, KEY, VALUE, K, V, LENGTHS, LIVE, TABLE, SINKS, OUT, PARTIAL, SUMS,
     q_slot, q_head, k_slot, k_head, v_slot, v_head, l_slot, l_head, live_slot, rows, width, scaling, softcap,
-    HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr,
-    DVP: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, PAGED: tl.constexpr, CAP: tl.constexpr,
-    SINK: tl.constexpr, DOT: tl.constexpr,
+    HK: tl.constexpr, G: tl.constexpr, GB: tl.constexpr, BLOCKS: tl.constexpr, GP: tl.constexpr, D: tl.constexpr,
+    DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, VD: tl.constexpr, SHARED: tl.constexpr,
+    SPLITS: tl.constexpr, TILE: tl.constexpr, PAGED: tl.constexpr, CAP: tl.constexpr, SINK: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
-    head, split = tl.program_id(0), tl.program_id(1)
+    head, block, split = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS, tl.program_id(1)
     slot, h = head // HK, head % HK
     live, seen, held, span = _extent(LENGTHS, LIVE, slot * l_slot + h * l_head, slot * live_slot, rows, SPLITS, TILE)
     first = split * span
@@ -155,10 +170,11 @@ def _attend(  # type: ignore[no-untyped-def]
         return
     g, d, e = tl.arange(0, GP), tl.arange(0, DP), tl.arange(0, DVP)
     in_d, in_e = d < D, e < DV
-    query_head = h * G + g
+    in_g = (g < GB) & (block * GB + g < G)
+    query_head = h * G + block * GB + g
     q = tl.load(
         Q + slot * q_slot + query_head[:, None] * q_head + d[None, :],
-        mask=(g < G)[:, None] & in_d[None, :],
+        mask=in_g[:, None] & in_d[None, :],
         other=0.0,
     )
     m = tl.full([GP], LOWEST, tl.float32)
@@ -169,8 +185,10 @@ def _attend(  # type: ignore[no-untyped-def]
         key = tl.load(KEY + slot * k_slot + h * k_head + d, mask=in_d, other=0.0)
         value = tl.load(VALUE + slot * v_slot + h * v_head + e, mask=in_e, other=0.0)
         at = _row(TABLE, head, tl.where(live, fresh, 0), rows, width, PAGED)
-        tl.store(K + at * D + d, key, mask=d < tl.where(live, D, 0))
-        tl.store(V + at * DV + e, value, mask=e < tl.where(live, DV, 0))
+        writes = live & (block == 0)
+        tl.store(K + at * D + d, key, mask=d < tl.where(writes, D, 0))
+        if not SHARED:
+            tl.store(V + at * VD + e, value, mask=e < tl.where(writes, DV, 0))
         m = _logits(tl.sum(q.to(tl.float32) * key.to(tl.float32)[None, :], 1), scaling, softcap, CAP)
         total += 1.0
         acc += value.to(tl.float32)[None, :]
@@ -185,23 +203,21 @@ def _attend(  # type: ignore[no-untyped-def]
         top = tl.maximum(m, tl.max(s, 1))
         p = tl.exp(s - top[:, None])
         shrink = tl.exp(m - top)
-        v = tl.load(V + at * DV + e[None, :], mask=seen_here[:, None] & in_e[None, :], other=0.0).to(DOT)
+        v = tl.load(V + at * VD + e[None, :], mask=seen_here[:, None] & in_e[None, :], other=0.0).to(DOT)
         acc = acc * shrink[:, None] + tl.dot(p.to(DOT), v, input_precision="ieee")
         total = total * shrink + tl.sum(p, 1)
         m = top
     row = slot.to(tl.int64) * (HK * G) + query_head
     if SPLITS == 1:
         if SINK:
-            total += tl.exp(tl.load(SINKS + query_head, mask=g < G, other=0.0).to(tl.float32) - m)
+            total += tl.exp(tl.load(SINKS + query_head, mask=in_g, other=0.0).to(tl.float32) - m)
         result = tl.where(live, acc / total[:, None], 0.0)
-        tl.store(
-            OUT + row[:, None] * DV + e[None, :], result.to(OUT.dtype.element_ty), (g < G)[:, None] & in_e[None, :]
-        )
+        tl.store(OUT + row[:, None] * DV + e[None, :], result.to(OUT.dtype.element_ty), in_g[:, None] & in_e[None, :])
     else:
         at_split = row * SPLITS + split
-        tl.store(SUMS + at_split * 2, m, mask=g < G)
-        tl.store(SUMS + at_split * 2 + 1, total, mask=g < G)
-        tl.store(PARTIAL + at_split[:, None] * DV + e[None, :], acc, mask=(g < G)[:, None] & in_e[None, :])
+        tl.store(SUMS + at_split * 2, m, mask=in_g)
+        tl.store(SUMS + at_split * 2 + 1, total, mask=in_g)
+        tl.store(PARTIAL + at_split[:, None] * DV + e[None, :], acc, mask=in_g[:, None] & in_e[None, :])
 
 
 @triton.jit

@@ -22,6 +22,7 @@ def decode(
     table: torch.Tensor | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    latent: int = 0,
 ) -> torch.Tensor:
     """Write each live slot's new entry and return the attention [S, Hq, Dv]; see `backends.Decode`."""
     slots, heads = key.shape[:2]
@@ -31,6 +32,8 @@ def decode(
     if table is not None:
         every = flat_rows(torch.arange(rows, device=table.device).expand(slots, heads, rows), rows, table)
         keys, values = keys[every], values[every]
+    if latent:
+        values = keys[..., :latent]
     hidden = torch.arange(rows, device=lengths.device) > lengths[..., None]
     bias = torch.zeros(hidden.shape, dtype=query.dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
     out = grouped_attention(
@@ -49,7 +52,7 @@ def write(
 ) -> None:
     """Write the new entry's key or value [S, Hk, D] of every live slot to `store`."""
     at = flat_rows(lengths.expand(new.shape[:2]) % rows, rows, table)
-    flat = store.view(-1, store.shape[-1])
+    flat = store.view(store.shape[:-1].numel(), store.shape[-1])  # of width 0 for the values of latent layers
     flat[at] = torch.where(live[:, None, None] != 0, new, flat[at])
 
 

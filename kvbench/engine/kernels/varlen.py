@@ -32,7 +32,7 @@ def check_torch() -> None:
 def check_cache(cache: SlotCache) -> None:
     """Raise UserError for a cache with a layer that `torch.nn.attention.varlen` does not serve."""
     for g in cache.geometry:
-        check(cache.device, cache.dtype, g.head_dim, g.value_dim, isinstance(cache, PagedCache), g.softcap)
+        check(cache.device, cache.dtype, g.head_dim, g.read_dim, isinstance(cache, PagedCache), g.softcap)
 
 
 def check(
@@ -66,11 +66,12 @@ def decode(
     table: torch.Tensor | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    latent: int = 0,
 ) -> torch.Tensor:
     """Write each live slot's new entry and return the attention [S, Hq, Dv]; see `backends.Decode`."""
     from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
-    check(query.device, query.dtype, query.shape[-1], value.shape[-1], table is not None, softcap)
+    check(query.device, query.dtype, query.shape[-1], latent or value.shape[-1], table is not None, softcap)
     slots, heads, rows, dim = keys.shape
     for store, new in ((keys, key), (values, value)):
         write(store, new, lengths, live, rows)

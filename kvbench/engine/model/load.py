@@ -15,7 +15,7 @@ from kvbench.console import faults
 from kvbench.console.faults import words
 from kvbench.engine.attention.flash import Attn, check_attn
 from kvbench.engine.attention.geometry import LayerGeometry, read_layers
-from kvbench.engine.attention.positions import check_positions, check_states
+from kvbench.engine.attention.positions import check_latents, check_positions, check_states
 from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.model.adapter import merge, refuse_quantised
 from kvbench.engine.model.fingerprint import fingerprint
@@ -176,6 +176,8 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
         torch.cuda.set_device(parameter.device)  # Triton launches on the current device
     geometry, states = read_layers(model)
     check_states(model, states) if states else check_positions(model)
+    if any(g.latent for g in geometry):
+        check_latents(model)
     config = model.config.get_text_config()
     embeddings = model.get_input_embeddings().weight.shape[0]
     if tokenizer is not None:
@@ -194,8 +196,16 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     )
 
 
-def refuse_states(loaded: LoadedModel) -> None:
-    """Raise UserError for a model whose other layers keep a state: recipes read texts from their middle without one."""
+def refuse_training(loaded: LoadedModel) -> None:
+    """Raise UserError for a model that recipes do not serve.
+
+    They read texts from their middle without a state, and make weights for the KV heads of ordinary attention.
+    """
+    if any(g.latent for g in loaded.geometry):
+        raise UserError(
+            f"model type {quote(loaded.model.config.model_type)} has latent attention, whose heads share one entry; "
+            "'kvbench train' makes weights for separate KV heads and does not serve it."
+        )
     if loaded.states:
         raise UserError(
             f"layers of model type {quote(loaded.model.config.model_type)} keep a state beside attention; "

@@ -107,7 +107,10 @@ def estimate_shape(config: Any) -> ModelShape:
         dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     except Exception as error:  # some configurations have one number per layer and raise on access
         raise _only_loaded(config, error) from error
-    layer = {"query_heads": heads, "kv_heads": kv_heads, "head_dim": dim, "value_dim": dim, "scaling": dim**-0.5}
+    layer: dict[str, Any] = {"kv_heads": kv_heads, "head_dim": dim, "value_dim": dim}
+    if rank := _first(text, ("kv_lora_rank",)):  # latent attention: one entry for all heads
+        layer = {"kv_heads": 1, "head_dim": rank + int(text.qk_rope_head_dim), "value_dim": 0, "latent": rank}
+    layer |= {"query_heads": heads, "scaling": dim**-0.5}
     return _shape(on_meta(config), tuple(LayerGeometry(index=i, **layer) for i in range(layers)))
 
 

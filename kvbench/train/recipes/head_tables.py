@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kvbench.engine.attention.interface import AttentionCall
-from kvbench.engine.model.load import LoadedModel, load, refuse_states
+from kvbench.engine.model.load import LoadedModel, load, refuse_training
 from kvbench.engine.model.weights import Base, save_weights
 from kvbench.errors import SetupError
 from kvbench.eviction.terms.window_attention import window_attention
@@ -48,7 +48,7 @@ def make(
     SetupError or UserError when the model cannot be loaded, or is not suited to such a table.
     """
     loaded = load(str(describe(model).folder or model), device=device)
-    refuse_states(loaded)
+    refuse_training(loaded)
     if is_tiny(loaded):
         examples = tiny_examples(samples, seed)
     else:

@@ -27,30 +27,33 @@ def random_step(seed: int) -> Step:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=g).to(dtype)
 
-    slots, heads, group = r.choice([1, 2, 3]), r.choice([1, 2]), r.choice([1, 2, 4, 7, 17])
-    dim = r.choice([8, 16, 24, 64, 80, 128])
+    slots, heads, group = r.choice([1, 2, 3]), r.choice([1, 2]), r.choice([1, 2, 4, 7, 17, 40])
+    dim = r.choice([8, 16, 24, 64, 80, 128, 288])
     value_dim = r.choice([dim, dim, 16, 40])
     layout = r.choice(["dense", "paged", "ring"])
     rows = r.choice([32, 64, 128, 256] if layout == "paged" else [17, 64, 100, 130, 300])
+    latent = r.choice([0, 0, dim // 2])  # of latent attention: the value is a part of the key
+    stored = 0 if latent else value_dim
     lengths = torch.randint(0, 3 * rows if layout == "ring" else rows, (slots, heads), generator=g)
     lengths[0, 0] = r.choice([0, 1, rows - 2, rows - 1])
     step: Step = dict(
         query=normal(slots, heads * group, dim),
         key=normal(slots, heads, dim),
-        value=normal(slots, heads, 2 * value_dim)[..., :value_dim],  # strided, as behind one matrix for q, k and v
+        value=normal(slots, heads, 2 * stored)[..., :stored],  # strided, as behind one matrix for q, k and v
         lengths=lengths[:, :1] if layout == "ring" else lengths.int(),
         live=torch.tensor([1] * (slots - 1) + [int(slots == 1 or r.random() < 0.7)]).repeat_interleave(2)[::2],
         scaling=dim**-0.5,
         splits=r.choice([1, 1, 2, 5]),
         softcap=r.choice([None, 3.0]),
         sinks=r.choice([None, normal(heads * group)]),
+        latent=latent,
     )
     shape: tuple[int, ...] = (slots, heads, rows)
     if layout == "paged":
         pages = slots * heads * rows // PAGE
         step["table"] = (1 + torch.randperm(pages, generator=g)).int().view(slots, heads, -1)
         shape = ((1 + pages) * PAGE,)
-    return step | dict(keys=normal(*shape, dim), values=normal(*shape, value_dim))
+    return step | dict(keys=normal(*shape, dim), values=normal(*shape, stored))
 
 
 def mapped(step: Step, change: Any) -> Step:

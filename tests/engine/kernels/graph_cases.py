@@ -25,6 +25,8 @@ CASES = (
     ("qwen3", "ada-kv while decoding", "paged", GREEDY),
     ("qwen3", "trimkv", "dense", DRAWN),
     ("qwen3", "retention by layer", "paged", GREEDY),
+    ("deepseek-v3", "gkv", "dense", GREEDY),  # latents
+    ("deepseek-v3", "gkv", "paged", DRAWN),
     ("gemma2", "full", "dense", GREEDY),  # rings and softcap
     ("gpt-oss", "full", "dense", GREEDY),  # rings and sinks
 )

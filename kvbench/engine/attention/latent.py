@@ -1,0 +1,83 @@
+"""Latent attention (MLA): a layer's keys and values as one short vector per token, shared by all heads.
+
+Such a layer computes the key and value of every head from a latent of R numbers, and gives all heads the same rotary
+part of r numbers. With the key of head h as [U_h c, k_rot] and its value as V_h c, for a token with the latent c,
+
+    q_h . [U_h c, k_rot] = [U_h^T q_pass, q_rot] . [c, k_rot]        sum_i w_i V_h c_i = V_h (sum_i w_i c_i)
+
+so attention runs over the entries [c, k_rot] alone, as one KV head whose value is the key's first R numbers. The
+matrices move to the queries and to the result (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). That is exact, and it is
+what serving engines store: R + r numbers per token and layer.
+
+The latent is what the module's `kv_b_proj` reads; every size follows from the tensors' shapes.
+`positions.check_latents` compares both forms on each model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+PROJECTION = "kv_b_proj"  # transformers' name of the layer that expands latents
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """The matrices of one layer: up_key [Hq, N, R] (U) and up_value [Hq, Dv, R] (V)."""
+
+    up_key: torch.Tensor
+    up_value: torch.Tensor
+
+    @property
+    def rank(self) -> int:
+        """Numbers of a latent, R."""
+        return self.up_key.shape[2]
+
+    def queries(self, query: torch.Tensor) -> torch.Tensor:
+        """Return queries [b, Hq, t, N + r] as queries of entries, [b, Hq, t, R + r]."""
+        plain, rotary = query.split([self.up_key.shape[1], query.shape[3] - self.up_key.shape[1]], dim=-1)
+        return torch.cat([torch.einsum("bhtn,hnr->bhtr", plain, self.up_key), rotary], dim=-1)
+
+    def entries(self, latent: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Return the entries [b, 1, t, R + r] of tokens with these latents [b, 1, t, R] and keys [b, Hq, t, N + r]."""
+        return torch.cat([latent, key[:, :1, :, self.up_key.shape[1] :]], dim=-1)
+
+    def outputs(self, out: torch.Tensor) -> torch.Tensor:
+        """Return mean latents [b, t, Hq, R] as the attention output [b, t, Hq, Dv]."""
+        return torch.einsum("bthr,hvr->bthv", out, self.up_value)
+
+
+class Latents:
+    """The matrices of a model's latent layers, read from its live weights."""
+
+    def __init__(self) -> None:
+        self._unfolded: dict[int, torch.Tensor] = {}  # of projections that are no plain linear layers, by module
+
+    def of(self, projection: torch.nn.Module, rank: int, key: torch.Tensor, value: torch.Tensor) -> Latent:
+        """Return a layer's matrices. key, value: [b, Hq, t, ...], made by `projection` from latents of R = `rank`."""
+        weight = self._weight(projection, rank, key)
+        heads, dv = key.shape[1], value.shape[3]
+        plain = weight.shape[0] // heads - dv
+        up = weight.view(heads, plain + dv, rank)
+        return Latent(up[:, :plain], up[:, plain:])
+
+    def _weight(self, projection: Any, rank: int, like: torch.Tensor) -> torch.Tensor:
+        """Return the matrix [out, R] that the projection multiplies latents with. like: a tensor of the same kind.
+
+        A quantised projection, or one with an adapter, is read by what it makes of unit vectors.
+        """
+        if type(projection) is torch.nn.Linear:
+            return projection.weight
+        found = self._unfolded.get(id(projection))
+        if found is None or (found.device, found.dtype) != (like.device, like.dtype):
+            unit = torch.eye(rank, dtype=like.dtype, device=like.device)
+            found = self._unfolded[id(projection)] = projection(unit).T.contiguous()
+        return found
+
+
+def projections(model: Any) -> dict[int, torch.nn.Module]:
+    """Return what expands latents in each latent layer of a model, by the layer's index."""
+    layers = [module for module in model.modules() if hasattr(module, "layer_idx") and hasattr(module, PROJECTION)]
+    return {int(layer.layer_idx): getattr(layer, PROJECTION) for layer in layers}
