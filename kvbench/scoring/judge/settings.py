@@ -20,7 +20,7 @@ from kvbench.task import Services
 
 LOCAL = "local:"
 NO_ARGV = (
-    "keys are not taken from the command line (they show in process lists). Put the key in an environment variable and "
+    "keys are not taken from the command line (they show in process lists). Put it in an environment variable and "
     "pass --judge-key-env NAME."
 )
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
