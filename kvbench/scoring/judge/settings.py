@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.scoring.judge.api import Judge
-from kvbench.task import Services
+from kvbench.task import Services, Task
 
 LOCAL = "local:"
 NO_ARGV = (
@@ -30,15 +30,20 @@ _judges: dict[tuple[str, str | None, str], Judge] = {}
 _lock = threading.Lock()
 
 
-def check(services: Services, task: str) -> None:
-    """Check the judge's settings without a request. `task`: name of a task that needs the judge.
+def check(services: Services, task: Task) -> None:
+    """Check the judge's settings without a request. `task`: one that needs the judge.
 
     Raises UserError for invalid settings, SetupError if httpx or tenacity is missing.
     """
     if services.judge is None:
         raise UserError(
-            f"task {quote(task)} needs a judge: --judge URL --judge-model NAME with its key in an environment variable "
+            f"task {quote(task.name)} needs a judge: --judge URL --judge-model NAME with its key in an environment variable "
             "(--judge-key-env), or --judge none to store answers only."
+        )
+    if "images" in task.needs and services.judge.startswith(LOCAL):
+        raise UserError(
+            f"task {quote(task.name)} shows the judge images, which a local judge does not read; give a judge at an "
+            "address (--judge URL) that sees."
         )
     if not _is_none(services.judge):
         _check_judge(services, services.judge)
