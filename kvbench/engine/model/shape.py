@@ -144,8 +144,14 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateS
     routed = sum(read.get(id(p), 0) for p in _routed_experts(model))
     config = model.config
 
+    @functools.cache
+    def weightless() -> tuple[Any, tuple[StateShape, ...]]:  # a loaded model may have states of another dtype
+        meta = on_meta(config)
+        return meta, read_layers(meta)[1]
+
+    @functools.cache
     def traced(tokens: int, dtype: torch.dtype) -> int:
-        return pass_bytes(on_meta(config), states, tokens, dtype)
+        return pass_bytes(*weightless(), tokens, dtype)
 
     return ModelShape(
         geometry=geometry,
@@ -156,7 +162,7 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateS
         active=_active_share(model.config.get_text_config()),
         width=_width(decoder),
         vocabulary=int(head.weight.shape[0]) if head is not None else 0,
-        traced=functools.cache(traced) if states else None,
+        traced=traced if states else None,
     )
 
 
