@@ -123,7 +123,7 @@ def _read(part: str, wanted: Wanted, introduced: bool) -> str | None:
 
 def _plain(text: str) -> str:
     """Return a text without the marks of LaTeX and Markdown around words and formulas."""
-    return _MARKS.sub(" ", _STYLED.sub(r"\1", text))
+    return _MARKS.sub(" ", _STYLED.sub(r"\1", text.replace("{,}", ",").replace("\\!", "")))
 
 
 def _number(part: str, introduced: bool) -> str | None:

@@ -111,6 +111,8 @@ def test_answers_that_need_no_extraction(text: str, wanted: Wanted, quoted: str 
         ("The answer is 7 x 2 = 14, by 2 rules.", COUNT, "14"),
         ("The answer is **\\(-14\\)**.", COUNT, "-14"),
         ("It costs US$14", COUNT, "14"),
+        ("\\boxed{1{,}400}", COUNT, "1400"),
+        ("\\boxed{1,\\!400}", COUNT, "1400"),
         ("a range of 2-14", COUNT, "14"),
         ("\\boxed{\\frac{1}{2}}", ONE, "0.5"),
         ("\\boxed{-\\dfrac { 1 } { 2 }}", ONE, "-0.5"),
@@ -149,6 +151,9 @@ def test_hostile_texts_take_no_time():
     long = "answer is " * 20_000 + "[" * 20_000 + "1" * 20_000
     assert by_rule(long, LIST) is None
     assert by_rule(long, COUNT) is not None
+    for piece in ("\\text{", "\\frac{1}{2", "^ ", "1,", "- ", "answer is (the "):
+        assert by_rule(piece * 20_000, SIDES) is None
+        by_rule(piece * 20_000, COUNT)
     assert not is_right("9" * 5000, COUNT)
     assert not is_right("[" + "9" * 5000 + "]", LIST)
 
