@@ -213,7 +213,8 @@ class Task(ABC):
     group: ClassVar[bool] = False  # ``name`` alone means every variant
     lengths: ClassVar[tuple[int, ...]] = ()  # in tokens, as in ``name@8k``; the default first; others work too
     averages: ClassVar[Mapping[str, Mapping[str, float]]] = {}  # printed below a group: name -> {variant: weight}
-    needs: ClassVar[frozenset[str]] = frozenset()  # for scoring: "code" (runs programs), "judge" (asks another model)
+    # For scoring: "code" (runs programs), "judge" (asks another model), "images" (which must see a question's images).
+    needs: ClassVar[frozenset[str]] = frozenset()
     cheap_score: ClassVar[bool] = False  # `score` takes microseconds and cannot hang: it needs no worker process
 
     def __init__(self, variant: str = "", length: int = 0) -> None:

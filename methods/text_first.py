@@ -16,6 +16,7 @@ from kvbench.eviction.choose import from_label
 from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate
 from kvbench.eviction.modality import MODALITY
 from kvbench.eviction.options import OptionError
+from kvbench.eviction.terms.rkv_slot_order import RANK
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
@@ -34,6 +35,8 @@ class TextFirst(Method):
             raise OptionError("base", f"is no method: {error}") from None
         if not inner.takes_budget or "+" in self.base.partition("(")[0] or MODALITY in inner.columns():
             raise OptionError("base", f"must name one method that takes a budget; got {quote(self.base)}.")
+        if RANK in inner.columns():  # it scores only the entries that it would keep
+            raise OptionError("base", f"must name a method that scores every entry; got {quote(self.base)}.")
 
     @cached_property
     def inner(self) -> Method:

@@ -24,7 +24,7 @@ from kvbench.taskkit.rows import documents
 class MMDU(Task):
     suite = "vision"
     summary = "MMDU, 110 dialogues about several pictures, rated by a judge that sees (--judge)"
-    needs = frozenset({"judge"})
+    needs = frozenset({"judge", "images"})
     manifest = Manifest(
         path="mmdu/benchmark.json",
         rows=110,

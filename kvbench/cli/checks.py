@@ -145,7 +145,7 @@ def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems
         if "judge" in task.needs:
             from kvbench.scoring import judge
 
-            judge.check(config.services(), task.name)
+            judge.check(config.services(), task)
     with problems.collect():
         if config.prompt_style is not None and config.prompt_style not in task.prompt_styles:
             styles = ", ".join(task.prompt_styles)

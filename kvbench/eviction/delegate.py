@@ -10,7 +10,7 @@ DECLARATIONS = (
     *("needs", "columns", "states", "protect", "trigger", "allowed", "observe", "on_tokens"),
     *("probes", "drafts", "weights", "min_budget"),
 )
-PROPERTIES = ("reads_tokens", "per_query_head", "stacked")
+PROPERTIES = ("reads_tokens", "per_query_head", "stacked", "decode_bounded")
 
 
 def delegate(cls: type, functions: tuple[str, ...], properties: tuple[str, ...]) -> None:

@@ -18,10 +18,17 @@ from kvbench.sources.refusals import check_images_of
 
 @dataclass(frozen=True, slots=True)
 class BatchImages:
-    """rows: of each prompt, its images; axes: [3, b, t] rotary positions of the padded prompts, None: their indices."""
+    """The images of b prompts that are padded to t tokens.
+
+    Attributes:
+        rows: of each prompt, its images. Images without text between them count as one.
+        axes: [3, b, t] rotary positions; None for families that rotate by the index.
+        deltas: [b, 1] rotary position of the token after each prompt, less its index without the pads.
+    """
 
     rows: list[PromptImages]
     axes: torch.Tensor | None
+    deltas: torch.Tensor
 
     @classmethod
     def of(
@@ -49,7 +56,8 @@ class BatchImages:
             mine = None if axes is None else axes[:, row : row + 1, first:]
             spans = Images(spans=(), inputs=lambda some: {})  # the caller gives the model its inputs
             rows.append(PromptImages(spans, {}, mine, (begins.cumsum(0) * tokens).float()))
-        return cls(rows, axes)
+        deltas = [row.delta(len(row.modality)) for row in rows]
+        return cls(rows, axes, torch.tensor(deltas, device=ids.device)[:, None])
 
     def modality(self, rows: Sequence[int]) -> torch.Tensor:
         """Return the modality of the tokens of some rows with equally many pads, [b, 1, t]."""
@@ -59,10 +67,7 @@ class BatchImages:
         """Return the rotary positions of tokens after the first `seen` ones of the padded rows. index: [b, t]."""
         if self.axes is None:
             return index
-        if not seen:
-            return self.axes
-        deltas = [row.delta(len(row.modality)) for row in self.rows]
-        return index + torch.tensor(deltas, device=index.device)[:, None]
+        return index + self.deltas if seen else self.axes
 
 
 def refuse_new_images(inputs: Mapping[str, Any]) -> None:

@@ -101,6 +101,7 @@ class CellPlanner:
         check_prefill(state.method, config.prefill, cell.method.label)
         if any(prompt.pictures for prompt in work.prompts):
             check_images(cell.method.label, state.method)
+        longest = max((picture["tokens"] for p in work.prompts for picture in p.pictures), default=0)
         rows = work.rows(cell, config, {**self.model, "artefacts": state.used(cell.task)}, dtype_name(self.dtype))
         fitting = [p for p in work.prompts if p.max_tokens <= context and len(p.ids) < context]  # others get rows too
         lengths = {
@@ -118,7 +119,7 @@ class CellPlanner:
             sequences=max(1, len(rows)),
             device=self.device,
             dtype=self.dtype,
-            prefill_chunk=config.prefill_chunk,
+            prefill_chunk=max(config.prefill_chunk, longest),  # no pass splits an image
             prefill=config.prefill,
             **lengths,
         )

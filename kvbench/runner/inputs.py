@@ -79,10 +79,10 @@ def read_inputs(
         from kvbench.scoring import sandbox
 
         sandbox.require(config.unsafe_run_code)
-    if judged := [name for name, work in works.items() if "judge" in work.task.needs]:
+    for judged in (work.task for work in works.values() if "judge" in work.task.needs):
         from kvbench.scoring import judge
 
-        judge.check(config.services(), judged[0])
+        judge.check(config.services(), judged)
     for note in (*data.notes(), *(note for work in works.values() for note in work.notes)):
         say(note)
     return Inputs(info=info, where=where, config=model_config, context=context, works=works, adapter=adapter)

@@ -181,8 +181,8 @@ def test_an_engine_that_forgets_the_gaps_of_an_evicted_prompt(mqa: Subject, monk
 
     begin = BlockWriter.begin
 
-    def behind_the_rows(self, start, count):  # type: ignore[no-untyped-def]
-        return begin(self, min((layer.rows for layer in self.cache.layers.values()), default=start), count)
+    def behind_the_rows(self, start, count, *more):  # type: ignore[no-untyped-def]
+        return begin(self, min((layer.rows for layer in self.cache.layers.values()), default=start), count, *more)
 
     monkeypatch.setattr(BlockWriter, "begin", behind_the_rows)
     _, failed = verdicts(Good(), mqa)

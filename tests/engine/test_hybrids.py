@@ -142,7 +142,8 @@ def test_a_batch_in_generate_has_the_tokens_of_each_prompt_alone(qwen, method):
         with EvictionCache(
             qwen.model, small(method), budget=budget, interval=INTERVAL, tokenizer=qwen.tokenizer
         ) as cache:
-            return qwen.model.generate(rows, past_key_values=cache, max_new_tokens=20, do_sample=False)[:, 40:].tolist()
+            lengths = {"min_new_tokens": 20, "max_new_tokens": 20}
+            return qwen.model.generate(rows, past_key_values=cache, do_sample=False, **lengths)[:, 40:].tolist()
 
     for budget in (BUDGET, 64):  # with and without an eviction of the prompt
         assert tokens(ids, budget) == [tokens(row[None], budget)[0] for row in ids]
@@ -160,7 +161,7 @@ def test_padded_prompts_are_refused(qwen):
 
 
 def test_layers_of_an_unknown_kind_are_refused_by_name(qwen):
-    config = qwen.model.config
+    config = qwen.model.config.get_text_config()
     kinds = config.layer_types
     try:
         config.layer_types = ["resonant_attention", *kinds[1:]]

@@ -127,6 +127,12 @@ def test_no_text_is_evicted_while_an_image_is_held(base, qwen):
     assert lost > 0
 
 
+def test_text_first_bounds_the_cache_where_its_base_does_and_needs_scores_of_all_entries():
+    assert [make("text-first", {"base": base}).decode_bounded for base in ("gkv", "duo")] == [True, False]
+    with pytest.raises(UserError, match="scores every entry"):
+        make("text-first", {"base": "snapkv-decode(compat=reference)"})
+
+
 def test_without_images_text_first_decides_as_its_base(qwen):
     todo = [ask(qwen, 5, (50,), (), 30), ask(qwen, 6, (9,), (), 40)]
     tokens = [

@@ -16,11 +16,11 @@ from urllib.parse import SplitResult, urlsplit
 
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.scoring.judge.api import Judge
-from kvbench.task import Services
+from kvbench.task import Services, Task
 
 LOCAL = "local:"
 NO_ARGV = (
-    "keys are not taken from the command line (they show in process lists). Put the key in an environment variable and "
+    "keys are not taken from the command line (they show in process lists). Put it in an environment variable and "
     "pass --judge-key-env NAME."
 )
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
@@ -30,15 +30,20 @@ _judges: dict[tuple[str, str | None, str], Judge] = {}
 _lock = threading.Lock()
 
 
-def check(services: Services, task: str) -> None:
-    """Check the judge's settings without a request. `task`: name of a task that needs the judge.
+def check(services: Services, task: Task) -> None:
+    """Check the judge's settings without a request. `task`: one that needs the judge.
 
     Raises UserError for invalid settings, SetupError if httpx or tenacity is missing.
     """
     if services.judge is None:
         raise UserError(
-            f"task {quote(task)} needs a judge: --judge URL --judge-model NAME with its key in an environment variable "
+            f"task {quote(task.name)} needs a judge: --judge URL --judge-model NAME with its key in an environment variable "
             "(--judge-key-env), or --judge none to store answers only."
+        )
+    if "images" in task.needs and services.judge.startswith(LOCAL):
+        raise UserError(
+            f"task {quote(task.name)} shows the judge images, which a local judge does not read; give a judge at an "
+            "address (--judge URL) that sees."
         )
     if not _is_none(services.judge):
         _check_judge(services, services.judge)

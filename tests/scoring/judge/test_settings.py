@@ -12,9 +12,11 @@ from kvbench.scoring.judge import check, connect, settings
 from kvbench.scoring.judge.endpoint import Endpoint
 from kvbench.scoring.judge.local import LocalJudge
 from kvbench.task import Services
+from kvbench.taskkit.names import get_task
 
 URL = "https://judge.example/v1"
 KEY = "sk-canary0123456789abcdefXYZ"
+MT_BENCH = get_task("mt_bench")
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,7 @@ def services(judge: str | None = URL, model: str | None = "judge-1", key_env: st
     ],
 )
 def test_settings_that_work(good: Services):
-    check(good, "mt_bench")
+    check(good, MT_BENCH)
     assert (connect(good) is None) is (good.judge.lower() == "none")
 
 
@@ -80,7 +82,7 @@ def test_settings_that_work(good: Services):
 )
 def test_settings_that_cannot_work(bad: Services, message: str):
     with pytest.raises(UserError, match=message) as error:
-        check(bad, "mt_bench")
+        check(bad, MT_BENCH)
     assert "canary" not in str(error.value)
     assert "abcdefghij" not in str(error.value)
     assert error.value.exit_code == 2
@@ -93,13 +95,13 @@ def test_settings_that_cannot_work(bad: Services, message: str):
 def test_a_key_that_no_header_can_hold(key: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JUDGE_KEY", key)
     with pytest.raises(UserError, match="the key in the environment variable 'JUDGE_KEY' has characters") as error:
-        check(services(), "mt_bench")
+        check(services(), MT_BENCH)
     assert key not in str(error.value)
 
 
 def test_the_task_is_named():
-    with pytest.raises(UserError, match="task 'other' needs a judge"):
-        check(services(None), "other")
+    with pytest.raises(UserError, match="task 'mt_bench' needs a judge"):
+        check(services(None), MT_BENCH)
 
 
 def test_one_judge_for_the_same_settings():
@@ -116,11 +118,13 @@ def test_one_judge_for_the_same_settings():
 def test_a_folder_needs_a_model_and_a_template(tmp_path: Path):
     local = services(f"local:{tmp_path}", None, "NO_KEY")
     with pytest.raises(UserError, match="no model in that folder"):
-        check(local, "mt_bench")
+        check(local, MT_BENCH)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text("{}")
     with pytest.raises(UserError, match="no chat template"):
-        check(local, "mt_bench")
+        check(local, MT_BENCH)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x"}))
-    check(local, "mt_bench")
+    check(local, MT_BENCH)
     assert isinstance(connect(local), LocalJudge)
+    with pytest.raises(UserError, match="'mmdu' shows the judge images, which a local judge does not read; give"):
+        check(local, get_task("mmdu"))
