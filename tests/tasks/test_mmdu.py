@@ -71,7 +71,7 @@ def test_documents(tmp_path: Path):
     assert [[image_files.encoded(image) for image in turn.images] for turn in doc.turns] == [[PNG, JPEG], [WEBP], []]
     assert doc.reference == ("One is red, one is blue.", "It is green.", "The red one.")
     assert doc.meta == {"category": "2-5 images"}
-    assert get_task("mmdu").needs == {"judge"}
+    assert get_task("mmdu").needs == {"judge", "images"}
     assert get_task("mmdu").gen("qwen3_vl").max_new_tokens == 2048
 
 

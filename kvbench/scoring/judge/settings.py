@@ -37,8 +37,8 @@ def check(services: Services, task: Task) -> None:
     """
     if services.judge is None:
         raise UserError(
-            f"task {quote(task.name)} needs a judge: --judge URL --judge-model NAME with its key in an environment variable "
-            "(--judge-key-env), or --judge none to store answers only."
+            f"task {quote(task.name)} needs a judge: --judge URL --judge-model NAME with its key in an environment "
+            "variable (--judge-key-env), or --judge none to store answers only."
         )
     if "images" in task.needs and services.judge.startswith(LOCAL):
         raise UserError(
