@@ -22,10 +22,7 @@ class Image:
     name: str  # for messages and for the page, such as "images/17.png"
     path: Path | None = None
     data: bytes = b""
-
-    def read(self) -> bytes:
-        """Return the bytes of the encoded file."""
-        return self.data if self.path is None else self.path.read_bytes()
+    sha256: str = ""  # of the file, where it is known: a file with another one is refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

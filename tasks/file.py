@@ -30,7 +30,7 @@ from kvbench.errors import UserError, bare, quote
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking, last_box
 from kvbench.scoring.math import score_math
-from kvbench.sources.data import FILE_LIMIT, json_type, read_jsonl, read_plain
+from kvbench.sources.data import FILE_LIMIT, is_inside, json_type, read_jsonl, read_plain
 from kvbench.task import IMAGE, DataSource, Doc, GenSpec, Image, Output, Score, Task
 from kvbench.taskkit.prompts import STYLES
 from kvbench.taskkit.rows import reasoning
@@ -133,8 +133,9 @@ def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
 def _wrong(item: Mapping[str, Any]) -> Iterator[str]:
     """Yield a message for each problem of one question's fields: missing, empty, of a wrong type or not valid text."""
     identity = item.get("id")
-    names = item.get("images") or []
-    if not isinstance(names, list) or not all(map(_is_name, names)):
+    names = item.get("images", [])
+    listed = names is None or isinstance(names, list)
+    if not listed or not all(isinstance(name, str) and is_inside(name) for name in names or ()):
         yield "'images' must be a list of file names in the folder of the file."
     named = f" (item id {quote(identity)})" if isinstance(identity, (str, int, float)) else ""
     question = "question" if "question" in item or "problem" not in item else "problem"
@@ -150,11 +151,6 @@ def _wrong(item: Mapping[str, Any]) -> Iterator[str]:
             yield f"{quote(field)} is empty{named}."
         elif isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
             yield f"{quote(field)} holds an invalid character (a lone surrogate){named}."
-
-
-def _is_name(name: Any) -> bool:
-    """Return whether this is the name of a file in a folder or below it."""
-    return isinstance(name, str) and name != "" and not os.path.isabs(name) and ".." not in Path(name).parts
 
 
 _TEXTS = tuple((field, False, False) for field in TEXT_FIELDS)

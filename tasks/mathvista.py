@@ -21,7 +21,7 @@ from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.judge import extraction
 from kvbench.scoring.judge.asking import judged_by
 from kvbench.scoring.mathvista import Wanted
-from kvbench.task import IMAGE, DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
+from kvbench.task import IMAGE, DataSource, Doc, GenSpec, Image, Manifest, Output, Score, Task, Turn
 from kvbench.taskkit.rows import documents
 
 # Hints are data of the benchmark: they are part of its column `query`.
@@ -110,6 +110,8 @@ class MathVista(Task):
 def _doc(style: str, row: Mapping[str, Any]) -> Doc:
     name = str(row["id"])
     wanted = _wanted(row, name)
+    if not isinstance(row["image"], Image):
+        raise SetupError(f"data of task 'mathvista': question {quote(name)} has several images.")
     question = _text(row, "question", name) + (f" (Unit: {row['unit']})" if row["unit"] else "")
     options = [f"({chr(ord('A') + i)}) {choice}" for i, choice in enumerate(wanted.choices)]
     asked = "\n".join([f"Question: {question}", *(["Choices:", *options] if options else [])])

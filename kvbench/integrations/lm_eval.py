@@ -116,7 +116,7 @@ class KVBenchLM(TemplateLM):
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """Return the template that renders prompts. Raises UserError when it is missing or unusable."""
         self._templated = bool(chat_template)
-        prompts.check_template(self.tokenizer, task="lm-eval --apply_chat_template", chat=self._templated)
+        prompts.check_template(self.tokenizer, chat=self._templated)
         return super().chat_template(chat_template)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:

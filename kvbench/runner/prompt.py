@@ -73,6 +73,7 @@ class PromptMaker:
         talk = None
         if len(doc.turns) > 1:
             talk = Talk(doc, reader, spec.thinking, config.multi_turn == "keep", self.thinking)
+            talk.check_images()
             if config.compress == "query-agnostic" and talk.mode != "keep":
                 raise UserError(
                     f"task {quote(self.task.name)}: the chat template, later images or --multi-turn reset make every "

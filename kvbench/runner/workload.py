@@ -121,13 +121,11 @@ class TaskWork:
             template=template,
             origin=config.chat_template or "of the tokenizer",
         )
-        prompts.check_template(
-            tokenizer, task=task.name, chat=reader.chat, chat_template=template, origin=reader.origin
-        )
         task.reader, task.services = reader, config.services()
         docs = task.docs(source, style=style, limit=config.limit_for(name))
         if any(turn.images for doc in docs for turn in doc.turns):
             reader = _with_vision(task, reader, vision)
+        prompts.check_template(tokenizer, chat=reader.chat, chat_template=reader.template, origin=reader.origin)
         thinking = prompts.effective_thinking(tokenizer, spec.thinking, chat=reader.chat, chat_template=reader.template)
         maker = PromptMaker(task, reader, config, thinking)
         all_prompts = [maker.prompt(doc) for doc in docs]

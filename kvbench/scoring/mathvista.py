@@ -7,19 +7,29 @@ option it takes the option with the smallest edit distance, and it cuts 3.7 to 3
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvbench.scoring.boxed import last_box
+from kvbench.scoring.literals import literals
 
 KINDS = ("text", "integer", "float", "list")
 _QUOTED = re.compile(r'The answer is "(.*)"\.')
 _INTRODUCED = re.compile(r"(?:answer|option|choice|答案)\W{0,3}(?:is|are|为|是|[:：])", re.IGNORECASE)
-_NUMBER = re.compile(r"[-−]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|[-−]?\.[0-9]+")
+_PLAIN = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|\.[0-9]+"
+_NUMBER = re.compile(  # a fraction or a number, but no digits of a word such as CO2
+    rf"((?<![\w)])[-−])?(?:\\[dt]?frac\s*\{{\s*({_PLAIN})\s*\}}\s*\{{\s*({_PLAIN})\s*\}}"
+    rf"|(?<![\w^])(?<![0-9]\.)({_PLAIN})(?:/({_PLAIN}))?)"
+)
+_EXPONENT = re.compile(r"\^\s*(?:\{\s*[-−+]?[0-9]+\s*\}|[-−+]?[0-9]+)")
+_STYLED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{([^{}]*)\}")
+_MARKS = re.compile(r"\\?\$|\*|\\[()\[\]]")
+_CLAUSE_END = re.compile(r"[,;.]\s|[(\n]")
 _LETTER = re.compile(r"\(([A-Za-z])\)")
-_FIRST_LETTER = re.compile(r"[\s*:(]*([A-Z])[\s*]*(?:[).:,]|$)")
+_LEAD = r"[\s:(]*(?:(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)\b[\s:(]*)?"
+_FIRST_LETTER = re.compile(rf"(?i:{_LEAD})([A-Z])\s*(?:[).:,]|$)")
+_LONE_LETTER = re.compile(rf"(?i:{_LEAD})([A-Z])\s")
 _LIST = re.compile(r"\[[^\[\]]*\]")
 
 
@@ -51,8 +61,8 @@ def direct(text: str, wanted: Wanted, *, quoted: bool = False) -> str | None:
 
 def by_rule(text: str, wanted: Wanted) -> str | None:
     """Return the answer in a text: of its last box, else behind its last "answer is", else of its last line."""
-    for part in _places(text):
-        if (answer := _read(part, wanted)) is not None:
+    for part, introduced in _places(text):
+        if (answer := _read(part, wanted, introduced)) is not None:
             return answer
     return None
 
@@ -94,39 +104,76 @@ def _choice(extraction: str, choices: Sequence[str]) -> str:
     return min(choices, key=lambda choice: distance(extraction, choice))
 
 
-def _places(text: str) -> list[str]:
-    """Return the parts of a text in which the answer may stand, the likeliest first."""
-    box, lines = last_box(text), [line for line in text.splitlines() if line.strip()]
-    ends = [match.end() for match in _INTRODUCED.finditer(text)]
-    introduced = [text[end:].split("\n\n")[0] for end in ends[-1:]]
-    return [part for part in (box, *introduced, *lines[-1:]) if part]
+def _places(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of a text in which the answer may stand, the likeliest first, and whether it begins the part."""
+    if box := last_box(text):
+        yield box, True
+    if ends := [match.end() for match in _INTRODUCED.finditer(text)]:
+        yield text[ends[-1] :].split("\n\n")[0], True
+    if lines := text.strip().splitlines():
+        yield lines[-1], False
 
 
-def _read(part: str, wanted: Wanted) -> str | None:
-    if wanted.choices:
-        return _option(part, wanted.choices)
+def _read(part: str, wanted: Wanted, introduced: bool) -> str | None:
     if wanted.kind == "list":
         return _listed(part)
-    numbers = _NUMBER.findall(part)
-    return numbers[-1].replace(",", "").replace("−", "-") if numbers else None
+    plain = _plain(part)
+    return _option(plain, wanted.choices, introduced) if wanted.choices else _number(plain, introduced)
 
 
-def _option(part: str, choices: Sequence[str]) -> str | None:
-    """Return the letter of the option that a text names by letter, or else the longest option that it contains."""
-    last = chr(ord("A") + len(choices) - 1)
-    first = _FIRST_LETTER.match(part)
-    letters = [*(first.groups() if first else ()), *reversed(_LETTER.findall(part))]
-    if named := next((letter.upper() for letter in letters if "A" <= letter.upper() <= last), None):
+def _plain(text: str) -> str:
+    """Return a text without the marks of LaTeX and Markdown around words and formulas."""
+    return _MARKS.sub(" ", _STYLED.sub(r"\1", text.replace("{,}", ",").replace("\\!", "")))
+
+
+def _number(part: str, introduced: bool) -> str | None:
+    """Return the last number in a text; of a part that an answer begins, the first one behind "=", else the first one.
+
+    Exponents, as of units, are no numbers.
+    """
+    part = _EXPONENT.sub("", part)
+    if not introduced:
+        return _value(_NUMBER.findall(part)[-1:])
+    clause = _CLAUSE_END.split(part, maxsplit=1)[0].rpartition("=")[2]
+    return _value(_NUMBER.findall(clause)[:1]) or _value(_NUMBER.findall(part)[:1])
+
+
+def _value(found: Sequence[tuple[str, ...]]) -> str | None:
+    """Return the number that a match of `_NUMBER` means, as Python writes it; None without a match."""
+    for sign, *numbers in found:
+        above, *below = (number.replace(",", "") for number in numbers if number)
+        value = str(float(above) / float(below[0])) if below and float(below[0]) else above
+        return "-" + value if sign else value
+    return None
+
+
+def _option(part: str, choices: Sequence[str], introduced: bool) -> str | None:
+    """Return the letter of the option that a text names by letter, or else the longest option that it contains.
+
+    introduced: the answer begins the text, so that a letter before a blank and an option's text there count first.
+    """
+    if named := _letter(_FIRST_LETTER.match(part), choices):
         return named
-    inside = [c for c in choices if re.search(rf"(?<!\w){re.escape(c)}(?!\w)", part, re.IGNORECASE)]
-    return max(inside, key=len, default=None)
+    if introduced:
+        first = _longest(choices, part, r"\W*", re.match) or _letter(_LONE_LETTER.match(part), choices)
+        if first:
+            return first
+    named = next(filter(None, (_letter(found, choices) for found in reversed(list(_LETTER.finditer(part))))), None)
+    return named or _longest(choices, part, r"(?<!\w)", re.search)
+
+
+def _letter(found: re.Match[str] | None, choices: Sequence[str]) -> str | None:
+    """Return the letter that a pattern found, as a capital; None if no option has it."""
+    letter = found[1].upper() if found else ""
+    return letter if letter and ord(letter) - ord("A") < len(choices) else None
+
+
+def _longest(choices: Sequence[str], part: str, before: str, look: Callable[..., object]) -> str | None:
+    """Return the longest option that stands in a text. before: the pattern of what precedes it; look: of `re`."""
+    there = [c for c in choices if look(rf"{before}{re.escape(_plain(c).strip() or c)}(?!\w)", part, re.IGNORECASE)]
+    return max(there, key=len, default=None)
 
 
 def _listed(part: str) -> str | None:
     """Return the last list in a text, written as Python writes it."""
-    for text in reversed(_LIST.findall(part)):
-        try:
-            return str(ast.literal_eval(text))
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-    return None
+    return next(map(str, literals(reversed(_LIST.findall(part)))), None)

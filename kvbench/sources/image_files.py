@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvbench.console import faults
@@ -33,11 +33,21 @@ class Pixels:
 def read(image: Image) -> Pixels:
     """Read and decode an image.
 
-    Raises UserError for a file that cannot be read, is no whole PNG, JPEG or WebP, or is too large; SetupError if
-    Pillow is missing.
+    Raises UserError for a file that cannot be read, is no whole PNG, JPEG or WebP, is too large, or changed since it
+    was hashed; SetupError if Pillow is missing.
     """
     data = _bytes(image)
-    return Pixels(image=_decode(image.name, data), sha256=hashlib.sha256(data).hexdigest())
+    digest = hashlib.sha256(data).hexdigest()
+    if image.sha256 and digest != image.sha256:
+        raise _unusable(image.name, "changed during the run")
+    return Pixels(image=_decode(image.name, data), sha256=digest)
+
+
+def encoded(image: Image) -> bytes:
+    """Return the bytes of an image's file, after the checks of `read` on the same bytes. Raises as `read` does."""
+    data = _bytes(image)
+    read(replace(image, path=None, data=data))
+    return data
 
 
 def _bytes(image: Image) -> bytes:

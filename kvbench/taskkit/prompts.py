@@ -115,22 +115,13 @@ def template_text(tokenizer: Any, chat_template: str | None = None) -> str | Non
     return str(text) if text else None
 
 
-def check_template(
-    tokenizer: Any, *, task: str, chat: bool, chat_template: str | None = None, origin: str | None = None
-) -> None:
+def check_template(tokenizer: Any, *, chat: bool, chat_template: str | None = None, origin: str | None = None) -> None:
     """Raise UserError if there is no chat template or it cannot render a prompt; check nothing if `chat` is False.
 
     origin: the template's file, for messages.
     """
-    if not chat:
-        return
-    if template_text(tokenizer, chat_template) is None:
-        model = getattr(tokenizer, "name_or_path", "") or "this model"
-        raise UserError(
-            f"the tokenizer of {quote(model)} has no chat template and task {quote(task)} needs one. "
-            "Pass --chat-template FILE or --no-chat-template."
-        )
-    _apply(tokenizer, [{"role": "user", "content": "1 + 1 = ?"}], None, chat_template, origin)
+    if chat:
+        _apply(tokenizer, [{"role": "user", "content": "1 + 1 = ?"}], None, chat_template, origin)
 
 
 def render(
@@ -244,6 +235,14 @@ def _apply(
         )
     except jinja2.TemplateSyntaxError as error:
         raise UserError(f"chat template {name}, line {error.lineno}: {error.message}.") from None
-    except Exception as error:  # raise_exception(...), an undefined name, a sandbox refusal: a template is a program
+    except (
+        Exception
+    ) as error:  # no template; raise_exception(...), an undefined name, a sandbox refusal: a template is a program
+        if template_text(tokenizer, chat_template) is None:
+            model = getattr(tokenizer, "name_or_path", "") or "this model"
+            raise UserError(
+                f"the tokenizer of {quote(model)} has no chat template, which the prompts need. "
+                "Pass --chat-template FILE or --no-chat-template."
+            ) from None
         raise UserError(f"chat template {name} fails: {quote(words(error) or type(error).__name__)}.") from None
     return str(text)

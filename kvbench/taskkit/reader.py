@@ -132,6 +132,12 @@ class Talk:
             return "reset (images)"
         return "keep" if all(self._appended(n) for n in range(1, len(self.doc.turns))) else "reset (template)"
 
+    def check_images(self) -> None:
+        """Raise UserError unless the prompt of all turns holds the image token once per image."""
+        if self.reader.vision:
+            text = self.reader.text(self.doc, thinking=self.thinking, answers=(ANSWER,) * (len(self.doc.turns) - 1))
+            self.reader.with_images(self.reader.ids(text), self.doc, len(self.doc.turns))
+
     def follow(self, answers: tuple[str, ...]) -> FollowUp | None:
         if len(answers) >= len(self.doc.turns):
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from kvbench.errors import SetupError, quote
+from kvbench.errors import SetupError, bare, quote
 from kvbench.scoring.boxed import after_thinking
 from kvbench.task import Doc, GenSpec, Output, Task
 
@@ -15,15 +15,23 @@ def documents(
 ) -> list[Doc]:
     """Return one document per line of a task's data; `make` builds it.
 
-    Raises SetupError if a line lacks a field (`make` raises KeyError), or if two documents share an id.
+    Raises SetupError if a line lacks a field (`make` raises KeyError) or has a value of a wrong form, or if two
+    documents share an id.
 
     ids: the name of the column with the ids; without it ids are not checked. lacks: the word that precedes the name of
     a missing field in the message.
     """
-    try:
-        docs = [make(row) for row in rows]
-    except KeyError as error:
-        raise SetupError(f"data of task {quote(task.name)} have no {lacks}{quote(error.args[0])}.") from None
+    docs = []
+    for number, row in enumerate(rows, 1):
+        try:
+            docs.append(make(row))
+        except KeyError as error:
+            raise SetupError(f"data of task {quote(task.name)} have no {lacks}{quote(error.args[0])}.") from None
+        except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+            raise SetupError(
+                f"data of task {quote(task.name)}, row {number}, have a value of a wrong form ({bare(error)}). "
+                "Download the data again or correct the row."
+            ) from error
     if ids and len({doc.doc_id for doc in docs}) < len(docs):
         raise SetupError(f"data of task {quote(task.name)}: some values of {quote(ids)} occur twice.")
     return docs

@@ -218,6 +218,12 @@ def test_wrong_images_get_a_line(reader: ModelReader, turn: Turn, message: str) 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("multi_turn", ["keep", "reset"])
+def test_the_image_token_in_a_later_turn_s_text_is_refused_in_the_plan(reader: ModelReader, multi_turn: str) -> None:
+    with pytest.raises(UserError, match=r"'a': its prompt by .* holds '<.image_pad.>' 2 times, not once per image"):
+        prompt(reader, asked(WIDE), Turn(question="what is <|image_pad|>?"), multi_turn=multi_turn)
+
+
 def test_prompts_with_images_are_not_cut(reader: ModelReader) -> None:
     spec = {"truncate": "middle"}
     assert prompt(reader, asked(LARGE), spec=spec).cut == 0
@@ -270,6 +276,21 @@ def test_the_processor_s_template_is_used_where_it_is_not_the_tokenizer_s(model:
     assert load(folder).template == "X"
 
 
+@pytest.mark.parametrize("own", [None, "{{ raise_exception('no lists') }}"])
+def test_a_run_checks_the_template_that_it_uses(run: Any, tmp_path: Path, own: str | None) -> None:
+    """The tokenizer has no template, or one that fails, and the processor has another."""
+    folder = repository(tmp_path / "m")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    template = settings.pop("chat_template")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | ({"chat_template": own} if own else {})))
+    with pytest.raises(UserError, match=r"chat template of the tokenizer fails|has no chat template, which"):
+        run("full", turns=(asked(WIDE),), model=folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert set(run("full", turns=(asked(WIDE),), model=folder).status) == {"ok"}
+    with pytest.raises(UserError, match="chat template"):  # a prompt of text has the tokenizer's template
+        run("full", turns=(Turn(question="so?"),), model=folder, run_name="text")
+
+
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -277,10 +298,10 @@ def test_the_processor_s_template_is_used_where_it_is_not_the_tokenizer_s(model:
 def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs a conversation with methods and returns the rows and texts by method."""
 
-    def go(*methods: str, turns: tuple[Turn, ...], **changes: Any) -> pd.DataFrame:
+    def go(*methods: str, turns: tuple[Turn, ...], run_name: str = "r", **changes: Any) -> pd.DataFrame:
         monkeypatch.setattr(workload, "load_task", lambda name, file: talk(*turns))
         config = configuration(changes.pop("model", model), *methods, **changes)
-        result = execute(config, out=tmp_path, run_name="r", notice=lambda text: None)
+        result = execute(config, out=tmp_path, run_name=run_name, notice=lambda text: None)
         assert result.run_dir is not None
         rows = read_rows(result.run_dir).merge(read_texts(result.run_dir), on="row_key")
         return rows[rows.doc_id == "a"].set_index("method")

@@ -11,6 +11,7 @@ YES = Wanted("Yes", "text", None, ("Yes", "No"))
 COUNT = Wanted("14", "integer", None, ())
 ONE, TWO = Wanted("1.2", "float", 1, ()), Wanted("1.45", "float", 2, ())
 LIST = Wanted("[2014, 2016]", "list", None, ())
+PARTS = Wanted("8/11", "text", None, ("3/11", "8/11", "6/11"))
 
 
 @pytest.mark.parametrize(
@@ -101,6 +102,33 @@ def test_answers_that_need_no_extraction(text: str, wanted: Wanted, quoted: str 
         ("Answer: $1.45", TWO, "1.45"),
         ("\\boxed{1.45\\,\\text{m}}", TWO, "1.45"),
         ("x = .5", ONE, ".5"),
+        ("\\boxed{14\\text{ cm}^2}", COUNT, "14"),
+        ("\\boxed{14\\text{ cm}^{2}}", COUNT, "14"),
+        ("The area is 14 cm^2.", COUNT, "14"),
+        ("There are 14 molecules of CO2", COUNT, "14"),
+        ("The answer is 14. It follows from 7 x 2.", COUNT, "14"),
+        ("Answer: 14 (out of 20)", COUNT, "14"),
+        ("The answer is 7 x 2 = 14, by 2 rules.", COUNT, "14"),
+        ("The answer is **\\(-14\\)**.", COUNT, "-14"),
+        ("It costs US$14", COUNT, "14"),
+        ("\\boxed{1{,}400}", COUNT, "1400"),
+        ("\\boxed{1,\\!400}", COUNT, "1400"),
+        ("a range of 2-14", COUNT, "14"),
+        ("\\boxed{\\frac{1}{2}}", ONE, "0.5"),
+        ("\\boxed{-\\dfrac { 1 } { 2 }}", ONE, "-0.5"),
+        ("So it is 1/2.", ONE, "0.5"),
+        ("\\boxed{\\frac{1}{0}}", ONE, "1"),
+        ("\\boxed{0.5\\text{ m/s}^2}", ONE, "0.5"),
+        ("The answer is option C.", SIDES, "C"),
+        ("The answer is the correct choice: C", SIDES, "C"),
+        ("\\boxed{\\text{C}}", SIDES, "C"),
+        ("The answer is $\\mathbf{C}$.", SIDES, "C"),
+        ("The correct option is C because 180° are too many", SIDES, "C"),
+        ("**Answer: B** 8 of 11 parts", PARTS, "B"),
+        ("Answer: 8/11, see part (a)", PARTS, "8/11"),
+        ("3/11 and 5/11 make it (B)", PARTS, "B"),
+        ("The answer is $10", Wanted("$10", "text", None, ("$1", "$10")), "$10"),
+        ("[2014, 2016], not [{{}: 1}]", LIST, "[2014, 2016]"),
         ("many", COUNT, None),
         ("between [2010, 2011] and [2014,2016].", LIST, "[2014, 2016]"),
         ("The answer is 2014 and 2016", LIST, None),
@@ -123,6 +151,9 @@ def test_hostile_texts_take_no_time():
     long = "answer is " * 20_000 + "[" * 20_000 + "1" * 20_000
     assert by_rule(long, LIST) is None
     assert by_rule(long, COUNT) is not None
+    for piece in ("\\text{", "\\frac{1}{2", "^ ", "1,", "- ", "answer is (the "):
+        assert by_rule(piece * 20_000, SIDES) is None
+        by_rule(piece * 20_000, COUNT)
     assert not is_right("9" * 5000, COUNT)
     assert not is_right("[" + "9" * 5000 + "]", LIST)
 

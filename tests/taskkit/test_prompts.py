@@ -79,7 +79,7 @@ def test_chat_prompt_has_system_header_switch_and_prefix():
 def test_raw_prompt_needs_no_template():
     tok = tokenizer(None)
     assert render(doc(system="S", context="C "), tok, chat=False) == "S\n\nC 1+1?"
-    check_template(tok, task="walk", chat=False)
+    check_template(tok, chat=False)
 
 
 def test_one_start_token_whatever_the_way():
@@ -103,14 +103,14 @@ def test_effective_thinking_of_raw_text_is_unknown():
     assert effective_thinking(tokenizer(SWITCH), True, chat=False) is None
 
 
-def test_missing_template_names_model_and_task():
+def test_missing_template_names_the_model():
     with pytest.raises(UserError) as caught:
-        check_template(tokenizer(None), task="aime24", chat=True)
+        check_template(tokenizer(None), chat=True)
     assert str(caught.value) == (
-        "the tokenizer of 'org/x' has no chat template and task 'aime24' needs one. "
+        "the tokenizer of 'org/x' has no chat template, which the prompts need. "
         "Pass --chat-template FILE or --no-chat-template."
     )
-    check_template(tokenizer(None), task="aime24", chat=True, chat_template=PLAIN)
+    check_template(tokenizer(None), chat=True, chat_template=PLAIN)
 
 
 def test_template_errors_say_file_and_line(tmp_path):

@@ -113,7 +113,13 @@ def test_images_stand_before_the_context_or_where_the_text_says():
     assert [turn.images for turn in none] == [(), ()]
 
 
-@pytest.mark.parametrize("wrong", ["a.png", 3, {"a": 1}, [1], [""], ["/etc/passwd"], ["../a.png"], ["a/../../b.png"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("a.png", 3, {"a": 1}, [1], [""], ["/etc/passwd"], ["../a.png"], ["a/../../b.png"], ["C:a.png"], ["a\\b.png"]),
+        *(0, False, "", {}),
+    ],
+)
 def test_images_are_files_in_the_folder(wrong: object):
     with pytest.raises(UserError) as caught:
         FileTask(write(item(images=wrong)))

@@ -12,6 +12,7 @@ from support.judges import say
 from support.vision import picture
 
 from kvbench.errors import SetupError
+from kvbench.sources import image_files
 from kvbench.sources.data import Data
 from kvbench.task import IMAGE, Output, Services
 from kvbench.taskkit.names import get_task
@@ -70,7 +71,7 @@ def test_documents(tmp_path: Path):
         "final value, e.g., 1.23, 1.34, 1.45, at the end.\nQuestion: What does it cost? (Unit: $)"
     )
     assert count.turns[0].question.startswith("Hint: Please answer the question requiring an integer answer")
-    assert [doc.turns[0].images[0].read() for doc in (choice, price)] == [PNG, JPEG]
+    assert [image_files.encoded(doc.turns[0].images[0]) for doc in (choice, price)] == [PNG, JPEG]
     assert choice.meta == {"category": "geometry problem solving"}
     assert [doc.doc_id for doc in docs(tmp_path, limit=2)] == ["1", "2"]
     released = docs(tmp_path, style="released")[0].turns[0].question
@@ -94,6 +95,10 @@ def test_the_data_are_checked(tmp_path: Path):
         ({"choices": None, "question_type": "free_form"}, "question '1' asks for no known form of answer"),
         ({"image": "images/9.png"}, "row 1: image 'images/9.png' does not exist"),
         ({"image": "../../1.png"}, "row 1: image '../../1.png' is not a path inside the folder"),
+        ({"image": ["images/1.png"]}, "question '1' has several images"),
+        ({"metadata": None}, ", row 1, have a value of a wrong form .*subscriptable"),
+        ({"precision": "x"}, ", row 1, have a value of a wrong form .*'x'"),
+        ({"choices": 3}, ", row 1, have a value of a wrong form"),
         ({"id": "2"}, "occur twice"),
     ],
 )

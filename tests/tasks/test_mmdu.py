@@ -12,6 +12,7 @@ from support.judges import say
 from support.vision import picture
 
 from kvbench.errors import SetupError
+from kvbench.sources import image_files
 from kvbench.sources.data import Data
 from kvbench.task import IMAGE, Output, Services
 from kvbench.taskkit.names import get_task
@@ -67,10 +68,10 @@ def test_documents(tmp_path: Path):
         f"And this one?{IMAGE}",
         "Thank you. Which was first?",
     ]
-    assert [[image.read() for image in turn.images] for turn in doc.turns] == [[PNG, JPEG], [WEBP], []]
+    assert [[image_files.encoded(image) for image in turn.images] for turn in doc.turns] == [[PNG, JPEG], [WEBP], []]
     assert doc.reference == ("One is red, one is blue.", "It is green.", "The red one.")
     assert doc.meta == {"category": "2-5 images"}
-    assert get_task("mmdu").needs == {"judge"}
+    assert get_task("mmdu").needs == {"judge", "images"}
     assert get_task("mmdu").gen("qwen3_vl").max_new_tokens == 2048
 
 
@@ -88,6 +89,8 @@ def test_images_without_a_mark_are_not_shown(tmp_path: Path):
         ({"image": None}, "row 1: 'image' names no image file"),
         ({"conversations": TALK[1:]}, "dialogue 't1' is not questions and answers in turn"),
         ({"conversations": TALK[:-1]}, "dialogue 't1' is not questions and answers in turn"),
+        ({"image": "/pics/1.png"}, ", row 1, have a value of a wrong form .*not iterable"),
+        ({"conversations": None}, ", row 1, have a value of a wrong form .*not iterable"),
         ({"conversations": []}, "dialogue 't1' is not questions and answers in turn"),
         ({"conversations": [TALK[0] | {"value": " "}, *TALK[1:]]}, "dialogue 't1' has a turn without text"),
         ({"conversations": [TALK[0] | {"value": None}, *TALK[1:]]}, "dialogue 't1' has a turn without text"),
@@ -127,6 +130,31 @@ def test_the_judge_sees_the_dialogue_and_its_pictures(tmp_path: Path, serve):
     assert [base64.b64decode(file) for file in files] == [PNG, JPEG, WEBP]
     assert "[Question]\nAnd this one?<ImageHere>\n\n" in second.user[0]["text"]
     assert second.user[1:] == images
+    assert {got.body["max_tokens"] for got in server.got} == {4096}
+
+
+def test_rows_by_name_in_place_of_a_list_get_a_line(tmp_path: Path):
+    file = folder(tmp_path) / "mmdu" / "benchmark.json"
+    for indent in (None, 2):
+        file.write_text(json.dumps({"t1": ROW}, indent=indent))
+        with pytest.raises(SetupError, match=r"names no image file|not JSON") as error:
+            get_task("mmdu").docs(Data(tmp_path, env={}, allow_mismatch=True))
+        assert "\n" not in str(error.value)
+
+
+def test_the_judge_gets_the_pictures_that_were_hashed(tmp_path: Path, serve):
+    server = serve(say(EIGHT))
+    (doc,) = docs(tmp_path)
+    path = tmp_path / "mmdu" / "pics" / "2.jpg"
+    for data, why in ((PNG, "changed during the run"), (b"", "changed during the run"), (None, "does not exist")):
+        path.unlink()
+        if data is not None:
+            path.write_bytes(data)
+        score = asking(server.url).score(doc, output("a", "b", "c"))
+        assert (score.value, score.status) == (None, "judge_error")
+        assert score.note.startswith(f"image '/pics/2.jpg' {why}")
+        path.touch()
+    assert server.got == []
 
 
 @pytest.mark.parametrize(
@@ -153,6 +181,12 @@ def test_a_reply_without_scores_is_asked_for_once_more(tmp_path: Path, serve, ba
     assert score.note == "the judge's replies hold no scores on some turns"
     none = asking(serve(say(bad)).url).score(doc, answers)
     assert (none.value, none.status, none.note) == (None, "judge_error", "the judge's replies hold no scores")
+
+
+@pytest.mark.parametrize("later", ["{[1]: 2}", "{'Overall Score': 7}", "{'x'}"])
+def test_the_last_complete_dictionary_of_a_reply_counts(tmp_path: Path, serve, later: str):
+    score = asking(serve(say(f"{EIGHT} {later}")).url).score(docs(tmp_path)[0], output("a", "b", "c"))
+    assert (score.value, score.aux["invalid"]) == (pytest.approx(0.8), 0.0)
 
 
 def test_scores_in_an_answer_are_none(tmp_path: Path, serve):

@@ -31,11 +31,11 @@ LIMIT = 2
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen3-VL with random gates for `retention` beside it."""
     folder = vision.repository(tmp_path_factory.mktemp("vision") / "vl")
-    config = transformers.AutoConfig.from_pretrained(folder)
+    whole = transformers.AutoModelForImageTextToText.from_pretrained(folder)
     gates = make("retention", {}).weights()
-    tensors = draw(gates, config)
+    tensors = draw(gates, whole)
     path = folder / f"{gates.kind}.safetensors"
-    save_weights(path, gates.kind, tensors, Base(name="random", config=config), made={"how": "random"})
+    save_weights(path, gates.kind, tensors, Base(name="random", config=whole.config), made={"how": "random"})
     return folder
 
 

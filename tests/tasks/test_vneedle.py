@@ -12,6 +12,7 @@ import PIL.Image
 import pytest
 from kvbench.tasks.vneedle import VARIANTS
 
+from kvbench.sources import image_files
 from kvbench.sources.data import Data
 from kvbench.task import IMAGE, Output
 from kvbench.taskkit.grid_image import CELL, DIGITS, SCALE, draw, grid_png
@@ -43,7 +44,7 @@ def test_the_bytes_are_fixed():
     """They are part of the prompt: if they change, the task's version must rise."""
     assert hashlib.sha256(grid_png(GRID)).hexdigest()[:16] == "fd6be15f0bf9b230"
     image = docs()[0].turns[0].images[0]
-    assert hashlib.sha256(image.read()).hexdigest()[:16] == "8592d8857ba7ecb6"
+    assert hashlib.sha256(image_files.encoded(image)).hexdigest()[:16] == "8592d8857ba7ecb6"
 
 
 def test_a_picture_larger_than_a_stored_block():
@@ -73,7 +74,7 @@ def test_a_reader_of_the_pictures_knows_every_answer(name: str):
         seen: list = []
         for turn, reference in zip(doc.turns, doc.reference, strict=True):
             assert turn.user.count(IMAGE) == len(turn.images)
-            seen += [pixels(image.read()) for image in turn.images]
+            seen += [pixels(image_files.encoded(image)) for image in turn.images]
             image, row, column = (int(word.strip(",?")) - 1 for word in turn.question.split() if word[0].isdigit())
             place = seen[image][row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
             assert str(read_number(place)) == reference

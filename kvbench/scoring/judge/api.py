@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from kvbench.errors import SetupError
 
-MAX_TOKENS = 2048  # of a reply, as FastChat's llm_judge asks for
+MAX_TOKENS = 2048  # of a reply, unless a request says otherwise; FastChat's llm_judge asks for as many
 
 
 class JudgeError(Exception):
@@ -31,10 +31,11 @@ class Reply:
 class Judge(Protocol):
     """A model that answers one request at a time, at temperature 0. Several threads may ask at once."""
 
-    def ask(self, system: str, user: str, images: Sequence[bytes] = ()) -> Reply:
+    def ask(self, system: str, user: str, images: Sequence[bytes] = (), max_tokens: int = MAX_TOKENS) -> Reply:
         """Return the judge's reply. Raises JudgeError, KeyRefused, or SetupError if the judge cannot be loaded.
 
-        system: "" for no system message. images: encoded files that the judge sees after the text.
+        system: "" for no system message. images: encoded files that the judge sees after the text. max_tokens: of the
+        reply.
         """
 
 

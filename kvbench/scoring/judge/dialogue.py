@@ -8,13 +8,15 @@ again.
 
 from __future__ import annotations
 
-import ast
 import re
 
+from kvbench.errors import UserError
 from kvbench.scoring.judge.api import JudgeError
 from kvbench.scoring.judge.asking import NO_JUDGE, ask, failed, judged_by
 from kvbench.scoring.judge.prompts import Answers
 from kvbench.scoring.judge.settings import connect
+from kvbench.scoring.literals import literals
+from kvbench.sources import image_files
 from kvbench.sources.data import BUNDLED
 from kvbench.task import IMAGE, Doc, Score, Services
 
@@ -27,6 +29,7 @@ DIMENSIONS = (
     *("Image Relationship Understanding", OVERALL),
 )
 LOWEST, HIGHEST = 1, 10
+MAX_TOKENS = 4096  # of a reply, as the released script asks for
 _DICTIONARY = re.compile(r"\{[^{}]{1,2000}\}")
 _VERDICT = re.compile(rf"\{{([^{{}}]*{OVERALL}[^{{}}]*)\}}")
 
@@ -37,15 +40,19 @@ def rate_dialogue(services: Services, doc: Doc, answers: Answers) -> Score:
     """Return the judge's scores of a dialogue: value = mean overall score / 10, aux: the mean of each dimension.
 
     Aux `overall_1`, ... has each turn's overall score, `rated` the number of turns with scores, `invalid` the number of
-    replies without. Raises KeyRefused; SetupError if a local judge is given, which reads no images.
+    replies without. Raises KeyRefused; SetupError if a local judge is given, which reads no images, or if
+    Pillow is missing.
     """
     judge = connect(services)
     if judge is None:
         return NO_JUDGE
-    images = [image.read() for turn in doc.turns for image in turn.images]
     try:
-        asked = [ask(judge, (SYSTEM, _prompt(doc, answers, turn), images), _scores) for turn in range(len(doc.turns))]
-    except JudgeError as error:
+        images = [image_files.encoded(image) for turn in doc.turns for image in turn.images]
+        asked = [
+            ask(judge, (SYSTEM, _prompt(doc, answers, turn), images, MAX_TOKENS), _scores)
+            for turn in range(len(doc.turns))
+        ]
+    except (JudgeError, UserError) as error:  # UserError: an image that is missing, broken or changed
         return failed(str(error))
     rated = {turn: a.value for turn, a in enumerate(asked, 1) if a.value is not None}
     if not rated:
@@ -80,15 +87,10 @@ def _disarm(answer: str) -> str:
 
 
 def _scores(reply: str) -> Scores | None:
-    """Return the scores in the last dictionary of a reply; None unless it has a score from 1 to 10 per dimension."""
-    for text in reversed(_DICTIONARY.findall(reply)):
-        try:
-            given = ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-        if isinstance(given, dict):
-            valid = all(_valid(given.get(name)) for name in DIMENSIONS)
-            return {name: float(given[name]) for name in DIMENSIONS} if valid else None
+    """Return the scores in the last dictionary of a reply that has a score from 1 to 10 for every dimension."""
+    for given in literals(reversed(_DICTIONARY.findall(reply))):
+        if isinstance(given, dict) and all(_valid(given.get(name)) for name in DIMENSIONS):
+            return {name: float(given[name]) for name in DIMENSIONS}
     return None
 
 

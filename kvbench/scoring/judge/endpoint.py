@@ -25,7 +25,7 @@ from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, KeyRefused, Reply,
 if TYPE_CHECKING:
     import httpx
 
-BODY_LIMIT = 4 * 1024 * 1024  # bytes; a reply of 2048 tokens has about 10 kB
+BODY_LIMIT = 4 * 1024 * 1024  # bytes; a reply of 4096 tokens has about 20 kB
 REFUSED = (401, 403)
 PASSING = (408, 425, 429)  # failures that may pass, like every 5xx
 SHOWN = 200  # characters of a server's text that a message quotes
@@ -44,14 +44,14 @@ class Endpoint:
     longest_pause: float = 60.0
     through_proxy: bool = True  # use the proxy of the environment (HTTPS_PROXY), if there is one
 
-    def ask(self, system: str, user: str, images: Sequence[bytes] = ()) -> Reply:
+    def ask(self, system: str, user: str, images: Sequence[bytes] = (), max_tokens: int = MAX_TOKENS) -> Reply:
         import tenacity
 
         request = {
             "model": self.model,
             "messages": messages(system, user, images),
             "temperature": 0,
-            "max_tokens": MAX_TOKENS,
+            "max_tokens": max_tokens,
         }
         growing = tenacity.wait_exponential(self.pause, self.longest_pause)
 

@@ -19,18 +19,18 @@ from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, Reply, messages
 class LocalJudge:
     """A judge model that runs on this machine: it decodes greedily without thinking, one request at a time."""
 
-    def __init__(self, folder: Path, max_tokens: int = MAX_TOKENS) -> None:
-        self.folder, self.max_tokens = folder, max_tokens
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._lock = threading.Lock()
         self._loaded: tuple[Any, Any] | None = None  # tokenizer and model
 
-    def ask(self, system: str, user: str, images: Sequence[bytes] = ()) -> Reply:
+    def ask(self, system: str, user: str, images: Sequence[bytes] = (), max_tokens: int = MAX_TOKENS) -> Reply:
         if images:
             raise SetupError("a local judge reads no images; give a judge at an address (--judge URL) that sees.")
         with self._lock:
-            return Reply(self._answer(system, user), f"local:{self.folder.resolve().name}")
+            return Reply(self._answer(system, user, max_tokens), f"local:{self.folder.resolve().name}")
 
-    def _answer(self, system: str, user: str) -> str:
+    def _answer(self, system: str, user: str, max_tokens: int) -> str:
         import torch
 
         self._loaded = self._loaded or self._load()
@@ -56,7 +56,7 @@ class LocalJudge:
             with torch.inference_mode():
                 ids = model.generate(
                     **prompt.to(model.device),
-                    max_new_tokens=min(self.max_tokens, room),
+                    max_new_tokens=min(max_tokens, room),
                     do_sample=False,
                     pad_token_id=end,
                 )

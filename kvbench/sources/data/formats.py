@@ -11,6 +11,7 @@ import csv
 import hashlib
 import io
 import json
+import lzma
 import stat
 import zipfile
 import zlib
@@ -24,8 +25,14 @@ from kvbench.store.strict_json import constant, finite, parse
 FILE_LIMIT = 512 * 1024 * 1024  # bytes of a user's own file
 CHUNK = 1 << 20
 LONGEST_FIELD = 1 << 27  # characters in a CSV field
+# RuntimeError: an encrypted file, or a compression that zipfile does not know.
+BROKEN_ARCHIVE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
 
 Row = dict[str, Any]
+
+
+def unpackable(archive: object, error: Exception) -> str:
+    return f"{quote(archive)} is no zip archive that kvbench can unpack ({bare(error)}). Download it again."
 
 
 class Reading:
@@ -58,8 +65,8 @@ class Reading:
                 raise SetupError(str(error)) from None
             except KeyError:
                 raise SetupError(f"the archive {quote(name)} has no {quote(self.member)}.") from None
-            except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-                raise SetupError(f"{quote(name)} is not a complete zip archive ({error}). Download it again.") from None
+            except BROKEN_ARCHIVE as error:
+                raise SetupError(unpackable(name, error)) from None
             except OSError as error:
                 raise SetupError(f"cannot read {quote(name)}: {error.strerror or error}.") from None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.sources.data.cache import keeping
-from kvbench.sources.data.formats import Row, check_plain
+from kvbench.sources.data.formats import BROKEN_ARCHIVE, Row, check_plain, unpackable
 from kvbench.task import Image
 
 LIMIT = 64 * 1024**2  # bytes of one file in an archive
@@ -54,7 +54,7 @@ class ImageFiles:
             except OSError as error:
                 raise SetupError(f"{where}: image {quote(path)} cannot be read: {error.strerror}.") from None
             self._digest.update(json.dumps([name, digest]).encode())
-            self._images[name] = Image(name=name, path=path)
+            self._images[name] = Image(name=name, path=path, sha256=digest)
         return self._images[name]
 
 
@@ -74,10 +74,16 @@ def every_name(rows: Iterable[Row], column: str) -> list[str]:
 
 def inside(folder: Path, name: str, where: str) -> Path:
     """Return the path of an image file in a folder. Raises SetupError for a name that leads out of the folder."""
-    parts = PurePosixPath(name.lstrip("/")).parts
-    if not parts or ".." in parts or any(character in name for character in "\\:\0"):
+    relative = name.lstrip("/")
+    if not is_inside(relative):
         raise SetupError(f"{where}: image {quote(name)} is not a path inside the folder of the data.")
-    return folder.joinpath(*parts)
+    return folder / relative
+
+
+def is_inside(name: str) -> bool:
+    """Return whether a name is a relative path that leads to no place outside its folder."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and not {*"\\:\0"} & {*name} and ".." not in path.parts
 
 
 def unpack(archive: Path, wanted: Iterable[str], folder: Path) -> None:
@@ -95,8 +101,8 @@ def unpack(archive: Path, wanted: Iterable[str], folder: Path) -> None:
                         raise SetupError(f"{quote(member)} in {quote(archive)} is larger than {LIMIT:,} bytes.")
                     with keeping(target) as file:
                         file.write(packed.read(member))
-    except (zipfile.BadZipFile, EOFError, OSError) as error:
-        raise SetupError(f"{quote(archive)} is not a complete zip archive ({error}). Download it again.") from None
+    except (*BROKEN_ARCHIVE, OSError) as error:
+        raise SetupError(unpackable(archive, error)) from None
 
 
 def encoded(rows: Iterable[Row], column: str, pixels: str, folder: Path) -> Iterator[Row]:

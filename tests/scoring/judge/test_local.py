@@ -20,20 +20,20 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_greedy_and_named(folder: Path):
-    judge = LocalJudge(folder, max_tokens=8)
-    reply = judge.ask("You are a judge.", "Rate this.")
+    judge = LocalJudge(folder)
+    reply = judge.ask("You are a judge.", "Rate this.", max_tokens=8)
     assert reply.model == "local:judge-7b"
     assert isinstance(reply.text, str)
-    assert judge.ask("You are a judge.", "Rate this.") == reply
-    assert LocalJudge(folder, max_tokens=8).ask("You are a judge.", "Rate this.") == reply
+    assert judge.ask("You are a judge.", "Rate this.", max_tokens=8) == reply
+    assert LocalJudge(folder).ask("You are a judge.", "Rate this.", max_tokens=8) == reply
 
 
 def test_threads_take_turns(folder: Path):
-    judge = LocalJudge(folder, max_tokens=4)
+    judge = LocalJudge(folder)
     questions = [f"Rate {i}." for i in range(6)]
-    alone = [judge.ask("", q) for q in questions]
+    alone = [judge.ask("", q, max_tokens=4) for q in questions]
     with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(lambda q: judge.ask("", q), questions)) == alone
+        assert list(pool.map(lambda q: judge.ask("", q, max_tokens=4), questions)) == alone
 
 
 def test_loaded_when_first_asked(folder: Path):

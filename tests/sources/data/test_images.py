@@ -16,7 +16,9 @@ from support.hub import Hub, Repo, environment
 from support.vision import picture
 
 from kvbench.errors import SetupError
+from kvbench.sources import image_files
 from kvbench.sources.data import Data
+from kvbench.sources.data.images import unpack
 from kvbench.task import Image, Manifest
 
 ONE = Manifest(path="t/t.jsonl", rows=2, hub="org/t", split="test", images="image")
@@ -49,13 +51,13 @@ def test_rows_hold_images_that_are_read_later(good: Path) -> None:
     assert [type(row["image"]) for row in rows] == [Image, Image]
     assert [row["image"].name for row in rows] == NAMES
     assert [row["image"].data for row in rows] == [b"", b""]
-    assert [row["image"].read() for row in rows] == [RED, JPEG]
+    assert [image_files.encoded(row["image"]) for row in rows] == [RED, JPEG]
 
 
 def test_a_list_of_names_and_a_leading_slash(good: Path) -> None:
     put(good, {"image": ["/images/1.png", "images/2.jpg", "images/1.png"]})
     ((row,), _) = read(good)
-    assert [image.read() for image in row["image"]] == [RED, JPEG, RED]
+    assert [image_files.encoded(image) for image in row["image"]] == [RED, JPEG, RED]
 
 
 def test_the_hash_covers_rows_names_and_pixels(good: Path, tmp_path: Path) -> None:
@@ -71,7 +73,7 @@ def test_links_are_followed_as_for_the_rows(good: Path, tmp_path_factory: pytest
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "1.png"
     (good / "t" / "images" / "1.png").rename(elsewhere)
     os.symlink(elsewhere, good / "t" / "images" / "1.png")
-    assert read(good)[0][0]["image"].read() == RED
+    assert image_files.encoded(read(good)[0][0]["image"]) == RED
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,32 @@ def test_wrong_images_get_a_line(good: Path, name: object, message: str) -> None
     with pytest.raises(SetupError, match=rf"^data of task 't', .*{message}") as error:
         read(good)
     assert "\n" not in str(error.value)
+
+
+def broken(archive: bytes, place: int, value: int) -> bytes:
+    return archive[:place] + bytes([value]) + archive[place + 1 :]
+
+
+@pytest.mark.parametrize("case", ["deflate", "encrypted", "method", "cut", "lzma"])
+def test_a_broken_archive_gets_a_line(tmp_path: Path, case: str) -> None:
+    path, packing = tmp_path / "a.zip", zipfile.ZIP_LZMA if case == "lzma" else zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        archive.writestr("1.png", bytes(1000))
+    data = path.read_bytes()
+    local, central = data.index(b"1.png"), data.rindex(b"PK\1\2")
+    path.write_bytes(
+        {
+            "deflate": lambda: broken(data, local + 5, 0xFF),
+            "encrypted": lambda: broken(broken(data, 6, 1), central + 8, 1),
+            "method": lambda: broken(broken(data, 8, 97), central + 10, 97),
+            "cut": lambda: data[:40],
+            "lzma": lambda: broken(data, local + 9, 0xFF),
+        }[case]()
+    )
+    with pytest.raises(SetupError, match=r"a\.zip' is no zip archive that kvbench can unpack \(") as error:
+        unpack(path, ["1.png"], tmp_path / "out")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out" / "1.png").exists()
 
 
 # --- from a hub -------------------------------------------------------------------------------------------------------
