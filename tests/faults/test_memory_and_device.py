@@ -136,10 +136,10 @@ def test_a_sequence_that_does_not_fit_alone_is_a_row_and_the_others_go_on(model,
     config = small(model, task="file/q", task_file=file, limit=None)
     read = PromptReader.read
 
-    def guarded(reader, ids, *args, **kwargs):
-        if len(ids) > 300:
+    def guarded(reader, request, *args, **kwargs):
+        if len(request.prompt_ids) > 300:
             raise CPU
-        return read(reader, ids, *args, **kwargs)
+        return read(reader, request, *args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(PromptReader, "read", guarded)

@@ -263,8 +263,8 @@ def test_speckv_by_hand(reduce):
 
 
 def test_needs_are_plain():
-    assert methods.get("speckv")(window=16).needs() == Needs(queries="window", window=16, probes=True)
-    assert methods.get("kvzip")().needs() == Needs(probes=True)
+    assert methods.get("speckv")(window=16).needs() == Needs(queries="window", window=16, probes=True, prompt=True)
+    assert methods.get("kvzip")().needs() == Needs(probes=True, prompt=True)
 
 
 # what must hold for scores, whatever lies around the entries
