@@ -286,7 +286,7 @@ def test_inputs_that_the_cache_does_not_read_are_refused_in_a_line(changes, mess
     given = dict(request.images.inputs(range(len(request.images.spans)))) | changes
     method, ids = small("snapkv-decode"), torch.tensor([request.prompt_ids])
     with pytest.raises(UserError, match=message):
-        BatchImages.of(qwen.model, method.name, method, {"input_ids": ids, **given}, [0])
+        BatchImages.of(qwen.model, "snapkv-decode", method, {"input_ids": ids, **given}, [0])
 
 
 @pytest.mark.parametrize("method", ["gkv", "laq", "text-first", "retention"])
