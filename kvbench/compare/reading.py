@@ -18,7 +18,7 @@ from kvbench.compare import baseline
 from kvbench.compare.cell import COUNTS, ENTRIES, NO_MARK, Cell, Key, Question, Side, mark
 from kvbench.compare.facts import FACTS, FILLED, of_record
 from kvbench.errors import SetupError, UserError, bare, quote
-from kvbench.report.agree import BY_QUESTION, judge_of
+from kvbench.report.agree import BY_QUESTION, OF_QUESTION, judge_of
 from kvbench.report.cells import answered, cells_of, mean, present, speed, speed_sd
 from kvbench.report.load import find_runs
 from kvbench.report.repeated import each_once
@@ -154,11 +154,12 @@ def _cell(key: Key, rows: Rows, records: Mapping[str, Mapping[str, Any]]) -> Cel
 
 def _facts(key: Key, rows: Rows, records: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     """Return the value of each fact; None: unknown. If a cell has several values of a fact, they are joined by commas.
-    A setting in `BY_QUESTION` with several values is None, because each question's `asked` covers the setting."""
+    A setting in `BY_QUESTION` with several values is None, because each question's `asked` covers the setting. Values
+    in `OF_QUESTION` are left out."""
     facts: dict[str, str | None] = {}
     for name in FACTS:
         if name in NAMES:
-            values = [str(value) for value in rows.values(name)]
+            values = [str(value) for value in rows.values(name) if value != OF_QUESTION.get(name)]
             if name == "judge":
                 values = sorted({judge for value in values if (judge := judge_of(value))})
             if name in BY_QUESTION and len(values) > 1:

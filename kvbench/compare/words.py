@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from kvbench.compare.cell import Side
 from kvbench.compare.facts import WORDS, Difference
 from kvbench.compare.outcome import Judged, Outcome
-from kvbench.errors import bare, quote
+from kvbench.errors import bare, counted, quote
 from kvbench.report.stats import ALPHA, Regression, fewest_clusters
 
 MOST = 4  # names that a sentence lists
@@ -112,7 +112,7 @@ def _could_see(one: Judged) -> str:
     assert one.tested is not None
     found = one.tested.together.paired
     unit = "question" if found.clusters == found.questions else "cluster"
-    count = f"{found.clusters} {unit}{'' if found.clusters == 1 else 's'}"
+    count = counted(found.clusters, unit)
     if found.clusters < fewest_clusters(2 * ALPHA):
         return f"{count} cannot show a drop of any size; at least {fewest_clusters(2 * ALPHA)} are needed."
     if math.isnan(one.drop) or one.drop >= 1:

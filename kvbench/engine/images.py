@@ -122,6 +122,10 @@ def rotary_axes(
     inner = getattr(model, "model", model)
     if not hasattr(inner, "get_rope_index"):
         return None
+    if inputs.get("image_grid_thw") is None:
+        raise UserError(
+            "the model rotates image tokens by three axes; give image_grid_thw, as the processor returns it."
+        )
     grids = {name: value.cpu() for name, value in inputs.items() if name.endswith("_grid_thw")}
     where, mask = ids.device, None if mask is None else mask.cpu()  # the function reads number by number
     axes, deltas = inner.get_rope_index(ids.cpu(), mm_token_type_ids=shown.cpu().int(), attention_mask=mask, **grids)

@@ -39,8 +39,8 @@ class BatchImages:
         Raises UserError if the engine does not read images of this model or with this method.
         """
         given = {key: value for key, value in inputs.items() if value is not None}
-        if any("video" in key for key in given):
-            raise UserError("EvictionCache does not serve videos; give images.")
+        if any("video" in key for key in given) or _has_videos(given.get("mm_token_type_ids")):
+            raise UserError("EvictionCache: videos are not read; give images.")
         if "pixel_values" not in given:
             return None
         check_images_of(model.config.to_dict())
@@ -68,6 +68,11 @@ class BatchImages:
         if self.axes is None:
             return index
         return index + self.deltas if seen else self.axes
+
+
+def _has_videos(kinds: torch.Tensor | None) -> bool:
+    """Return whether a processor marks tokens of a video. kinds: [b, T], 0 text, 1 image, 2 video; None: not given."""
+    return kinds is not None and bool((kinds == 2).any())
 
 
 def refuse_new_images(inputs: Mapping[str, Any]) -> None:

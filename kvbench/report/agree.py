@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, counted, quote
 from kvbench.report.rows import RUN, Rows, Text
 from kvbench.store.schema import NAMES
 
@@ -45,6 +45,8 @@ SAME = {
     "multi_turn_cache": "later turns",
     "task_version": "task version",
 }
+# Values that follow from a question: its later turns have images. They agree with every value, as missing values do.
+OF_QUESTION = {"multi_turn_cache": "reset (images)"}
 # A task may set the sampling of each question, and a long prompt leaves less room for the answer.
 BY_QUESTION = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
 ARTEFACTS = "tables, drafts or plug-in"
@@ -60,6 +62,7 @@ NOTED = (
     ("device", "devices", ()),
     ("method_source", "sources of {method}", ("method",)),
     ("slots", "numbers of slots of {method}", ("method", "options", "budget_share", "budget")),
+    ("multi_turn_cache", "ways to read later turns", ()),
 )
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")  # the date of a judgement, which need not be equal
@@ -90,11 +93,11 @@ class Difference:
 def values_of(rows: Rows, column: str) -> list[Any]:
     """Return the distinct values of a column, sorted; [None] for a column without values.
 
-    A missing value (the full cache has no interval) agrees with every value and is not returned. A setting in
-    `BY_QUESTION` that differs between questions, but not between rows of one question, is the task's own choice for
-    each question: then the result is [None] too.
+    A missing value (the full cache has no interval) and a value in `OF_QUESTION` agree with every value and are not
+    returned. A setting in `BY_QUESTION` that differs between questions, but not between rows of one question, is the
+    task's own choice for each question: then the result is [None] too.
     """
-    values = rows.values(column)
+    values = [value for value in rows.values(column) if value != OF_QUESTION.get(column)]
     if column in BY_QUESTION and len(values) > 1 and _with_several(rows, rows.number(column)) is None:
         return [None]
     return values or [None]
@@ -133,7 +136,8 @@ def check(rows: Rows) -> None:
     """Raise UserError if the rows may not share a table. The error names two runs and what differs between them."""
     for column, word in SAME.items():
         if len(values_of(rows, column)) > 1:
-            conflicts = [(_run(rows, place), f"{word} {value}") for place, value in rows.firsts(column)[:2]]
+            firsts = [(place, value) for place, value in rows.firsts(column) if value != OF_QUESTION.get(column)]
+            conflicts = [(_run(rows, place), f"{word} {value}") for place, value in firsts[:2]]
             raise _refusal(conflicts, f"--group-by {column} makes separate tables.")
     for difference in differences(rows):
         raise _error(rows, difference)
@@ -188,7 +192,7 @@ def mixtures(rows: Rows) -> Iterator[Mixture]:
 
 def sentence(mixture: Mixture, tasks: Sequence[str]) -> str:
     """Return a note such as "walk, chain: rows of two versions of torch, 2.12.0 (24 rows) and 2.13.0 (8 rows)." """
-    listed = [f"{value} ({count} {'row' if count == 1 else 'rows'})" for value, count in mixture.counts.items()]
+    listed = [f"{value} ({counted(count, 'row')})" for value, count in mixture.counts.items()]
     number = NUMBERS.get(len(listed), str(len(listed)))
     return f"{', '.join(tasks)}: rows of {number} {mixture.what}, {', '.join(listed[:-1])} and {listed[-1]}."
 
@@ -264,7 +268,7 @@ def json_object(text: str) -> dict[str, Any]:
 def _agrees(rows: Rows, column: str, value: Any) -> Any:
     if isinstance(rows.columns[column], Text):
         text = rows.text(column)
-        return text.is_one_of(value) | (text.codes < 0)
+        return text.is_one_of(value, OF_QUESTION.get(column, value)) | (text.codes < 0)
     numbers = rows.number(column)
     return (numbers == value) | (numbers != numbers)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvbench.errors import KVBenchError, UserError, quote
+from kvbench.errors import KVBenchError, UserError, counted, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label as label_of
 from kvbench.registry import did_you_mean
@@ -233,7 +233,9 @@ def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]])
         listed = ", ".join(f"{floor:.3f} at {budget}" for budget, floor in floors.items())
         notes.append(f"Floor, the score before the first eviction: {listed}.")
     if len({(c.score.questions, c.samples) for c in cells}) == 1:
-        notes.append(f"{cells[0].score.questions} questions, {cells[0].samples} samples in every cell.")
+        notes.append(
+            f"{counted(cells[0].score.questions, 'question')}, {counted(cells[0].samples, 'sample')} in every cell."
+        )
     if len(cells) > 1:
         notes += sureness.notes([c.against for c in cells if c.against])
     if len({frozenset(s) for s in scores}) > 1:

@@ -20,6 +20,9 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 LORA = "LORA"
+PROMPTS = (  # types that learn a prompt beside the model's weights, which peft cannot merge either
+    *("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT"),
+)
 MERGE = "Merge it with peft (merge_and_unload, save_pretrained) and give the merged folder with --model"
 
 
@@ -56,7 +59,8 @@ def find(name: str | None) -> Adapter | None:
         raise SetupError(f"{quote(name)} has no {CONFIG}; it is not an adapter of peft.")
     config = model_weights.read_json(folder / CONFIG)
     if (kind := config.get("peft_type")) != LORA:
-        raise UserError(f"adapter {quote(name)} is of type {quote(kind)}; kvbench merges {LORA} only. {MERGE}.")
+        cure = "Its learned prompt has no place in the weights; train a LoRA adapter" if kind in PROMPTS else MERGE
+        raise UserError(f"adapter {quote(name)} is of type {quote(kind)}; kvbench merges {LORA} only. {cure}.")
     if not (folder / WEIGHTS).is_file():
         if (folder / PICKLE).is_file():
             raise SetupError(

@@ -7,6 +7,7 @@ MXFP4 are always turned: their matrix products are code that transformers would 
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,11 +69,18 @@ def form_of(config: Mapping[str, Any]) -> Form | None:
         return None
     name = told.get("quant_method") if isinstance(told, Mapping) else told
     if name not in FORMS:
+        stored = "quantised in a form that config.json does not name" if name is None else f"stored as {quote(name)}"
         raise UserError(
-            f"the model's weights are stored as {quote(name)}, which kvbench does not load. It loads "
+            f"the model's weights are {stored}, which kvbench does not load. It loads "
             f"{', '.join(FORMS)} and weights that are not quantised."
         )
     return FORMS[str(name)]
+
+
+def silence_bitsandbytes() -> None:
+    """Silence advice that bitsandbytes logs when peft or transformers imports it: to install a package whose code for
+    the CPU comes from the hub."""
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, counted, quote
 from kvbench.records import Images
 from kvbench.sources import image_files
 from kvbench.task import IMAGE, Image, Turn
@@ -100,5 +100,6 @@ def check_markers(turns: Iterable[Turn], question: str) -> None:
     for turn in turns:
         if turn.images and (markers := turn.user.count(IMAGE)) != len(turn.images):
             raise UserError(
-                f"{question} has a turn with {len(turn.images)} images, but {markers} places for images in its text."
+                f"{question} has a turn with {counted(len(turn.images), 'image')}, but "
+                f"{counted(markers, 'place')} for images in its text."
             )

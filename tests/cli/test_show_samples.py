@@ -46,11 +46,13 @@ def test_images_of_a_question_are_listed_as_data(
 ) -> None:
     facts = {"name": "a\x1b[2J.png", "width": 48, "height": 32, "tokens": 6, "turn": 1}
     row = {"row_key": "k", "task": "t", "doc_id": "q", "sample": 0, "method": "full", "status": "ok", "score": 1.0}
+    row["extracted"] = "50, 94"
     with RunFolder.open(tmp_path, "r1", {"model": "tiny"}, environment=VERSIONS, planned=1) as run:
         with run.journal() as journal:
             journal.append(row | {"image_list": [facts] if stored is None else stored}, prompt="p", output="o")
         run.seal()
     text = shown(capsys, tmp_path, "--sample", "q")
+    assert "-- extracted: 50, 94\n" in text  # not the reference answer
     if stored is None:
         assert "-- image 1: a\\x1b[2J.png, 48x32 pixels, 6 tokens, turn 1\n" in text
     else:

@@ -229,3 +229,14 @@ def test_a_table_that_fits_no_cell_is_named(side, rows) -> None:
     policy = Policy(rules=(Rule(patterns={"method": "g*"}), Rule(patterns={"method": "gvk"})))
     outcome = compare(side("a", rows(SCORES)), side("b", rows(SCORES)), policy)
     assert list(unused(outcome)) == ["the policy's [[cells]] table 2 fits no cell of BASE; check its patterns."]
+
+
+def test_later_turns_with_images_compare_with_text_and_a_reset_does_not(side, rows) -> None:
+    """A side with fewer questions may lack the dialogues whose later turns have images."""
+    text = rows(SCORES, multi_turn_cache="keep")
+    shown = [row | {"multi_turn_cache": "keep" if i else "reset (images)"} for i, row in enumerate(text)]
+    outcome = compare(side("a", shown), side("b", text[1:]), NONE)
+    assert not outcome.judged[0].pairs[0].differences
+    for mode in ("reset", "reset (template)"):
+        with pytest.raises(UserError, match="later turns"):
+            compare(side("a", shown), side("b", rows(SCORES, multi_turn_cache=mode)), NONE)

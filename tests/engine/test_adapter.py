@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 import torch
@@ -127,3 +128,16 @@ def test_weights_that_are_no_numbers_are_refused(folder, base, tmp_path):
     adapter = adapter_of(made.write(tmp_path / "a", factors))
     with pytest.raises(UserError, match="does not fit the model: NaNs detected in the merged weights"):
         load(str(folder), device="cpu", dtype="float32", adapter=adapter)
+
+
+def test_advice_of_bitsandbytes_is_silent_where_kvbench_imports_it(folder, tmp_path):
+    """peft and transformers import it; it then logs how to install a package with code from the hub."""
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    adapter = adapter_of(made.write(tmp_path / "a", made.low_rank(load(str(folder), device="cpu").model)))
+    for touch in (
+        lambda: load(str(folder), device="cpu"),
+        lambda: check(adapter, on_meta(zoo.configuration("qwen3", {}))),
+    ):
+        logger.setLevel(logging.NOTSET)
+        touch()
+        assert not logger.isEnabledFor(logging.WARNING)

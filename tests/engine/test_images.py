@@ -21,6 +21,7 @@ from kvbench.errors import UserError
 from kvbench.eviction import noise
 from kvbench.eviction.choose import from_label, make
 from kvbench.eviction.modality import check_images
+from kvbench.integrations.batch_images import BatchImages
 from kvbench.records import FollowUp, Request, Sampling
 from kvbench.sources.refusals import check_images_of
 
@@ -270,6 +271,22 @@ def test_generate_with_an_eviction_cache_has_the_engine_s_tokens(family, method)
     for done in list(engine(loaded, method, slots=3).generate(mixed(loaded, sampling=Sampling()))):
         with EvictionCache(loaded.model, small(method), **options) as cache:
             assert generated(loaded, done.request, past_key_values=cache) == list(done.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_grid_thw": None}, "give image_grid_thw, as the processor returns it"),
+        ({"pixel_values_videos": torch.zeros(1)}, "videos are not read; give images"),
+        ({"mm_token_type_ids": torch.tensor([[0, 2]])}, "videos are not read; give images"),
+    ],
+)
+def test_inputs_that_the_cache_does_not_read_are_refused_in_a_line(changes, message, qwen):
+    request = next(request for request in mixed(qwen) if request.images)
+    given = dict(request.images.inputs(range(len(request.images.spans)))) | changes
+    method, ids = small("snapkv-decode"), torch.tensor([request.prompt_ids])
+    with pytest.raises(UserError, match=message):
+        BatchImages.of(qwen.model, "snapkv-decode", method, {"input_ids": ids, **given}, [0])
 
 
 @pytest.mark.parametrize("method", ["gkv", "laq", "text-first", "retention"])

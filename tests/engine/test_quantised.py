@@ -236,7 +236,11 @@ def test_another_form_is_refused_by_name(told, tmp_path, command):
     for more in (["--dry-run"], []):
         code, err = command(*RUN, "--model", "./m", *more)
         assert code == 2
-        assert f"error: the model's weights are stored as '{told.get('quant_method')}', which kvbench does not" in err
+        named = (
+            f"stored as '{told['quant_method']}'" if "quant_method" in told else "quantised in a form that config.json"
+        )
+        assert f"error: the model's weights are {named}" in err
+        assert ", which kvbench does not load. It loads " in err
         assert len(err.splitlines()) == 1
     assert not (tmp_path / "results").exists()
 

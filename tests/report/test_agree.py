@@ -78,6 +78,26 @@ def test_tasks_that_mix_the_same_share_a_line(make_run: Callable, rows: Callable
     assert (mixture.counts, tasks) == ({"2.12.0": 8, "2.13.0": 8}, ["chain", "walk"])
 
 
+def test_later_turns_with_images_share_a_table_with_text(make_run: Callable, rows: Callable) -> None:
+    """ "reset (images)" follows from the question; --multi-turn reset and the chat template do not."""
+
+    def run(name: str, *modes: str) -> Path:
+        parts = rows("full", None, SCORES), rows("gkv", 48, SCORES)
+        return make_run(name, *([row | {"multi_turn_cache": m} for row, m in zip(part, modes)] for part in parts))
+
+    shown = run("shown", "keep", "reset (images)", "keep", "reset (images)")
+    for group_by in ([], ["multi_turn_cache"]):
+        report = ScoreReport.make(load([shown], group_by))
+        line = "walk: rows of two ways to read later turns, keep (4 rows) and reset (images) (4 rows)."
+        assert all(line in FORMATS[name](report).replace("\\", "") for name in ("text", "markdown"))
+        assert [cell.samples for cell in make_tables(load([shown], group_by))[0].cells] == [4, 4]
+    for name, mode in {"asked": "reset", "template": "reset (template)"}.items():
+        mixed = run(name, "reset (images)", "keep", mode)
+        with pytest.raises(UserError, match=r"later turns keep and .* has later turns reset.*; scores"):
+            load([mixed])
+        assert len(load([mixed], ["multi_turn_cache"]).groups) == 2
+
+
 # --- two runs of the same rows
 
 

@@ -116,7 +116,14 @@ def test_a_dry_run_plans_and_refuses(trained, command, tmp_path):
 def test_wrong_adapters_get_a_line_each(command, tmp_path):
     """None of these needs peft."""
     model = load(str(tiny.path()), device="cpu", dtype="float32").model
-    for name, changes in {"ia3": {"peft_type": "IA3"}, "pickled": {}, "empty": {}, "short": {}, "broken": {}}.items():
+    for name, changes in {
+        "ia3": {"peft_type": "IA3"},
+        "prompt": {"peft_type": "PROMPT_TUNING"},
+        "pickled": {},
+        "empty": {},
+        "short": {},
+        "broken": {},
+    }.items():
         made.write(tmp_path / name, made.low_rank(model), **changes)
     (tmp_path / "pickled" / adapters.WEIGHTS).rename(tmp_path / "pickled" / "adapter_model.bin")
     (tmp_path / "empty" / adapters.WEIGHTS).unlink()
@@ -129,6 +136,11 @@ def test_wrong_adapters_get_a_line_each(command, tmp_path):
     for arguments, code, words in [
         ("--adapter none", 3, "adapter folder 'none' does not exist; --adapter takes a folder that peft has saved."),
         ("--adapter folder", 3, "'folder' has no adapter_config.json; it is not an adapter of peft."),
+        (
+            "--adapter prompt",
+            2,
+            "merges LORA only. Its learned prompt has no place in the weights; train a LoRA adapter.",
+        ),
         ("--adapter ia3", 2, "adapter 'ia3' is of type 'IA3'; kvbench merges LORA only. Merge it with peft"),
         ("--adapter pickled", 3, "adapter 'pickled' has only pickle weights (adapter_model.bin)"),
         ("--adapter empty", 3, "adapter 'empty' has no adapter_model.safetensors. Copy it again."),

@@ -203,8 +203,8 @@ def test_an_answer_cannot_pass_for_an_image(reader: ModelReader) -> None:
 @pytest.mark.parametrize(
     ("turn", "message"),
     [
-        (asked(WIDE, text="none"), "question 'a' has a turn with 1 images, but 0 places for images in its text."),
-        (asked(WIDE, text=IMAGE * 2), "question 'a' has a turn with 1 images, but 2 places for images in its text."),
+        (asked(WIDE, text="none"), "question 'a' has a turn with 1 image, but 0 places for images in its text."),
+        (asked(WIDE, text=IMAGE * 2), "question 'a' has a turn with 1 image, but 2 places for images in its text."),
         (asked(WIDE, text=f"{IMAGE} <|image_pad|>"), "holds '<|image_pad|>' 2 times, not once per image (1)."),
         (asked(Image(name="n.png", path=Path("/none/n.png"))), "image 'n.png' does not exist."),
         (asked(Image(name="n.png", data=WIDE.data[:99])), "image 'n.png' is broken"),

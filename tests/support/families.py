@@ -11,6 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from kvbench.sources.refusals import WITH_IMAGES
+
 ENGINE_DOCS = Path(__file__).parents[2] / "docs/engine.md"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "rope_theta": 1e4}
 LLAMA3 = {
@@ -38,7 +40,12 @@ EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_
 SHARED = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "hybrid_layer_ids": [1, 3]}
 SHARED |= {"mamba_headdim": 16, "n_mamba_heads": 8}
 
-DENSE, MIXTURES, LATENT, VISION = "dense", "mixtures of experts", "latent attention", "vision-language (text)"
+DENSE, MIXTURES, LATENT, VISION = (
+    "dense",
+    "mixtures of experts",
+    "latent attention",
+    "vision-language (text; images where marked)",
+)
 LINEAR = "linear_attention"
 HYBRID = "hybrids (linear attention, state space or convolution beside attention)"
 STATE = "linear attention, state space or convolution"
@@ -213,6 +220,10 @@ FAMILIES = [
 ]
 
 
+def _name(family: Family) -> str:
+    return f"{family.name} (images)" if family.model_type in WITH_IMAGES else family.name
+
+
 def lists() -> str:
     """The lists of docs/engine.md."""
     lines = []
@@ -220,7 +231,7 @@ def lists() -> str:
         these = sorted((f for f in FAMILIES if (f.refused is not None) == refused), key=lambda f: f.group)
         lines += [f"{title}:", ""]
         lines += [
-            f"- {group}: {', '.join(f.name for f in found)}" for group, found in groupby(these, lambda f: f.group)
+            f"- {group}: {', '.join(_name(f) for f in found)}" for group, found in groupby(these, lambda f: f.group)
         ]
         lines.append("")
     return "\n".join(lines)

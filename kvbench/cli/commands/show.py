@@ -283,7 +283,7 @@ def _print_sample(entry: dict[str, Any], *, known: bool) -> None:
             _print_text(f"question {number}", turn["question"] or "(in the task's data, which are not here)")
         _print_text(f"output {number}", turn["output"])
     if entry.get("extracted"):
-        print(f"-- answer: {terminal.clean(entry['extracted'])}")
+        print(f"-- extracted: {terminal.clean(entry['extracted'])}")
 
 
 def _print_images(stored: str | None) -> None:

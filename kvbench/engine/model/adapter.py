@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from kvbench.console.faults import words
 from kvbench.errors import KVBenchError, UserError, bare, few, quote
 from kvbench.sources.adapters import MERGE, Adapter
-from kvbench.sources.quantised import Form
+from kvbench.sources.quantised import Form, silence_bitsandbytes
 
 NAME = "default"  # of the adapter inside peft's layers
 PREFIX = "base_model.model."  # of the model inside peft's wrapper
@@ -63,6 +63,7 @@ def merge(model: Any, adapter: Adapter) -> Any:
 
 def _attach(model: Any, adapter: Adapter, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Return the model inside peft's wrapper, with the adapter's tensors in its layers."""
+    silence_bitsandbytes()
     from peft import PeftModel, set_peft_model_state_dict
 
     config = _config(adapter)

@@ -98,6 +98,7 @@ def load(
     check_attn(attn, where, kind)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    quantised.silence_bitsandbytes()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
