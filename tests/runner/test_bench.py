@@ -8,7 +8,6 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ import transformers
 from kvbench.config.run_config import MethodChoice
 from kvbench.console import faults
 from kvbench.engine.model.random_weights import supply
+from kvbench.engine.model.shape import on_meta
 from kvbench.engine.plan import Machine
 from kvbench.errors import KVBenchError, SetupError, UserError
 from kvbench.eviction import choose
@@ -205,6 +205,6 @@ def test_what_a_measuring_process_raises_reaches_the_user(loaded):
 
 def test_a_file_name_of_random_weights_fits_a_large_model(loaded, tmp_path):
     config = transformers.AutoConfig.for_model("qwen3", **{**SHAPES["qwen3-4b"][1], "hidden_size": 64, "head_dim": 8})
-    model = replace(loaded, model=SimpleNamespace(config=config))
+    model = replace(loaded, model=on_meta(config))
     method, _ = supply(choose.make("lookaheadkv", {}), model, tmp_path)
     assert Path(method.weights().path).is_file()

@@ -264,7 +264,7 @@ def test_a_run_beside_a_table_without_one_has_its_own_texts(
     copy.write_bytes((other / "rows.parquet").read_bytes())
     text = page(run, copy)
     assert {question["task"] for question in data(text)["questions"]} == {"walk", "chain"}
-    assert "24 of 42 questions: at most 12 per task, those" in text
+    assert "24 of 42 questions: at most 12 per task. Questions with" in text
 
 
 def test_one_entry_is_not_the_whole_prompt(make_run: Callable, rows: Callable) -> None:
