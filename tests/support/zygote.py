@@ -124,6 +124,7 @@ def _run(job: dict[str, Any]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(job["cwd"])
     sys.argv = ["kvbench", *job["line"].split()]
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a test run under nohup ignores it
     for number in job.get("ignore", ()):
         signal.signal(number, signal.SIG_IGN)
     if block := job.get("block"):
