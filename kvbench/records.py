@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,13 +29,13 @@ class Sampling:
 class Images:
     """The images of one prompt.
 
-    spans: of each image, the prompt's tokens that stand for it, as (first, last + 1). inputs: makes what the model
-    reads of the images with these indices (from 0) besides token ids, by the name of its argument: `pixel_values` and,
-    in families with such an argument, `image_grid_thw`.
+    spans: of each image, the prompt's tokens that stand for it, as (first, last + 1). read: makes what the model reads
+    of each image besides token ids, a mapping per image from the model's arguments to tensors: `pixel_values` and, in
+    families with such an argument, `image_grid_thw`. The tensors of several images are joined along dimension 0.
     """
 
     spans: tuple[tuple[int, int], ...]
-    inputs: Callable[[range], Mapping[str, Any]]
+    read: Callable[[], Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

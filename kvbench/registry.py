@@ -1,4 +1,4 @@
-"""Registries of the classes of methods and tasks, and hints for mistyped names."""
+"""Registries of methods, tasks and training recipes, and hints for mistyped names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pkgutil
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from kvbench.console.faults import words
 from kvbench.errors import UserError, quote
@@ -44,10 +44,10 @@ class NameTaken(UserError):
 
 
 class Registry(Generic[T]):
-    """Maps names to classes. `kind`: what they are, in messages: "method" or "task".
+    """Maps names to members. `kind`: what they are, in messages: "method", "task" or "recipe".
 
-    Members come from all modules of `package`, imported on first use, and from the entry points of `group`, through
-    which other distributions add members.
+    Members come from `package`, a package whose modules are all imported on first use, or a single module; and from the
+    entry points of `group`, through which other distributions add members.
     """
 
     def __init__(self, kind: str, package: str, group: str) -> None:
@@ -57,12 +57,15 @@ class Registry(Generic[T]):
         self._origin: dict[str, str] = {}
         self._discovered = False
 
-    def register(self, name: str, *, aliases: Sequence[str] = ()) -> Callable[[T], T]:
-        """Return a decorator that registers a class. Raises UserError for an invalid name, NameTaken for a taken
-        name."""
+    def register(self, name: str, *, aliases: Sequence[str] = (), origin: str = "") -> Callable[[T], T]:
+        """Return a function that registers a member, for example a class.
+
+        origin: where the member is defined, for messages; default: its module. Raises UserError for an invalid name,
+        NameTaken for a taken one.
+        """
 
         def add(member: T) -> T:
-            origin = getattr(member, "__module__", "?")
+            place = origin or getattr(member, "__module__", "?")
             for n in (name, *aliases):
                 if not _NAME.fullmatch(n):
                     raise UserError(
@@ -70,10 +73,10 @@ class Registry(Generic[T]):
                     )
                 taken = self._origin.get(n)
                 if taken is not None:
-                    raise NameTaken(f"{self.kind} {quote(n)} is defined twice: in {taken} and in {origin}.")
+                    raise NameTaken(f"{self.kind} {quote(n)} is defined twice: in {taken} and in {place}.")
             self._members[name] = member
             for n in (name, *aliases):
-                self._origin[n] = origin
+                self._origin[n] = place
             self._aliases.update(dict.fromkeys(aliases, name))
             return member
 
@@ -111,7 +114,7 @@ class Registry(Generic[T]):
         raise UserError(f"unknown {self.kind} {quote(name)}{foreign}. Known: {', '.join(self.names())} ({command}).")
 
     def get(self, name: str) -> T:
-        """Return the class registered under a name or alias. Raises UserError for an unknown name."""
+        """Return the member registered under a name or alias. Raises UserError for an unknown name."""
         return self._members[self.canonical(name)]
 
     def items(self) -> Iterator[tuple[str, T]]:
@@ -126,7 +129,7 @@ class Registry(Generic[T]):
             return
         self._discovered = True
         package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
+        for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
             importlib.import_module(f"{self.package}.{module.name}")
         for entry in importlib.metadata.entry_points(group=self.group):
             try:
@@ -143,3 +146,5 @@ class Registry(Generic[T]):
 
 methods: Registry[type] = Registry("method", "kvbench.methods", "kvbench.methods")
 tasks: Registry[type] = Registry("task", "kvbench.tasks", "kvbench.tasks")
+# Built-in recipes are registered by their declarations, which import no torch (`kvbench.train.catalogue`).
+recipes: Registry[Any] = Registry("recipe", "kvbench.train.catalogue", "kvbench.recipes")

@@ -4,7 +4,8 @@ Paper: ForesightKV, arXiv 2602.03203.
 
 Each layer and KV head has a network of 16 hidden units. From an entry's key, value and received attention the network
 computes phi, large for entries to be dropped (Eq. 6). `features=paper6` is the paper's list of attention features;
-`features=released8` is the longer list of the released code, which the published checkpoints need.
+`features=released8` is the longer list of the released code, which the published checkpoints need; `features=attn`
+leaves out key and value (the ablation in the paper's Table 5).
 
 The newest entries always stay. To drop n of the others, the 2 n with the largest phi are candidates (`pool=2`), and n
 of the candidates are drawn without replacement with probabilities softmax(phi). In the paper this is better than to
@@ -26,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 from kvbench.eviction.api import Column, Method, Needs, Protect, State, option
 from kvbench.eviction.columns import QueryHeadColumn, stacked, unstacked
@@ -48,7 +49,7 @@ class ForesightKV(Method):
     stacked = True
 
     scorer: str = option("auto", "file with the trained scorer; auto: foresightkv.safetensors beside the model")
-    features: Literal["paper6", "released8"] = option("paper6", "attention features that the scorer reads")
+    features: Literal["paper6", "released8", "attn"] = option("paper6", "attention features that the scorer reads")
     recent: int | None = option(
         None, "newest tokens that always stay; none: the interval, or a quarter of the budget", low=1
     )
@@ -61,7 +62,8 @@ class ForesightKV(Method):
         return LearnedWeights(**where, what="scorer", shapes=partial(scorer_shapes, self.features), check=self._check)
 
     def needs(self) -> Needs:
-        return Needs(queries="since_last", window=max(WINDOWS) if self.features == "paper6" else 0, values=True)
+        window = 0 if self.features == "released8" else max(WINDOWS)
+        return Needs(queries="since_last", window=window, values=self.features != "attn")
 
     def columns(self) -> tuple[Column, ...]:
         names = ("sum", "cumulative", "decayed") + (("max", "min") if self.features == "released8" else ())
@@ -132,7 +134,7 @@ class ForesightKV(Method):
         if not ("w1" in tensors and tensors["w1"].dim() == 4):
             return "they are no scorer"
         inputs, hidden = tensors["w1"].shape[2:]
-        for other in ("paper6", "released8"):
+        for other in get_args(foresight.Features):
             shapes = scorer_shapes(other, model, hidden)
             if other != self.features and shapes["w1"][2] == inputs:
                 return f"they read features={other}, the method has features={self.features}"

@@ -12,23 +12,40 @@ Of the whole model's entries the L Hk C with the highest scores stay (L layers, 
 `floor` entries and shifts the others: the entry of rank r in a head competes with the score of rank r - floor. This
 equals the released code, which counts a head's entries among the best L Hk (C - floor) and adds the floor.
 
-Defaults: horizon 1 as in the released code (the paper does not state it), floor 0. Ages in the released code are larger
-than here, by one for n = 1 and by two for n > 1: `age_offset`. `kvbench train retention` trains gates;
+With `strategy=threshold` there is no budget: at every tick each head keeps its best entry and those with G of at least
+`threshold`. The released code has this option too; there a head may end up empty.
+
+Defaults: horizon 1 as in the released code (the paper does not state it), floor 0, threshold 0.8 as in its benchmark of
+images. The released code calls the horizon `lookahead_steps`; that benchmark sets it to 2. Ages in the released code
+are larger than here, by one for n = 1 and by two for n > 1: `age_offset`. `kvbench train retention` trains gates;
 `kvbench weights import` imports published ones.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from kvbench.eviction.api import option
+from kvbench.eviction.api import EveryTime, TopK, Trigger, option
+from kvbench.eviction.options import OptionError
 from kvbench.eviction.select import order_key
 from kvbench.eviction.terms.gated import Gated
 from kvbench.eviction.terms.gates import GateForm
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast(TopK):
+    """Keep the entries with a score of at least `score`, however many."""
+
+    score: float
+
+    def choose(self, keys: torch.Tensor, count: int | torch.Tensor, *, distinct: bool) -> torch.Tensor:
+        least = torch.tensor([self.score], device=keys.device)
+        return keys >= order_key(least, torch.zeros_like(least, dtype=torch.int64))
 
 
 @methods.register("retention", aliases=("global-retention", "dbtrimkv"))
@@ -44,9 +61,36 @@ class Retention(Gated):
     )
     floor: float = option(0.0, "entries that every head keeps at least; below 1: a share of the budget", low=0)
 
+    strategy: Literal["fixed_budget", "threshold"] = option(
+        "fixed_budget", "keep the best entries, or all that are worth enough"
+    )
+    threshold: float = option(0.8, "least worth of an entry that stays (strategy=threshold)", above=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.floor and not self.takes_budget:
+            raise OptionError("floor", f"must be 0 with strategy=threshold; got {self.floor:g}.")
+
+    @property
+    def takes_budget(self) -> bool:
+        return self.strategy == "fixed_budget"
+
+    @property
+    def decode_bounded(self) -> bool:
+        return self.takes_budget
+
     @property
     def scope(self) -> Literal["head", "layer", "model"]:  # type: ignore[override]  # an option decides
         return self.level
+
+    def trigger(self, interval: int) -> Trigger:
+        return super().trigger(interval) if self.takes_budget else EveryTime(interval)
+
+    def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
+        return super().allowed(budget, prompt_len, seen, evictions) if self.takes_budget else seen
+
+    def selector(self) -> TopK:
+        return super().selector() if self.takes_budget else AtLeast(math.log(self.threshold))
 
     def min_budget(self) -> int:
         return max(super().min_budget(), int(self.floor))

@@ -9,10 +9,11 @@ Two repositories published different decoding forms, so results must name the va
     gkv  softmax over all keys, max over the group, mean over the window, max pooling
          (microsoft/G-KV). Defaults: window 16, kernel 5.
 
-The window always stays. Pooling runs along the text. `compat=reference` reproduces the R-KV code, which stores entries
-in score order, so that from the second eviction on it pools over neighbours in rank, and which reorders entries already
-at exactly the budget. `global_score=max|mean|sum` ranks by the global score of G-KV instead
-(`kvbench.eviction.terms.window_vote`), stored unpooled and pooled for ranking.
+The window always stays. Pooling runs along the text. `compat=reference` reproduces the R-KV code. That code stores
+entries in score order, so that from the second eviction on it pools over neighbours in rank. It also reorders the
+entries at a tick at which the cache holds exactly its budget and nothing is dropped. `global_score=max|mean|sum`
+ranks by the global score of G-KV instead (`kvbench.eviction.terms.window_vote`), stored unpooled and pooled for
+ranking.
 """
 
 from __future__ import annotations

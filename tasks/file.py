@@ -9,7 +9,8 @@ One object per line. Fields:
     images                 list of names of PNG, JPEG or WebP files, relative to the folder of this file; U+FFFC in the
                            texts stands where an image is, by default all stand before the context
     category, cluster_id   texts: a group for reports, and a source that questions share (default: no shared source)
-Other fields are ignored. The prompt asks for a box (style `default`) or is the question alone (style `plain`).
+Other fields are ignored; a warning names those that seem to hold a picture, a video or sound. The prompt asks for a box
+(style `default`) or is the question alone (style `plain`).
 
 If the reference answer is a number or LaTeX (`is_mathematics`), math-verify compares it with the model's answer. Any
 other reference is compared as text, without regard to case, blanks and final points: with the content of the model's
@@ -21,12 +22,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import UserError, bare, quote
+from kvbench.errors import UserError, bare, counted, quote
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking, last_box
 from kvbench.scoring.math import score_math
@@ -36,6 +38,7 @@ from kvbench.taskkit.prompts import STYLES
 from kvbench.taskkit.rows import reasoning
 
 SHOWN = 5  # how many of a file's problems the error message lists
+MEDIA = re.compile(r"(?<![a-z])(images?|img|pictures?|photos?|videos?|audios?)(?![a-z])", re.I)  # in names of fields
 TEXT_FIELDS = ("context", "system", "answer_prefix", "category", "cluster_id")
 
 
@@ -51,7 +54,7 @@ class FileTask(Task):
             raise UserError("task 'file' needs a file: --task-file FILE.")
         self.path = Path(path)
         items = _items(self.path)  # checks the file before the run; not stored, because tasks are pickled for scoring
-        self._count = len(items)
+        self._count, self._unseen = len(items), _unseen(item for _, item in items)
         self._sha256 = hashlib.sha256(self.path.read_bytes()).hexdigest()
         self.name = "file/" + (re.sub(r"[^\w.-]", "-", self.path.stem.lower(), flags=re.ASCII).lstrip(".-")[:64] or "x")
 
@@ -74,6 +77,12 @@ class FileTask(Task):
         return Score(
             value=right[0], strict=right[1], extracted=box, aux={"no_answer": float(not (box or answer.strip()))}
         )
+
+    def notes(self) -> list[str]:
+        if not self._unseen:
+            return []
+        fields = ", ".join(f"{quote(field)} ({counted(n, 'question')})" for field, n in self._unseen.items())
+        return [f"{bare(self.path)}: the model does not see {fields}; name image files in a list 'images'."]
 
     def size(self) -> int:
         return self._count
@@ -128,6 +137,13 @@ def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
             f"{label} has {lines} line{'s' * (lines != 1)} and no question." if lines else f"{label} has no questions."
         )
     return items
+
+
+def _unseen(items: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """Return the fields that seem to hold a picture, a video or sound but are not read, and in how many questions."""
+    return Counter(
+        name for item in items for name, value in item.items() if value and name != "images" and MEDIA.search(name)
+    )
 
 
 def _wrong(item: Mapping[str, Any]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from kvbench.report.plots.curves import axis, curves
 from kvbench.report.plots.figure import Point, Spec
 
 if TYPE_CHECKING:
-    from kvbench.runner.bench.rounds import Measured
+    from kvbench.runner.bench.results import Measured
     from kvbench.runner.bench.setting import Setting
 
 SPEED = (
@@ -22,20 +22,20 @@ COST = (
     "{repeats} rounds. Bars and bands: the cheapest and the dearest round. "
 )
 ABOUT = (
-    "Shape {shape}, interval {interval}, prompts of {prompt} tokens, {new_tokens} new tokens. fresh: the first of "
-    "two generations, on a CPU in a fresh process; warm: the second."
+    "Shape {shape}, interval {interval}. fresh: the first of two generations, on a CPU in a fresh process; warm: the "
+    "second."
 )
-FIELDS = ("repeats", "shape", "interval", "prompt", "new_tokens", "stretch")
+FIELDS = ("repeats", "shape", "interval", "stretch")
 
 
 def bench_figures(setting: Setting, results: Sequence[Measured]) -> list[Figure]:
     """Return the figure of speeds and, if answers were measured in stretches, the figure of costs per token."""
     figures = [_speeds(setting, results)]
-    return [*figures, _costs(setting, results)] if any(r.warm.costs for r in results) else figures
+    return [*figures, _costs(setting, results)] if any(r.warm.costs for r in results if r.warm) else figures
 
 
 def _speeds(setting: Setting, results: Sequence[Measured]) -> Figure:
-    ticks = sorted({r.decoded for r in results})
+    ticks = sorted({r.decoded for r in results if r.decoded})
     x = axis(
         "x",
         "sequences decoded side by side",
@@ -72,15 +72,19 @@ def _figure(
 
 
 def _rates(result: Measured) -> Iterator[dict[str, Any]]:
-    for panel, speed in (("fresh", result.fresh), ("warm", result.warm)):
-        rate = {"median": speed.rate, "low": speed.low, "high": speed.high}
-        yield {"panel": panel, "method": result.system, "x": result.decoded, **rate}
+    """Yield the point of a speed, fresh and warm. Every length of prompts and answers has panels of its own."""
+    lengths = f"{result.load.prompt:,} + {result.load.new_tokens:,} tokens"
+    for state, speed in (("fresh", result.fresh), ("warm", result.warm)):
+        if speed is not None:
+            rate = {"median": speed.rate, "low": speed.low, "high": speed.high}
+            yield {"panel": f"{lengths}, {state}", "method": result.system, "x": result.decoded, **rate}
 
 
 def _stretches(result: Measured) -> Iterator[dict[str, Any]]:
-    """Yield a point for the cost in each stretch of the answers, fresh and warm. Every number of sequences has a panel
-    for fresh and a panel for warm."""
+    """Yield a point for the cost in each stretch of the answers, fresh and warm. Every load has a panel for each."""
+    load = result.load
+    name = f"{load.prompt:,} + {load.new_tokens:,} tokens, {load.sequences or 'max'} sequences"
     for state, speed in (("fresh", result.fresh), ("warm", result.warm)):
-        for cost in speed.costs:
-            where = {"panel": f"{result.sequences} sequences, {state}", "method": result.system, "x": cost.tokens}
+        for cost in speed.costs if speed else ():
+            where = {"panel": f"{name}, {state}", "method": result.system, "x": cost.tokens}
             yield where | {"median": cost.us, "low": cost.low, "high": cost.high}

@@ -1,5 +1,5 @@
-"""Prints the tables of `kvbench bench`: speeds, costs per token in stretches of the answers, and what the caches
-held."""
+"""Prints the tables of `kvbench bench`: speeds, costs per token in stretches of the answers, evictions, and what the
+caches held."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvbench.console import terminal
+from kvbench.errors import counted
 
 if TYPE_CHECKING:
     from kvbench.runner.bench.attention import AttentionTime
-    from kvbench.runner.bench.rounds import Measured
+    from kvbench.runner.bench.results import Evictions, Measured
+    from kvbench.runner.bench.setting import Load
 
 SPEED = ("fresh tok/s", "warm tok/s", "slowest to fastest", "ratio", "decode tok/s", "first token")
-CACHE = ("decoded by", "evicting", "per token", "mean entries", "KV per sequence", "of the limit")
+CACHE = ("decoded by", "mean entries", "KV per sequence", "of the limit", "fitting")
+EVICTIONS = ("evictions", "seconds", "each", "per token", "of decoding")
 FOOT = (
     "Tokens per second of CPU time (on CUDA: of wall time), medians of rounds in which the systems take turns.",
     "fresh: the first of two generations, on a CPU in a fresh process; warm: the second. See docs/speed.md.",
     "decode: speed after the first token of every sequence. ratio: warm speed divided by that of the first baseline.",
+    "evictions: per sequence; seconds: of all in one generation; each: all sequences once. fitting: sequences that the "
+    "memory plan of a run allows.",
 )
 STRETCHES = (
     "rise: how much the cost rises from the second stretch to the last, as a share of the mean cost; a straight line "
@@ -31,19 +36,30 @@ ATTENTION = (
 
 
 def print_tables(results: Sequence[Measured], baselines: tuple[str, ...]) -> None:
-    """Print the tables for each number of sequences: the speed of all systems, what the engine's caches held and, if
+    """Print the tables of each load: the speed of all systems, evictions, what the engine's caches held and, if
     measured, the costs by stretch and the times of attention. baselines: the first is compared with."""
-    for n in dict.fromkeys(r.sequences for r in results):
-        rows = [r for r in results if r.sequences == n]
-        base = next((r.warm.rate for r in rows if r.system in baselines[:1]), None)
-        _table(f"{n} sequences", SPEED, [(r, _speed(r, base)) for r in rows])
-        _stretches([r for r in rows if r.warm.costs])
+    for load in dict.fromkeys(r.load for r in results):
+        rows = [r for r in results if r.load == load]
+        base = next((r.warm.rate for r in rows if r.system in baselines[:1] and r.warm), None)
+        print(_title(load))
+        _table("speed", SPEED, [(r, _speed(r, base)) for r in rows])
+        for r in (r for r in rows if r.failure):
+            print(f"{r.system}: {terminal.clean(r.failure or '')}")
+        _stretches([r for r in rows if r.warm and r.warm.costs])
+        evicted = [(r, _evictions(r.evictions)) for r in rows if r.evictions and r.evictions.count]
+        _table("evicting", EVICTIONS, evicted)
         gpu = ("GPU peak",) if any(r.peak_bytes is not None for r in rows) else ()
         _table("the cache", CACHE + gpu, [(r, _cache(r)) for r in rows if r.entries is not None])
         _attention([r for r in rows if r.attention])
-    stretched, attended = (any(values) for values in zip(*((r.warm.costs, r.attention) for r in results)))
+    stretched = any(r.warm.costs for r in results if r.warm)
+    attended = any(r.attention for r in results)
     for line in (*FOOT, *([STRETCHES] if stretched else ()), *(ATTENTION if attended else ())):
         print(line)
+
+
+def _title(load: Load) -> str:
+    sequences = "as many sequences as fit" if load.sequences is None else counted(load.sequences, "sequence")
+    return f"{sequences}, prompts of {load.prompt:,} tokens, answers of {load.new_tokens:,}"
 
 
 def _attention(rows: Sequence[Measured]) -> None:
@@ -65,12 +81,13 @@ def _attended(time: AttentionTime) -> str:
 
 def _stretches(rows: Sequence[Measured]) -> None:
     """Print the warm cost per token, a line per stretch of the answers and a column per system."""
-    if not rows:
+    speeds = [r.warm for r in rows if r.warm]
+    if not speeds:
         return
     names = [_name(r) for r in rows]
-    ends = [f"to {cost.tokens:,}" for cost in rows[0].warm.costs]
-    lines = [[end, *(f"{r.warm.costs[i].us:,.1f}" for r in rows)] for i, end in enumerate(ends)]
-    rises = ["rise", *(_shown("{:+.1%}", r.warm.rise) for r in rows)]
+    ends = [f"to {cost.tokens:,}" for cost in speeds[0].costs]
+    lines = [[end, *(f"{speed.costs[i].us:,.1f}" for speed in speeds)] for i, end in enumerate(ends)]
+    rises = ["rise", *(_shown("{:+.1%}", speed.rise) for speed in speeds)]
     terminal.table(("warm µs per token", *names), [*lines, rises], right=tuple(names))
 
 
@@ -83,10 +100,17 @@ def _table(title: str, columns: tuple[str, ...], rows: list[tuple[Measured, list
 
 
 def _name(r: Measured) -> str:
-    return r.system if r.decoded == r.sequences else f"{r.system} ({r.decoded} fit)"
+    """Return a system's name with what its figures must not hide: fewer sequences, random weights."""
+    asked = r.load.sequences
+    fewer = r.failure is None and asked is not None and r.decoded < asked
+    facts = [*(["random weights"] if r.random_weights else []), *([f"{r.decoded} fit"] if fewer else [])]
+    facts += [f"{r.decoded} sequences"] if asked is None and r.failure is None else []
+    return f"{r.system} ({', '.join(facts)})" if facts else r.system
 
 
 def _speed(r: Measured, base: float | None) -> list[str]:
+    if r.fresh is None or r.warm is None:
+        return ["out of memory", *["-"] * (len(SPEED) - 1)]
     return [
         f"{r.fresh.rate:,.0f}",
         f"{r.warm.rate:,.0f}",
@@ -97,15 +121,24 @@ def _speed(r: Measured, base: float | None) -> list[str]:
     ]
 
 
+def _evictions(evictions: Evictions) -> list[str]:
+    return [
+        f"{evictions.count:,.3g}",
+        f"{evictions.seconds:,.3g} s",
+        _shown("{:,.3g} ms", evictions.each and 1000 * evictions.each),
+        f"{evictions.us:.3g} µs",
+        f"{evictions.share:.1%}",
+    ]
+
+
 def _cache(r: Measured) -> list[str]:
     gpu = [] if r.peak_bytes is None else [f"{r.peak_bytes / 2**30:,.1f} GiB"]
     return [
         r.decoding or "-",
-        f"{r.evict_share:.1%}",
-        f"{r.evict_us:.3g} µs",
-        f"{r.entries:,.0f}",
-        _shown("{:,.2f} MiB", None if r.kv_bytes is None else r.kv_bytes / 2**20),
+        _shown("{:,.0f}", r.entries),
+        _shown("{:,.2f} MiB", r.kv_bytes and r.kv_bytes / 2**20),
         _shown("{:.0%}", r.roofline_share),
+        f"{r.fitting:,}",
         *gpu,
     ]
 

@@ -239,7 +239,7 @@ def _check_options(method: MethodChoice) -> None:
 def _check_typed(config: RunConfig, gathered: Gathered) -> None:
     """Raise UserError for a flag or variable that differs from the run's setting."""
     for key in PARSERS:
-        if key in OPERATIONAL or (given := gathered.typed(key)) is None:
+        if key in (*OPERATIONAL, "interval") or (given := gathered.typed(key)) is None:
             continue
         value, kept = parse(given.source, PARSERS[key], given.value), getattr(config, key)
         if key == "model" and value == config.moved_to:
@@ -250,6 +250,7 @@ def _check_typed(config: RunConfig, gathered: Gathered) -> None:
         "method": [m.name for m in config.methods],
         "budget": [label(size) for size in config.budgets],
         "task": list(config.tasks),
+        "interval": [str(interval) for interval in config.intervals],
     }
     typed = Builder(gathered, Problems())
     typed.settings["task_file"] = config.task_file

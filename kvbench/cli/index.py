@@ -27,7 +27,7 @@ COMMANDS = {
     ),
     "list": Entry(
         "list.list_",
-        "List methods, tasks, models or runs; with a name, show one method, task or model, its options and defaults.",
+        "List methods, tasks, recipes, models, suites or runs; with a name, show one in full, with its defaults.",
     ),
     "show": Entry(
         "show.show_",

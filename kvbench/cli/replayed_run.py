@@ -37,7 +37,10 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
     needed = [key for key in TO_ASK if key != "task" or not typed["task"]]
     config = continued(folder.parent, folder.name, _again(typed), needed=needed, more_plugins=True)
     own_files = {"plugin": None, "task_file": config.task_file, "chat_template": config.chat_template}
-    asked = build(gather(typed | own_files | {"task": typed["task"] or list(config.tasks)}, os.environ), problems)
+    file = typed["suite"], typed["config"]
+    tasks = typed["task"] or ([] if any(file) else list(config.tasks))
+    gathered = gather(typed | own_files | {"task": tasks}, os.environ, *file)
+    asked = build(gathered, problems)
     if asked is None:
         return None
     if strange := [task for task in asked.tasks if task not in config.tasks]:
@@ -48,7 +51,7 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
         "data": asked.data or config.data,
         "device": asked.device,
         "dtype": asked.dtype if typed["dtype"] else config.dtype,
-        "interval": asked.interval if typed["interval"] else config.interval,
+        "interval": asked.interval if gathered.first("interval") else config.interval,
     }
     return dataclasses.replace(config, **own)
 

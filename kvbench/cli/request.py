@@ -14,7 +14,7 @@ from kvbench.config.layers import Gathered, Given, Layer, gather
 from kvbench.config.parsers import budget, parse, split
 from kvbench.config.plugins import load_plugins
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
-from kvbench.config.settings import PARSERS
+from kvbench.config.settings import DEFAULTS, PARSERS
 from kvbench.console.problems import Problems
 from kvbench.console.redact import holds_secret
 from kvbench.errors import UserError, quote
@@ -27,6 +27,7 @@ MISSING = {
     "method": "Give a method name; 'kvbench list methods' shows them.",
     "task": "Give a task name; 'kvbench list tasks' shows them.",
     "budget": "Example: --budget 512.",
+    "interval": "Example: --interval 128.",
 }
 
 
@@ -77,7 +78,7 @@ def member_name(member: Any) -> str:
 
 
 class Builder:
-    """Builds a RunConfig from gathered settings. The three axes of a grid are `method`, `budget` and `task`."""
+    """Builds a RunConfig from gathered settings. The axes of a grid are `method`, `budget`, `interval` and `task`."""
 
     def __init__(self, gathered: Gathered, problems: Problems) -> None:
         self.gathered, self.problems = gathered, problems
@@ -86,7 +87,7 @@ class Builder:
 
     def config(self) -> RunConfig | None:
         for name, parser in PARSERS.items():
-            if (given := self.gathered.first(name)) is not None:
+            if name != "interval" and (given := self.gathered.first(name)) is not None:
                 with self.problems.collect():
                     self.settings[name] = parse(given.source, parser, given.value)
         if "plugin" in self.settings:  # a run may be continued from another folder
@@ -94,6 +95,8 @@ class Builder:
         if (options := self.gathered.first("method_opt")) is not None:
             self.read_options(options)
         before = len(self.problems.errors)
+        if intervals := self.axis({}, "interval"):
+            self.settings["interval"] = intervals[0]
         grids = [self._grid(block) for block in self.gathered.blocks or [{}]]
         if len(self.problems.errors) > before:
             return None
@@ -105,11 +108,16 @@ class Builder:
     def _grid(self, block: Layer) -> Grid:
         """Return the grid of one ``[[grid]]`` block. If the block lacks an axis, the run's settings give it."""
         methods, budgets, tasks = self.methods(block), self.axis(block, "budget"), self.axis(block, "task")
+        intervals = tuple(self.axis(block, "interval"))
+        if intervals == (self.settings.get("interval", DEFAULTS["interval"]),):
+            intervals = ()
         limit = None
         if given := block.get("limit"):
             with self.problems.collect():
                 limit = parse(given.source, PARSERS["limit"], given.value)
-        return Grid(methods=tuple(methods), budgets=tuple(budgets), tasks=tuple(tasks), limit=limit)
+        return Grid(
+            methods=tuple(methods), budgets=tuple(budgets), tasks=tuple(tasks), intervals=intervals, limit=limit
+        )
 
     def methods(self, block: Layer) -> list[MethodChoice]:
         """Return the methods of one ``[[grid]]`` block, with their options."""
@@ -120,10 +128,9 @@ class Builder:
         return methods
 
     def axis(self, block: Layer, key: str) -> list[Any]:
-        """Return one axis of a ``[[grid]]`` block: its methods, budgets or tasks, each once. key: "method", "budget" or
-        "task"."""
+        """Return one axis of a ``[[grid]]`` block, each member once. key: "method", "budget", "interval" or "task"."""
         given = self._given(block, key)
-        if given is None and key == "budget":
+        if given is None and key in ("budget", "interval"):
             return []
         if given is None and key == "task" and self.settings.get("task_file"):
             given = Given("file", "--task-file")
@@ -143,10 +150,12 @@ class Builder:
         return members
 
     def _members(self, key: str, source: str, typed: Any, entry: int | None) -> list[Any]:
-        """Return the members that one item of an axis stands for: a budget, one or more tasks, or a method's (name,
-        options). entry: the item's place in the list, from 1, for messages; None outside a list."""
+        """Return the members that one item of an axis stands for: a budget, an interval, one or more tasks, or a
+        method's (name, options). entry: the item's place in the list, from 1, for messages; None outside a list."""
         if key == "budget":
             return [parse(source, lambda raw: budget(raw, entry), typed)]
+        if key == "interval":
+            return [parse(source, PARSERS[key], typed)]
         if key == "task":
             return self._task_names(typed)
         if isinstance(typed, dict):
@@ -193,9 +202,11 @@ class Builder:
         """Return a method with its options. pairs: the options in its ``[[grid]]`` block. names: all methods of the
         block.
 
-        An option that was typed without a method's name applies to all methods that have it.
+        An option that was typed without a method's name applies to all methods that have it. A typed option replaces
+        the block's.
         """
-        pairs = [pair for option, value in pairs for pair in choose.addressed(name, option, value)]
+        own = [pair for option, value in pairs for pair in choose.addressed(name, option, value)]
+        typed: list[tuple[str, str]] = []
         for method, option, value in self.options:
             anyone = [n for n in names if choose.takers(n, option)]
             if method:
@@ -203,8 +214,9 @@ class Builder:
             else:
                 takes = name in anyone if anyone else name == _last_evicting(names)
             if takes:
-                pairs += choose.addressed(name, f"{method}.{option}" if method and method != name else option, value)
-        return MethodChoice(name=name, options=choose.changed(name, choose.parse(name, pairs)))
+                typed += choose.addressed(name, f"{method}.{option}" if method and method != name else option, value)
+        given = [(option, value) for option, value in own if option not in dict(typed)] + typed
+        return MethodChoice(name=name, options=choose.changed(name, choose.parse(name, given)))
 
     def check_option_methods(self, methods: Sequence[MethodChoice]) -> None:
         present = {n for m in methods for n in (m.name, *m.name.split("+"))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from kvbench.errors import IncompleteError, UserError, quote
 from kvbench.eviction.budget import label
 from kvbench.sources import hub
 from kvbench.sources.models import TINY, ModelInfo, describe
-from kvbench.store import check_run_name, check_same, check_writable, resume_command
+from kvbench.store import FINAL, check_run_name, check_same, check_writable, resume_command
 
 if TYPE_CHECKING:
     from kvbench.runner.execute import RunResult
@@ -40,20 +40,25 @@ def start(params: Mapping[str, Any]) -> None:
         check_inputs(chosen)
         _notes(gathered, quiet=quiet, verbose=params["verbose"], resumed=resume is not None)
 
-        from kvbench.runner.execute import execute
+        progress = Progress(quiet=quiet)
+        progress.prepare("loading torch and transformers")
+        try:
+            from kvbench.runner.execute import execute
 
-        result = execute(
-            chosen,
-            out=Path(params["out"]),
-            run_name=resume or params["run_name"],
-            resume=resume is not None,
-            dry_run=params["dry_run"],
-            progress=Progress(quiet=quiet),
-            allow_version_change=params["allow_version_change"],
-            take_over=params["take_over"],
-            sources=gathered.record(),
-            command=sys.argv,
-        )
+            result = execute(
+                chosen,
+                out=Path(params["out"]),
+                run_name=resume or params["run_name"],
+                resume=resume is not None,
+                dry_run=params["dry_run"],
+                progress=progress,
+                allow_version_change=params["allow_version_change"],
+                take_over=params["take_over"],
+                sources=gathered.record(),
+                command=sys.argv,
+            )
+        finally:
+            progress.end()
     _tell(result, chosen, quiet=quiet, json=params["json"])
 
 
@@ -101,8 +106,18 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
         not_run = result.planned - result.done
         lacking = dict(result.failed) | ({"not run": not_run} if not_run else {})
         reasons = ", ".join(f"{count} {status}" for status, count in lacking.items())
-        again = f"'{resume_command(result.run_dir)}' tries them again"
-        raise IncompleteError(f"{not_run + failed} of {result.planned} rows have no score ({reasons}); {again}.")
+        raise IncompleteError(
+            f"{not_run + failed} of {result.planned} rows have no score ({reasons}); {_again(result.run_dir, lacking)}."
+        )
+
+
+def _again(run_dir: Path, lacking: Iterable[str]) -> str:
+    """Return what becomes of rows without a score in another attempt. lacking: their statuses."""
+    statuses = {*lacking}
+    if statuses <= {*FINAL}:
+        return "no other attempt can answer them"
+    which = "them" if statuses.isdisjoint(FINAL) else "those that fit"
+    return f"'{resume_command(run_dir)}' tries {which} again"
 
 
 def report_on(run_dir: Path, *, quiet: bool) -> None:
@@ -158,6 +173,7 @@ def _plan(result: RunResult) -> list[dict[str, Any]]:
             "task": p.cell.task,
             "method": p.cell.method.label,
             "budget": None if p.cell.budget is None else label(p.cell.budget),
+            "interval": p.interval if p.cell.method.evicts else None,
             "rows": len(p.rows),
             "slots": p.plan.slots,
             "entries": p.plan.entries_peak,
@@ -170,13 +186,16 @@ def _plan(result: RunResult) -> list[dict[str, Any]]:
 
 def _print_plan(result: RunResult) -> None:
     """Print the plan of a dry run: for each cell its rows, slots and memory, and the speed that the hardware allows."""
-    numbers = ("rows", "slots", "entries", "a slot", "tok/s at most")
+    plan = _plan(result)
+    several = ["interval"] if len({p["interval"] for p in plan} - {None}) > 1 else []
+    numbers = ("budget", *several, "rows", "slots", "entries", "a slot", "tok/s at most")
     rows = []
-    for p in _plan(result):
+    for p in plan:
+        counts = (str(p[name] or "-") for name in ("budget", *several))
         sizes = (str(p[name]) for name in ("rows", "slots", "entries"))
         speed = f"{float(format(p['tokens_per_second_at_most'], '.2g')):,.10g}"  # the probe repeats to about one digit
-        rows.append((p["task"], p["method"], p["budget"] or "-", *sizes, size(p["slot_bytes"]), speed))
-    terminal.table(("task", "method", "budget", *numbers), rows, right=("budget", *numbers))
+        rows.append((p["task"], p["method"], *counts, *sizes, size(p["slot_bytes"]), speed))
+    terminal.table(("task", "method", *numbers), rows, right=numbers)
     print(LIMIT)
     print(f"{result.planned} rows; nothing was run.")
 

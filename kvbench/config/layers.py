@@ -2,7 +2,8 @@
 
 A config file and a suite have the same format. Settings stand at the top level or under ``[run]``; they are named like
 the flags, with ``_`` for ``-``. Any number of ``[[grid]]`` blocks may follow, each with its own `method`, `budget`,
-`task` and `limit`. `kvbench.config.parsers` parses the values; the run command checks them against each other.
+`interval`, `task` and `limit`. `kvbench.config.parsers` parses the values; the run command checks them against each
+other. A table ``[about]`` tells people what a suite is; it changes nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from kvbench.errors import UserError, quote
 from kvbench.registry import did_you_mean, near
 
 AXES = ("method", "budget", "task")
-BLOCK = (*AXES, "limit")
+BLOCK = (*AXES, "interval", "limit")
 KEYS = (*AXES, "method_opt", *PARSERS)
+ABOUT = ("what", "table", "same", "differs", "needs")  # a suite in a sentence, or the paper's table and how it compares
 SUITES = Path(__file__).parent / "suites"
 PREFIX = "KVBENCH_"
 ELSEWHERE = ("KVBENCH_DATA", "KVBENCH_NO_PROGRESS")  # variables that are not settings of a run
@@ -117,6 +119,11 @@ def suites() -> dict[str, Path]:
     return {path.stem: path for path in sorted(SUITES.glob("*.toml"))}
 
 
+def about(name: str) -> dict[str, str]:
+    """Return the table ``[about]`` of a suite that ships with kvbench."""
+    return dict(tomllib.loads(suites()[name].read_text(encoding="utf-8"))["about"])
+
+
 def suite_path(name: str) -> Path:
     """Return the file of a suite. name: a suite that ships with kvbench, or the path of a TOML file."""
     shipped = suites()
@@ -155,6 +162,9 @@ def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
     run, blocks = document.pop("run", {}), document.pop("grid", [])
     if not isinstance(run, dict) or not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
         raise UserError(f"{path.name}: [run] must be a table of settings and [[grid]] a list of tables.")
+    if not isinstance(about := document.pop("about", {}), dict):
+        raise UserError(f"{path.name}: [about] must be a table of texts.")
+    where.layer(about, "about", 1, ABOUT)
     layer = where.layer(document, "", 0, (*KEYS, "run", "grid")) | where.layer(run, "run", 1, KEYS)
     return layer, [where.layer(block, "grid", i, BLOCK) for i, block in enumerate(blocks, 1)]
 

@@ -1,7 +1,7 @@
-"""Imports methods and tasks from a user's Python file, for this process only (``--plugin FILE.py``).
+"""Imports methods, tasks and recipes from a user's Python file, for this process only (``--plugin FILE.py``).
 
-The file is imported like any module, and registers its methods and tasks with ``@methods.register`` and
-``@tasks.register``. It runs with all rights of the user, who must trust the file. Python runs exactly the bytes that
+The file is imported like any module, and registers its members with ``@methods.register``, ``@tasks.register`` and
+``@recipes.register``. It runs with all rights of the user, who must trust the file. Python runs exactly the bytes that
 were hashed: a compiled copy beside the file is not read.
 """
 
@@ -28,9 +28,13 @@ from kvbench.registry import NameTaken
 class _Plugin:
     path: Path
     sha256: str
-    names: tuple[str, ...]
+    members: tuple[tuple[str, str], ...]  # kind and name of each: ("method", "gkv")
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for _, name in self.members))
 
 
+_REGISTRIES = (registry.methods, registry.tasks, registry.recipes)
 _LOADED: dict[Path, _Plugin] = {}
 
 
@@ -42,27 +46,30 @@ def load_plugin(path: str) -> list[str]:
     label = f"--plugin {quote(path)}"
     file = Path(path).expanduser().resolve()
     if file in _LOADED:
-        return list(_LOADED[file].names)
+        return _LOADED[file].names()
     source = _source(path)
-    saved = registry.methods.save(), registry.tasks.save()
+    saved = [known.save() for known in _REGISTRIES]
     sha256 = hashlib.sha256(source).hexdigest()
     try:
         stem = re.sub(r"\W", "_", file.stem)
         _run(file, source, f"kvbench_plugin_{stem}_{sha256[:8]}", label)
-        names = [
-            name
-            for known, (members, _, _) in zip((registry.methods, registry.tasks), saved)
+        members = [
+            (known.kind, name)
+            for known, (before, _, _) in zip(_REGISTRIES, saved)
             for name in known.names()
-            if name not in members
+            if name not in before
         ]
-        if not names:
-            raise UserError(f"{label} registers nothing; use @methods.register or @tasks.register of kvbench.registry.")
+        if not members:
+            raise UserError(
+                f"{label} registers nothing; use @methods.register, @tasks.register or @recipes.register of "
+                "kvbench.registry."
+            )
     except BaseException:
-        for known, before in zip((registry.methods, registry.tasks), saved):
-            known.restore(before)
+        for known, state in zip(_REGISTRIES, saved):
+            known.restore(state)
         raise
-    _LOADED[file] = _Plugin(file, sha256, tuple(names))
-    return names
+    _LOADED[file] = _Plugin(file, sha256, tuple(members))
+    return _LOADED[file].names()
 
 
 def _source(path: str) -> bytes:
@@ -123,9 +130,13 @@ def loaded(paths: Sequence[str]) -> list[dict[str, str]]:
     return [{"path": str(plugin.path), "sha256": plugin.sha256} for plugin in plugins]
 
 
-def hash_of(name: str) -> str | None:
-    """Return the SHA-256 of the plug-in that registered the method or task `name`; None if no plug-in did."""
-    return next((plugin.sha256 for plugin in _LOADED.values() if name in plugin.names), None)
+def hash_of(name: str, *kinds: str) -> str | None:
+    """Return the SHA-256 of the plug-in that registered `name`; None if no plug-in did.
+
+    kinds: what the name may stand for: "method", "task" or "recipe".
+    """
+    wanted = {(kind, name) for kind in kinds}
+    return next((plugin.sha256 for plugin in _LOADED.values() if wanted & set(plugin.members)), None)
 
 
 def _run(file: Path, source: bytes, name: str, label: str) -> None:

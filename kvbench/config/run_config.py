@@ -42,6 +42,11 @@ class MethodChoice:
         return f"{self.name}({options})" if options else self.name
 
     @property
+    def evicts(self) -> bool:
+        """Whether the method evicts at all. False for the full cache."""
+        return "+" in self.name or bool(registry.methods.get(self.name)(**dict(self.options)).evicts)
+
+    @property
     def takes_budget(self) -> bool:
         """Whether the method needs a budget. False for the full cache, and for a method whose options set the size of
         the cache."""
@@ -52,35 +57,41 @@ class MethodChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One method at one budget on one task."""
+    """One method at one budget and interval on one task. interval: None if it is the run's own."""
 
     method: MethodChoice
     budget: Budget | None
     task: str
+    interval: int | None = None
 
     @property
     def label(self) -> str:
-        """The cell as messages name it: ``walk gkv @48`` or ``walk gkv @25%``."""
-        return f"{self.task} {self.method.label}" + ("" if self.budget is None else f" @{label(self.budget)}")
+        """The cell as messages name it: ``walk gkv @48``, ``walk gkv @25%`` or ``walk gkv @48 every 256``."""
+        size = "" if self.budget is None else f" @{label(self.budget)}"
+        return f"{self.task} {self.method.label}{size}" + ("" if self.interval is None else f" every {self.interval}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Every method at every budget on every task.
+    """Every method at every budget and interval on every task.
 
-    limit: the number of questions per task; None: the run's own limit.
+    intervals: empty: the run's own interval. limit: the number of questions per task; None: the run's own limit.
     """
 
     methods: tuple[MethodChoice, ...]
     tasks: tuple[str, ...]
     budgets: tuple[Budget, ...] = ()
+    intervals: tuple[int, ...] = ()
     limit: int | None = None
 
-    def cells(self) -> list[Cell]:
+    def cells(self, own: int) -> list[Cell]:
+        """Return the cells of the grid. own: the run's own interval."""
+        intervals = [None if interval == own else interval for interval in self.intervals or (own,)]
         return [
-            Cell(method=method, budget=size, task=task)
+            Cell(method=method, budget=size, task=task, interval=interval)
             for task in self.tasks
             for method in self.methods
+            for interval in (intervals if method.evicts else (None,))
             for size in (self.budgets if method.takes_budget else (None,))
         ]
 
@@ -100,14 +111,20 @@ class RunConfig(Settings):
         for grid in self.grids:
             for size in grid.budgets:
                 parse("'budget'", budget, label(size))
+            for interval in grid.intervals:
+                parse("'interval'", PARSERS["interval"], interval)
             for task in grid.tasks:
                 if limits.setdefault(task, grid.limit) != grid.limit:
                     raise UserError(f"task {quote(task)} has two limits: {limits[task]} and {grid.limit}. Give it one.")
 
     def cells(self) -> tuple[Cell, ...]:
-        """Return the cells of all grids, each once. A method without a budget has one cell per task."""
-        cells = [cell for grid in self.grids for cell in grid.cells()]
+        """Return the cells of all grids, each once. A method without a budget has one cell per task and interval; the
+        full cache has one cell per task."""
+        cells = [cell for grid in self.grids for cell in grid.cells(self.interval)]
         return tuple({(cell, cell.label): cell for cell in cells}.values())
+
+    def interval_of(self, cell: Cell) -> int:
+        return self.interval if cell.interval is None else cell.interval
 
     def limit_for(self, task: str) -> int | None:
         """Return how many questions of a task the run asks; None: all questions."""
@@ -140,6 +157,10 @@ class RunConfig(Settings):
     def budgets(self) -> tuple[Budget, ...]:
         return tuple(sorted({label(size): size for grid in self.grids for size in grid.budgets}.values(), key=order))
 
+    @property
+    def intervals(self) -> tuple[int, ...]:
+        return tuple(sorted({interval for grid in self.grids for interval in grid.intervals or (self.interval,)}))
+
     def hash(self) -> str:
         """Return a hash (16 hex digits) of the cells and of the settings that a continued run must keep.
 
@@ -149,8 +170,10 @@ class RunConfig(Settings):
         free = ("grids", *OPERATIONAL)
         identity = {k: v for k, v in self.to_dict().items() if k not in free and v != DEFAULTS[k]}
         identity["limits"] = {task: self.limit_for(task) for task in self.tasks}
-        cells = sorted(self.cells(), key=lambda c: (c.task, c.method.label, order(c.budget or 0)))
-        identity["cells"] = [[c.task, c.method.label, _plain(c.budget or 0)] for c in cells]
+        cells = sorted(self.cells(), key=lambda c: (c.task, c.method.label, order(c.budget or 0), c.interval or 0))
+        identity["cells"] = [
+            [c.task, c.method.label, _plain(c.budget or 0), *([c.interval] if c.interval else [])] for c in cells
+        ]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
     def run_name(self) -> str:
@@ -166,6 +189,7 @@ class RunConfig(Settings):
                 "budgets": [_plain(size) for size in grid.budgets],
                 "tasks": list(grid.tasks),
                 "limit": grid.limit,
+                **({"intervals": list(grid.intervals)} if grid.intervals else {}),
             }
             for grid in self.grids
         ]
@@ -190,6 +214,7 @@ class RunConfig(Settings):
                 methods=tuple(MethodChoice(name=m["name"], options=tuple(m["options"].items())) for m in g["methods"]),
                 budgets=tuple(parse("'budget'", budget, size) for size in g["budgets"]),
                 tasks=tuple(g["tasks"]),
+                intervals=tuple(g.get("intervals") or ()),
                 limit=g.get("limit"),
             )
             for g in data["grids"]

@@ -46,7 +46,7 @@ class Settings:
         None, text, "A task of your own: a JSONL file with questions and answers.", metavar="FILE"
     )
     plugin: tuple[str, ...] = what(
-        (), files, "Python file with methods or tasks of your own; repeatable.", metavar="FILE"
+        (), files, "Python file with methods, tasks or recipes of your own; repeatable.", metavar="FILE"
     )
     model: str = what(
         "tiny", text, "Model: a folder or a hub name. Default: tiny, the built-in model.", metavar="MODEL"
@@ -131,7 +131,7 @@ class Settings:
         False, flag, "Run model-written programs without a sandbox. Only on a machine that you can lose."
     )
 
-    interval: int = engine(128, whole(1), "Generated tokens between evictions. Default: 128.")
+    interval: int = engine(128, whole(1), "Generated tokens between evictions; several with commas. Default: 128.")
     compress: Literal["query-aware", "query-agnostic"] = engine(
         "query-aware",
         choice("query-aware", "query-agnostic"),

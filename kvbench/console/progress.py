@@ -6,9 +6,11 @@ seconds. `KVBENCH_NO_PROGRESS` and ``--quiet`` turn the progress off. Nothing go
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import bare
@@ -31,6 +33,17 @@ def silenced() -> bool:
     return bool(os.environ.get("KVBENCH_NO_PROGRESS"))
 
 
+@contextlib.contextmanager
+def preparing(text: str, *, quiet: bool = False) -> Iterator[None]:
+    """Show what a command does while the block runs, before the command has anything to count."""
+    progress = Progress(quiet=quiet)
+    progress.prepare(text)
+    try:
+        yield
+    finally:
+        progress.end()
+
+
 class Progress:
     """The progress display of a run. clock: a function that returns the time in seconds."""
 
@@ -39,18 +52,30 @@ class Progress:
         self._silent = quiet or silenced()
         self._clock = clock
         self._live: Live | None = None
-        self._cell, self._speed, self._memory, self._score = "", "", "", ""
+        self._preparing, self._cell, self._speed, self._memory, self._score = "", "", "", "", ""
         self._total = self._done = self._already = 0
         self._started = self._next_plain = 0.0
         self._tokens, self._tokens_at = 0, 0.0
         self._rate = 0.0
 
+    def prepare(self, text: str) -> None:
+        """Show what the command does before there is anything to count, such as loading the model.
+
+        On a terminal the line stays, because libraries may draw bars of their own below it.
+        """
+        self._preparing = bare(text)
+        if self._stream.isatty():
+            self._next_plain = self._clock()
+        elif self._next_plain == 0:
+            self._next_plain = self._clock() + PLAIN_SECONDS
+        self._draw()
+
     def begin(self, total: int, done: int) -> None:
         """Start the display for a run of `total` rows, of which `done` are finished already."""
-        self._total, self._done, self._already = total, done, done
+        self._total, self._done, self._already, self._preparing = total, done, done, ""
         self._started = self._tokens_at = self._clock()
         self._next_plain = self._started + PLAIN_SECONDS
-        if not self._silent and self._stream.isatty():
+        if self._live is None and not self._silent and self._stream.isatty():
             from rich.console import Console
             from rich.live import Live
 
@@ -114,7 +139,7 @@ class Progress:
             self._live.update(Text(self.line()))
         elif not self._silent and self._clock() >= self._next_plain:
             self._next_plain = self._clock() + PLAIN_SECONDS
-            print(self.line(), file=self._stream, flush=True)
+            print(self._preparing or self.line(), file=self._stream, flush=True)
 
 
 def size(count: float) -> str:

@@ -158,7 +158,10 @@ class Evictor:
             yield sorted(parts, key=lambda part: part[1].together)
 
     def _shown(self, slot: int, together: bool) -> list[int]:
-        """Return the numbers of `Stack.shown` for a slot: for all layers of a stack together, or for each layer."""
+        """Return the lengths of a slot's views, and whether heads are padded in them, stack by stack (`Stack.shown`).
+
+        Slots with equal numbers fit into one batch. together: one view of all layers of a stack, not one per layer.
+        """
         of = (stack.rows_of([slot]) for stack in self.cache.stacks)
         shown = (stack.shown(rows[None] if together else rows) for stack, rows in zip(self.cache.stacks, of))
         return np.concatenate([numbers for pair in shown for numbers in pair]).tolist()

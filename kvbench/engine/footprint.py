@@ -63,11 +63,13 @@ def footprint(
     block: int,
     prefill: str,
     scratch: int,
+    images: tuple[int, int] = (0, 0),
 ) -> Footprint:
     """Estimate a cell's bytes.
 
     geometry, held: of one slot's cache. prompt_rows: most entries per head while a prompt is read. block, prefill:
-    `chunk` and `prefill` of `prefill.PromptReader`. scratch: most bytes for a view of several layers or slots
+    `chunk` and `prefill` of `prefill.PromptReader`. images: bytes of the vision part in a pass, at most and afterwards
+    (`tower.tower_bytes`). scratch: most bytes for a view of several layers or slots
     (`stack.scratch_bytes`).
     """
     prompt = plan_slot_bytes(geometry, method, replace(held, rows=prompt_rows, queries=0), dtype)
@@ -83,7 +85,7 @@ def footprint(
         weights=shape.weight_bytes(dtype.itemsize),
         slot=plan_slot_bytes(geometry, method, held, dtype),
         step=_step(shape, geometry, held.rows, dtype, gathered=not method.uniform),
-        prompt=prompt + packed + reading + scoring,
+        prompt=prompt + packed + max(reading + scoring + images[1], images[0]),
         evict=together * row,
         evict_most=max(row, scratch) if acting.layerwise else sys.maxsize,
         evict_fixed=_pairs(geometry, held.rows) if method.evicts else 0,

@@ -23,13 +23,13 @@ class PromptImages:
     """The images of one prompt of T tokens.
 
     Attributes:
-        read: what the model reads of all images besides token ids.
+        read: what the model reads of each image besides token ids, made once for all passes.
         axes: [3, 1, T] rotary positions of the prompt's tokens; None for families that rotate by the index.
         modality: [T] float32, 0 for text, else the number of the token's image, from 1.
     """
 
     images: Images
-    read: Mapping[str, Any]
+    read: Sequence[Mapping[str, Any]]
     axes: torch.Tensor | None
     modality: torch.Tensor
 
@@ -44,8 +44,8 @@ class PromptImages:
         tokens = torch.tensor([list(ids)], device=device)
         if bool((modality[None].eq(0) & image_tokens(model, tokens)).any()):
             raise UserError("the text of a prompt holds the model's image token, which only images may; remove it.")
-        read = images.inputs(range(len(images.spans)))
-        turned = rotary_axes(model, tokens, modality[None] > 0, read)
+        read = images.read()
+        turned = rotary_axes(model, tokens, modality[None] > 0, joined(read))
         return cls(images, read, turned[0] if turned else None, modality)
 
     def delta(self, tokens: int) -> int:
@@ -75,10 +75,7 @@ class PromptImages:
         inside = [i for i, (start, end) in enumerate(self.images.spans) if first < end and start < last]
         if any(self.images.spans[i][0] < first or self.images.spans[i][1] > last for i in inside):
             raise ValueError(f"the prompt's tokens {first} to {last} have a part of an image only")
-        given: Mapping[str, Any] = {}
-        if inside:
-            whole = len(inside) == len(self.images.spans)
-            given = self.read if whole else self.images.inputs(range(inside[0], inside[-1] + 1))
+        given = joined([self.read[i] for i in inside])
         made = {name: on_device(model, value) for name, value in given.items()}
         return made if self.axes is None else made | {"position_ids": self._rotary(self.axes, first, last)}
 
@@ -93,6 +90,11 @@ class PromptImages:
         length = axes.shape[-1]
         later = torch.arange(max(first, length), max(last, length), device=axes.device) + self.delta(length)
         return torch.cat([axes[..., first:last], later.expand(3, 1, -1)], dim=-1)
+
+
+def joined(read: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """Return what the model reads of several images, from what it reads of each; {} without images."""
+    return {name: torch.cat([one[name] for one in read]) for name in (read[0] if read else ())}
 
 
 def kept_shares(held: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]], seen: int) -> tuple[float, float]:

@@ -318,7 +318,10 @@ class Engine:
             sequence.meter.evict_seconds += seconds / len(live)
 
     def _go_on(self, slot: int, sequence: Sequence) -> None:
-        """Begin the next turn of a finished sequence. Without one, or if it waits as a new prompt, free the slot."""
+        """Begin the next turn of a sequence, if the sequence is finished.
+
+        Free its slot if it has no next turn, or if the next turn waits in the queue as a new prompt.
+        """
         if sequence.finished and not self._follow(sequence, self.cache.seen[slot]):
             if self.evictor is not None and sequence.request.images is not None:
                 sequence.meter.kept = self.evictor.kept(slot, sequence.request.images.spans)

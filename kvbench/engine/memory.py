@@ -44,6 +44,12 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def limit(device: torch.device, most: int | None) -> None:
+    """Let torch allocate at most this many bytes of a GPU's memory. None, or more than there is: no limit."""
+    if device.type == "cuda" and most is not None and most < total(device):
+        torch.cuda.set_per_process_memory_fraction(most / total(device), device)
+
+
 def reset_peak(device: torch.device) -> None:
     """Start measuring anew what `peak` returns."""
     if device.type == "cuda":

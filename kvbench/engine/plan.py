@@ -50,6 +50,7 @@ class SlotPlan:
     """The number of slots of one cell, the entries and bytes per slot, and the hardware limit."""
 
     slots: int
+    fitting: int  # slots that fit into memory; `slots` may be fewer
     entries_after: int | None  # per layer and head right after an eviction; None: the method takes no budget
     entries_peak: int  # per layer and head that a slot has room for
     slot_bytes: int
@@ -84,6 +85,7 @@ def plan_cell(
     tail: int = 0,
     prefill_chunk: int = 512,
     prefill: str = "full",
+    images: tuple[int, int] = (0, 0),
 ) -> SlotPlan:
     """Plan one cell of a run.
 
@@ -91,6 +93,7 @@ def plan_cell(
         sequences: samples of the whole cell, whether stored already or not.
         slots: their number, or "auto": as many as fit into memory, but no more than `sequences` or `MOST_SLOTS`.
         max_tokens, max_output, tail, prefill_chunk, prefill: see `Engine`.
+        images: see `footprint.footprint`.
 
     Raises SetupError when one slot, or the requested number, does not fit into memory, and UserError when the method
     cannot serve the model at this length (see `layout.fit`).
@@ -108,6 +111,7 @@ def plan_cell(
         block=prefill_chunk,
         prefill=prefill,
         scratch=scratch_bytes(device, machine.memory),
+        images=images,
     )
     fitting = need.fitting(int(machine.memory * USABLE[device.type]))
     if fitting < 1:
@@ -124,6 +128,7 @@ def plan_cell(
     mean = max_tokens / 2 if entries is None else live
     return SlotPlan(
         slots=chosen,
+        fitting=fitting,
         entries_after=entries,
         entries_peak=rows,
         slot_bytes=need.slot,

@@ -7,14 +7,15 @@ shares no cache code with the engine, so it catches errors of position, RoPE, co
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from kvbench.engine.attention.interface import AttentionCall, route, run
-from kvbench.engine.images import PromptImages
+from kvbench.engine.images import PromptImages, image_tokens
 from kvbench.engine.model.load import LoadedModel
 from kvbench.records import Images
 
@@ -89,9 +90,30 @@ def dense_logits(
         weights = torch.softmax(logits, dim=-1)[..., :length]
         return (weights @ v.double()).to(call.query.dtype).transpose(1, 2)
 
-    with route(loaded.model, attend):
-        inputs: dict[str, Any] = {"position_ids": torch.arange(length, device=device)[None]}
+    tokens = torch.tensor([list(ids)], device=device)
+    inputs: dict[str, Any] = {"position_ids": torch.arange(length, device=device)[None]}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(route(loaded.model, attend))
         if images is not None:
-            inputs |= PromptImages.of(loaded.model, ids, images).inputs(loaded.model, 0, length)
-        out = run(loaded.model, input_ids=torch.tensor([ids], device=device), **inputs)
+            tokens = stack.enter_context(_drawn_as_text(loaded.model, tokens, images))
+            inputs |= PromptImages.of(loaded.model, tokens[0].tolist(), images).inputs(loaded.model, 0, length)
+        out = run(loaded.model, input_ids=tokens, **inputs)
     return out.logits[0]
+
+
+@contextlib.contextmanager
+def _drawn_as_text(model: Any, ids: torch.Tensor, images: Images) -> Iterator[torch.Tensor]:
+    """Yield ids [1, T] in which image tokens stand for images only; the model embeds `ids` inside the block.
+
+    A model may draw its image token. The engine embeds it like any other token, because no pass after the prompt has
+    images; the dense pass would put features of an image there.
+    """
+    shown = torch.zeros_like(ids, dtype=torch.bool)
+    for first, last in images.spans:
+        shown[:, first:last] = True
+    embeddings = model.get_input_embeddings()
+    hook = embeddings.register_forward_hook(lambda module, args, out: module.forward(ids))
+    try:
+        yield ids.masked_fill(image_tokens(model, ids) & ~shown, 0)
+    finally:
+        hook.remove()

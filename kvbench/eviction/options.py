@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union
 
 from kvbench.errors import UserError, quote
-from kvbench.eviction.budget import Budget
+from kvbench.eviction.budget import Budget, entries
 from kvbench.registry import did_you_mean
 
 if TYPE_CHECKING:
@@ -149,6 +149,19 @@ def check_budget(
     if minimum > protect.sinks + protect.recent + 1:
         always = f"needs room for {minimum} entries, so"
     raise UserError(f"method {quote(method_name)} {always} {word} must be at least {minimum * copies}; got {budget}.")
+
+
+def budget_in_force(method: Method, budget: Budget, prompt_tokens: int, group: int) -> int:
+    """Return the budget that applies to one prompt, in entries per KV head.
+
+    A share of the prompt is raised to the method's smallest budget. Where the method keeps entries per query head, each
+    of the `group` query heads of a KV head gets an equal part of it, and a share is rounded down to such parts. A
+    number of entries stays as the user gave it.
+    """
+    if not isinstance(budget, float):
+        return budget
+    copies = group if method.per_query_head else 1
+    return max(entries(budget, prompt_tokens), method.min_budget() * copies) // copies * copies
 
 
 def _types(cls: type[Method]) -> dict[str, Any]:

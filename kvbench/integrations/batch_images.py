@@ -54,8 +54,8 @@ class BatchImages:
             tokens = shown[row, first:]
             begins = tokens & ~torch.cat([tokens.new_zeros(1), tokens[:-1]])
             mine = None if axes is None else axes[:, row : row + 1, first:]
-            spans = Images(spans=(), inputs=lambda some: {})  # the caller gives the model its inputs
-            rows.append(PromptImages(spans, {}, mine, (begins.cumsum(0) * tokens).float()))
+            spans = Images(spans=(), read=tuple)  # the caller gives the model its inputs
+            rows.append(PromptImages(spans, (), mine, (begins.cumsum(0) * tokens).float()))
         deltas = [row.delta(len(row.modality)) for row in rows]
         return cls(rows, axes, torch.tensor(deltas, device=ids.device)[:, None])
 

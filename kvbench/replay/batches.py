@@ -62,8 +62,9 @@ def _result(task: str, cells: dict[Chosen, list[TraceFigures]], kinds: dict[Chos
         name = {"task": task, **c.columns}
         floor, oracle = (cells.get(Chosen(method=m, budget=c.budget)) for m in (FLOOR, ORACLE))
         rows.append(name | kinds[c] | figures(cell, (floor, oracle) if floor and oracle else None))
-        traces += [name | _of_trace(t) for t in cell]
-        heads += [name | head for head in _of_heads(cell)]
+        at = name | {"interval": kinds[c]["interval"]}
+        traces += [at | _of_trace(t) for t in cell]
+        heads += [at | head for head in _of_heads(cell)]
     return Result(rows=sorted(rows, key=_order), traces=traces, heads=heads)
 
 

@@ -6,11 +6,15 @@ needs neither a judge nor a program for its scores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError, quote
+from kvbench.eviction import choose
+from kvbench.replay.choices import Chosen
 from kvbench.replay.traces import ForcedTrace
 from kvbench.runner.workload import TaskWork
 from kvbench.scoring.pool import ScorePool
@@ -58,3 +62,29 @@ def stored_scores(folder: Path, task: str) -> Right:
     rows = read_rows(folder)
     rows = rows[(rows["task"] == task) & (rows["method"] == "full")]
     return {(str(d), int(n)): bool(s == 1) for d, n, s in zip(rows["doc_id"], rows["sample"], rows["score"])}
+
+
+def own_ratios(folder: Path, task: str, chosen: Sequence[Chosen]) -> dict[Chosen, list[tuple[str, float | None]]]:
+    """Return the answers that a run generated with each of these methods and budgets.
+
+    For each answer: the cluster of its question and, if the answer is right, the Token Retention Ratio of the released
+    script (see `analyses.retention_ratio`), else None. Methods that the run lacks are left out.
+    """
+    rows = read_rows(folder)
+    rows = rows[(rows["task"] == task) & (rows["status"] == "ok")]
+    return {c: own for c in chosen if (own := [_ratio(row) for row in rows.to_dict("records") if _is_of(row, c)])}
+
+
+def _is_of(row: Mapping[str, Any], chosen: Chosen) -> bool:
+    budget = row["budget_share"] if isinstance(chosen.budget, float) else row["budget"]
+    same = budget == chosen.budget if chosen.budget is not None else bool(budget != budget or budget is None)
+    if row["method"] != chosen.method.name or not same:
+        return False
+    options = choose.make(chosen.method.name, dict(chosen.method.options)).options()
+    return bool(json.loads(row["options"]) == json.loads(json.dumps(options)))
+
+
+def _ratio(row: Mapping[str, Any]) -> tuple[str, float | None]:
+    budget, total = row["budget"], row["prompt_tokens"] + row["output_tokens"]
+    held = 1.0 if budget != budget or budget is None else min(1.0, budget / total)  # without a budget: NaN or None
+    return str(row["cluster_id"]), held if row["score"] == 1 else None

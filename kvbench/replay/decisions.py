@@ -58,7 +58,7 @@ def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any
     rows = read_rows(folder)
     mine = (rows["task"] == task) & rows["doc_id"].isin(names) & (rows["status"] == "ok")
     rows = rows[mine & rows["interval"].notna()].sort_values("sample", kind="stable")
-    rows = rows.drop_duplicates(["doc_id", "method", "options", "budget_share", "budget"])
+    rows = rows.drop_duplicates(["doc_id", "method", "options", "budget_share", "budget", "interval"])
     found = rows.merge(read_texts(folder, keys=set(rows["row_key"])), on="row_key").astype(object)
     return list(found.where(found.notna(), None).to_dict("records"))
 
@@ -67,8 +67,9 @@ def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any
 class Recorder:
     """Reads answers of a run again, and records which tokens were kept at each eviction.
 
-    say: called with a message for each answer that is left out. on_read: called after each answer with the method and
-    question as one text, the number of answers that were read, which is 1, and the number of the answer's tokens.
+    say: called with a message for each answer that is left out. on_read: called after each answer, also after a left
+    out one, with the method and question as one text, the number 1 (one answer), and the number of the answer's tokens,
+    0 if the answer cannot be read at all.
     """
 
     loaded: LoadedModel
@@ -111,7 +112,7 @@ class Recorder:
             self.loaded,
             state.method,
             budget=cell.budget,
-            interval=self.config.interval,
+            interval=self.config.interval_of(cell),
             max_tokens=longest,
             log=log,
         )
@@ -135,9 +136,10 @@ def cell_of(row: dict[str, Any], config: RunConfig) -> Cell:
     budget = _budget(row)
     for cell in config.cells():
         same = cell.method.name == row["method"] and (type(cell.budget), cell.budget) == (type(budget), budget)
+        same = same and row["interval"] in (None, config.interval_of(cell))
         if same and as_stored("options", make_method(cell).options()) == row["options"]:
             return cell
-    raise UserError("the run's configuration has no cell with this row's method, options and budget.")
+    raise UserError("the run's configuration has no cell with this row's method, options, budget and interval.")
 
 
 def check_method(row: dict[str, Any], state: MethodState) -> None:

@@ -1,9 +1,9 @@
 """Prints the results of a replay, and writes them to a folder with a JSON document that says how to repeat the replay.
 
 A comparison writes four files. replay.csv has a row per task, method and budget. For each of these, traces.parquet has
-a row per trace, and heads.parquet a row per layer and query head. replay.json is the document. Analyses write their
-tables, figures, captions and pages (for example overlap.csv, overlap.svg, overlap.pdf, overlap.txt, tokens.html) and
-analyses.json.
+a row per trace, and heads.parquet a row per query head of each evicted layer (numbered from 0 among these). replay.json
+is the document. Analyses write their tables, figures, captions and pages (for example overlap.csv, overlap.svg,
+overlap.pdf, overlap.txt, tokens.html) and analyses.json.
 """
 
 from __future__ import annotations

@@ -12,11 +12,21 @@ import torch
 
 from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.model.load import LoadedModel
-from kvbench.replay.analyses.api import WINDOW, Analysis, AttentionAnalysis, MethodAnalysis, Moment, Study, Window
+from kvbench.replay.analyses.api import (
+    WINDOW,
+    Analysis,
+    AttentionAnalysis,
+    Look,
+    Losses,
+    MethodAnalysis,
+    Moment,
+    Study,
+    Window,
+)
 from kvbench.replay.choices import FULL, Chosen
 from kvbench.replay.comparison import held_tokens
 from kvbench.replay.reader import CHUNK, Listener, OnRead, TraceReader
-from kvbench.replay.reference import Reference, attention_to, batches, readings
+from kvbench.replay.reference import Reference, attention_to, attention_to_held, batches, readings
 from kvbench.replay.traces import ForcedTrace
 
 SCRATCH_FLOATS = 1 << 24  # most attention weights of a window over all traces of a batch
@@ -99,7 +109,8 @@ class _Windows(Listener):
 
 
 class _Holdings(Listener):
-    """Tells analyses which entries a method holds at the beginning of each block of the answer.
+    """Tells analyses which entries a method holds at the beginning of each block of the answer, how queries attend to
+    them, and the losses of the answer's tokens.
 
     `tell(None)` tells them which entries the method holds at the end of the answer.
     """
@@ -114,6 +125,44 @@ class _Holdings(Listener):
     ) -> None:
         self.reference, self.chosen, self.places, self.analyses = reference, chosen, places, analyses
         self.bounded = reader.method.decode_bounded
+        self.looking = [a for a in analyses if type(a).attended is not MethodAnalysis.attended]
+        self.losing = [a for a in analyses if type(a).predicted is not MethodAnalysis.predicted]
+
+    def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
+        layer = self.cache.layers[call.layer]
+        if not self.looking or not layer.geometry.evicts:
+            return
+        begin = self.reference.prompt + first
+        positions = layer.positions[:, :, : layer.rows]
+        held = torch.ones_like(positions, dtype=torch.bool) if layer.valid is None else layer.valid
+        for start in range(0, out.shape[1], WINDOW):
+            query = call.query[:, :, start : start + WINDOW]
+            at = torch.arange(begin + start, begin + start + query.shape[2], device=query.device)
+            weights = attention_to_held(layer, call, query, at)  # [b, Hk, g, w, n]
+            visible = held[:, :, None] & (positions[:, :, None] <= at[:, None])  # [b, Hk, w, n]
+            look = Look(
+                chosen=self.chosen,
+                traces=self.places,
+                layer=call.layer,
+                first=begin + start,
+                weights=weights.flatten(1, 2),
+                visible=visible[:, :, None].expand_as(weights).flatten(1, 2),
+            )
+            for analysis in self.looking:
+                analysis.attended(look)
+
+    def predicted(self, first: int, logits: torch.Tensor) -> None:
+        if not self.losing:
+            return
+        part = slice(first, first + logits.shape[1])
+        target = self.reference.targets[:, part, None]
+        evicted, full = (
+            -of.double().log_softmax(dim=-1).gather(-1, target)[..., 0]
+            for of in (logits, self.reference.logits[:, part])
+        )
+        losses = Losses(chosen=self.chosen, traces=self.places, first=first, evicted=evicted, full=full)
+        for analysis in self.losing:
+            analysis.predicted(losses)
 
     def block(self, index: int) -> None:
         self.tell(index)

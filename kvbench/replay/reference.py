@@ -147,6 +147,22 @@ def attention_to(
     )
 
 
+def attention_to_held(layer: PromptLayer, call: AttentionCall, query: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Return the attention [b, Hk, g, w, n] that queries [b, Hq, w, D] at the positions `at` [w] pay to the entries
+    held. n: places of entries; a place without an entry, or with a later one, gets 0."""
+    return window_attention(
+        query,
+        layer.keys[:, :, : layer.rows],
+        at.expand(len(query), -1),
+        layer.positions[:, :, : layer.rows],
+        layer.valid,
+        scaling=call.scaling,
+        softcap=call.softcap,
+        reduce_g=None,
+        reduce_q=None,
+    )
+
+
 def read_full(reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bool = False) -> Reference:
     """Read a batch with the full cache, and return the record of this reading.
 

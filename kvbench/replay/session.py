@@ -16,12 +16,14 @@ from kvbench.replay.analyses.api import Analysis, Row, Study
 from kvbench.replay.batches import Result
 from kvbench.replay.batches import replay as compare
 from kvbench.replay.choices import Chosen, LeftOut, Target, plan
-from kvbench.replay.correctness import check_scorable, scored, stored_scores
+from kvbench.replay.correctness import check_scorable, own_ratios, scored, stored_scores
 from kvbench.replay.read_analyses import read
 from kvbench.replay.traces import ForcedTrace, answer_with_full_cache, stored_answers
 from kvbench.replay.work import Readings, Work
 from kvbench.runner.inputs import Inputs
 from kvbench.runner.workload import TaskWork
+
+Plans = dict[str, dict[int, list[Chosen]]]  # task -> interval -> methods and budgets
 
 
 class Session:
@@ -46,27 +48,28 @@ class Session:
 
     def run(self) -> None:
         """Read the answers of every task with every chosen method, and store the results in this object."""
-        loaded, chosen = self._load()
+        loaded, plans = self._load()
         for name, task in self.works.items():
             traces = self._traces(name, task, loaded)
             self.progress.end()
             if self.work.kinds and not traces:
                 raise UserError(f"task {quote(name)} has no answer to analyse; take more questions with --limit.")
-            readings = len(traces) * (len(chosen) * self.work.methods + self.work.attention)
-            self.progress.task(name, readings, "readings")
-            if self.work.kinds:
-                self._analyse(name, task, traces, loaded, chosen)
-            else:
-                lengths = {"interval": self.config.interval, "max_tokens": self.longest[name]}
-                self.results.append(compare(loaded, name, traces, chosen, **lengths, on_read=self.progress.next))
-            self.progress.end()
+            for interval, chosen in plans[name].items():
+                readings = len(traces) * (len(chosen) * self.work.methods + self.work.attention)
+                self.progress.task(name, readings, "readings")
+                if self.work.kinds:
+                    self._analyse(name, task, traces, loaded, interval, chosen)
+                else:
+                    lengths = {"interval": interval, "max_tokens": self.longest[name]}
+                    self.results.append(compare(loaded, name, traces, chosen, **lengths, on_read=self.progress.next))
+                self.progress.end()
 
-    def _load(self) -> tuple[LoadedModel, list[Chosen]]:
-        """Load the model. Return it, and the methods and budgets to replay.
+    def _load(self) -> tuple[LoadedModel, Plans]:
+        """Load the model. Return it, and the methods and budgets to replay on each task at each interval.
 
         Raises KVBenchError if a named method cannot run, if possible before the model is loaded.
         """
-        config, inputs, work = self.config, self.inputs, self.work
+        config, inputs = self.config, self.inputs
         load_model = partial(
             load,
             inputs.where,
@@ -79,12 +82,26 @@ class Session:
         images = any(prompt.images for task in self.works.values() for prompt in task.prompts)
         longest = max(self.longest.values())
         target = Target(shape.geometry, inputs.config, inputs.info.folder, longest, images=images)
-        plan(work.named, work.every, config.budgets, target)
+        self._plans(target)
         use_threads(shape, pick_device(config.device))
         loaded = early or load_model()
-        target = replace(target, fingerprint=loaded.fingerprint)
-        chosen, self.left_out = plan(work.named, work.every, config.budgets, target)
-        return loaded, chosen
+        return loaded, self._plans(replace(target, fingerprint=loaded.fingerprint))
+
+    def _plans(self, target: Target) -> Plans:
+        """Return the methods and budgets to replay, from every grid, and store the methods that are left out. Raises
+        KVBenchError if a named method cannot run."""
+        plans: Plans = {name: {} for name in self.works}
+        left_out: list[LeftOut] = []
+        for grid in self.config.grids:
+            named = [method for method in grid.methods if method in self.work.named]
+            chosen, left = plan(named, [m for m in grid.methods if m not in named], grid.budgets, target)
+            left_out += left
+            for name in (name for name in grid.tasks if name in plans):
+                for interval in grid.intervals or (self.config.interval,):
+                    earlier = plans[name].get(interval, [])
+                    plans[name][interval] = list(dict.fromkeys([*earlier, *chosen]))
+        self.left_out = list(dict.fromkeys(left_out))
+        return plans
 
     def _traces(self, name: str, task: TaskWork, loaded: LoadedModel) -> list[ForcedTrace]:
         sample, seed = self.work.sample, self.config.seed
@@ -97,13 +114,20 @@ class Session:
         return [t for t in traces if sample in (None, t.request.doc_id)][: self.work.most]
 
     def _analyse(
-        self, name: str, task: TaskWork, traces: list[ForcedTrace], loaded: LoadedModel, chosen: Sequence[Chosen]
+        self,
+        name: str,
+        task: TaskWork,
+        traces: list[ForcedTrace],
+        loaded: LoadedModel,
+        interval: int,
+        chosen: Sequence[Chosen],
     ) -> None:
         right = {}
         if self.scores:
             right = stored_scores(self.folder, name) if self.folder else scored(task, traces, loaded)
         decode = loaded.tokenizer.decode
-        study = Study(task=name, traces=traces, interval=self.config.interval, text=decode, right=right)
+        own = own_ratios(self.folder, name, chosen) if self.scores and self.folder else {}
+        study = Study(task=name, traces=traces, interval=interval, text=decode, right=right, own=own)
         analyses = [kind(study) for kind in self.work.kinds]
         read(loaded, study, analyses, chosen, max_tokens=self.longest[name], on_read=self.progress.next)
         for kind, analysis in zip(self.work.kinds, analyses):

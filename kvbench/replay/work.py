@@ -16,8 +16,7 @@ from kvbench.replay.analyses.api import Analysis, AttentionAnalysis
 class Work:
     """The settings of a replay that a run does not have."""
 
-    named: list[MethodChoice]  # methods that must run
-    every: list[MethodChoice]  # methods that are left out if they cannot run
+    named: list[MethodChoice]  # methods that must run; others are left out if they cannot run
     run: str | None  # the run whose answers are read; None: the model answers
     most: int | None  # answers per task to take from the run
     kinds: list[type[Analysis]]  # analyses to make; empty: compare methods instead

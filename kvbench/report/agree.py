@@ -103,13 +103,24 @@ def values_of(rows: Rows, column: str) -> list[Any]:
     return values or [None]
 
 
+def intervals_apart(rows: Rows) -> list[str]:
+    """Return the note on rows at several intervals; no note for rows at one interval."""
+    *others, last = map(str, values_of(rows, "interval"))
+    if not others:
+        return []
+    return [
+        f"Rows at intervals {', '.join(others)} and {last} stand in separate tables; methods are compared within an "
+        "interval."
+    ]
+
+
 def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
     """Split rows by the values of the columns. Return (label, rows) pairs. A row without a value is in every part."""
     parts = [("", rows)]
     for column in columns:
         parts = [
             (
-                _joined(label, f"{SAME[column]} {value}"),
+                _joined(label, "" if value is None else f"{SAME[column]} {value}"),
                 part if value is None else part.where(_agrees(part, column, value)),
             )
             for label, part in parts

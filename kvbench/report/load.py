@@ -4,10 +4,11 @@
     loaded.groups                                              # one for each task, more with --group-by
     loaded.clashes                                             # tasks left out, and why
 
-Rows are comparable when they agree in their settings (`agree.SAME`: model, sampling, seed, interval and so on), in the
-versions of task and method, in the judge, and in the prompt of each question. A task whose rows are not comparable is
-left out and named; the other tasks are not affected. If several runs have rows with the same key, only one of these
-rows is kept: a row with the status ok before a failed row. A note names the runs (`loaded.repeated`).
+Rows are comparable when they agree in their settings (`agree.SAME`: model, sampling, seed and so on), in the versions
+of task and method, in the judge, and in the prompt of each question. A task whose rows are not comparable is left out
+and named; the other tasks are not affected. Rows at several intervals get separate tables, because methods may have
+their papers' own intervals; a note says so (`loaded.apart`). If several runs have rows with the same key, only one of
+these rows is kept: a row with the status ok before a failed row. A note names the runs (`loaded.repeated`).
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Loaded:
     "412 of 960 rows".
 
     `mixed`: each allowed difference between rows of one table, with the tasks whose tables have it. `repeated`: lines
-    for the user on pairs of runs that have rows with the same keys. `clashes`: lines for the user, one for each reason
-    why tasks were left out; a line names the tasks.
+    for the user on pairs of runs that have rows with the same keys. `apart`: a line for the user on rows at several
+    intervals. `clashes`: lines for the user, one for each reason why tasks were left out; a line names the tasks.
     """
 
     groups: list[Group]
@@ -68,6 +69,7 @@ class Loaded:
     notices: list[str] = field(default_factory=list)
     mixed: list[tuple[Mixture, list[str]]] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
     clashes: list[str] = field(default_factory=list)
 
 
@@ -141,10 +143,11 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
         raise UserError("\n".join([*notices, f"{cause} Report again when a run has rows."]))
     rows, repeated = each_once(Rows.of(tables), dict(named))
     rows = _filled(rows)
-    groups, clashes = _grouped(rows, group_by)
+    apart = [] if {"interval", agree.ALL} & {*group_by} else agree.intervals_apart(rows)
+    groups, clashes = _grouped(rows, [*group_by, "interval"] if apart else group_by)
     if not groups:
         raise UserError("\n".join(clashes))
-    return Loaded(groups, runs, unfinished, notices, _mixed(groups), repeated, clashes)
+    return Loaded(groups, runs, unfinished, notices, _mixed(groups), repeated, apart, clashes)
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -178,7 +181,7 @@ def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str])
         return read_columns(path, COLUMNS)
     snapshot = read_run(path, COLUMNS)
     notices += [f"{name}: {text}" for text in snapshot.notices]
-    if snapshot.planned is not None and snapshot.saved < snapshot.planned:
+    if snapshot.unfinished:
         unfinished[name] = snapshot.progress
     return snapshot.table
 

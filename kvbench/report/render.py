@@ -87,7 +87,8 @@ def json_text(report: Report) -> str:
         {"tasks": tasks, "column": mixture.column, "method": mixture.method, "rows": mixture.counts}
         for mixture, tasks in report.loaded.mixed
     ]
-    exceptions = {"mixed": mixed, "repeated": report.loaded.repeated, "clashes": report.loaded.clashes}
+    loaded = report.loaded
+    exceptions = {"mixed": mixed, "repeated": loaded.repeated, "apart": loaded.apart, "clashes": loaded.clashes}
     return json.dumps(about | {k: v for k, v in exceptions.items() if v} | report.data(), allow_nan=False)
 
 
@@ -117,9 +118,11 @@ def write(report: Report, folder: Path) -> list[Path]:
 
 
 def remarks(report: Report) -> list[str]:
-    """Return notes on tasks and rows that are left out, and on allowed differences between rows: versions, devices."""
+    """Return notes on tasks and rows that are left out, on rows at several intervals, and on allowed differences
+    between rows: versions, devices."""
     loaded = report.loaded
-    return [*loaded.clashes, *loaded.repeated, *(sentence(mixture, tasks) for mixture, tasks in loaded.mixed)]
+    mixed = [sentence(mixture, tasks) for mixture, tasks in loaded.mixed]
+    return [*loaded.clashes, *loaded.apart, *loaded.repeated, *mixed]
 
 
 def _drawn(columns: Sequence[Column], lines: Sequence[Any]) -> Any:

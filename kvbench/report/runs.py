@@ -19,7 +19,7 @@ from kvbench.report.cells import method_label
 from kvbench.store import list_runs, manifest, read_run
 from kvbench.store.identity import canonical_json
 
-COLUMNS = ("status", "task", "method", "options", "budget", "budget_share")  # of the rows; they tell cells apart
+COLUMNS = ("status", "task", "method", "options", "budget", "budget_share", "interval")  # what tells cells apart
 SHOWN = ("model",)  # settings that have a column of their own
 
 
@@ -45,7 +45,7 @@ def _entry(folder: Path) -> dict[str, Any]:
         "tasks": list(dict.fromkeys(task for grid in grids for task in grid.get("tasks", []))),
         "methods": list(dict.fromkeys(_method(method) for grid in grids for method in grid.get("methods", []))),
         "budgets": list(dict.fromkeys(str(budget) for grid in grids for budget in grid.get("budgets", []))),
-        "settings": _settings(config),
+        "settings": _settings(config | _intervals(config)),
         "rows": snapshot.progress.removesuffix(" rows"),
         "created": info["created"],
         "status": _status(snapshot.table.column("status").to_pylist(), snapshot.saved, snapshot.planned),
@@ -56,6 +56,13 @@ def _entry(folder: Path) -> dict[str, Any]:
 def _method(method: Mapping[str, Any]) -> str:
     """Return the method as tables name it, with the options that differ from its defaults: ``gkv(lam=0.0)``."""
     return method_label(method["name"], canonical_json(method.get("options", {})))
+
+
+def _intervals(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the setting `interval` of a run with several intervals as a list of all; empty for other runs."""
+    own = config.get("interval")
+    intervals = {each for grid in config.get("grids", []) for each in grid.get("intervals") or [own]}
+    return {"interval": sorted(intervals)} if len(intervals) > 1 else {}
 
 
 def _settings(config: Mapping[str, Any]) -> str | None:

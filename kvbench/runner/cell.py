@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from kvbench.config import plugins
 from kvbench.config.run_config import Cell, MethodChoice, RunConfig
-from kvbench.engine.cache.layout import check_prefill
+from kvbench.engine.attention.geometry import largest_group
+from kvbench.engine.cache.layout import check_prefill, layer_by_layer
+from kvbench.engine.images import joined
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.shape import ModelShape
 from kvbench.engine.model.weights import find, load_weights
@@ -21,6 +24,7 @@ from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.modality import check_images
 from kvbench.runner.method_source import Source, source_of
+from kvbench.runner.prompt import Prompt
 from kvbench.runner.workload import PlannedRow, TaskWork, make_method, version
 from kvbench.sources import models
 from kvbench.taskkit.names import base_name
@@ -65,6 +69,7 @@ class CellPlan:
     """One cell with the rows that it will have, its number of slots, and its longest prompt and answer."""
 
     cell: Cell
+    interval: int
     rows: list[PlannedRow]
     plan: SlotPlan
     planned_slots: int  # before memory ran out
@@ -91,6 +96,7 @@ class CellPlanner:
     machine: Machine
     device: torch.device
     dtype: torch.dtype
+    _towers: dict[tuple[str, bool], tuple[int, int]] = field(default_factory=dict)  # see `_images`
 
     def plan(self, cell: Cell, work: TaskWork, state: MethodState) -> CellPlan:
         """Plan a cell: its rows, and the slots and lengths for the engine.
@@ -101,9 +107,12 @@ class CellPlanner:
         check_prefill(state.method, config.prefill, cell.method.label)
         if any(prompt.pictures for prompt in work.prompts):
             check_images(cell.method.label, state.method)
-        longest = max((picture["tokens"] for p in work.prompts for picture in p.pictures), default=0)
-        rows = work.rows(cell, config, {**self.model, "artefacts": state.used(cell.task)}, dtype_name(self.dtype))
+        group = largest_group(self.shape.geometry)
+        rows = work.rows(
+            cell, config, {**self.model, "artefacts": state.used(cell.task)}, dtype_name(self.dtype), group
+        )
         fitting = [p for p in work.prompts if p.max_tokens <= context and len(p.ids) < context]  # others get rows too
+        longest = max((picture["tokens"] for p in fitting for picture in p.pictures), default=0)
         lengths = {
             "max_tokens": max((p.max_tokens for p in fitting), default=1),
             "max_output": max((p.max_tokens - len(p.ids) for p in fitting), default=1),
@@ -115,17 +124,23 @@ class CellPlanner:
             self.machine,
             state.method,
             budget=cell.budget,
-            interval=config.interval,
+            interval=config.interval_of(cell),
             sequences=max(1, len(rows)),
             device=self.device,
             dtype=self.dtype,
             prefill_chunk=max(config.prefill_chunk, longest),  # no pass splits an image
             prefill=config.prefill,
+            images=self._images(
+                work.task.name,
+                fitting,
+                layer_by_layer(state.method, config.prefill, states=bool(self.shape.states)),
+            ),
             **lengths,
         )
         plan = plan_with(slots=config.slots)
         return CellPlan(
             cell=cell,
+            interval=config.interval_of(cell),
             rows=rows,
             plan=plan,
             planned_slots=plan.slots,
@@ -133,6 +148,28 @@ class CellPlanner:
             source=state.source.hash,
             **lengths,
         )
+
+    def _images(self, task: str, prompts: Sequence[Prompt], whole: bool) -> tuple[int, int]:
+        """Return the bytes of the vision part in the pass with the most images, at most and afterwards.
+
+        whole: whether a pass reads a whole prompt. Other passes read the images of a chunk, or one that is longer.
+        """
+        shown = max(prompts, key=lambda p: sum(picture["tokens"] for picture in p.pictures), default=None)
+        if shown is None or not shown.pictures:
+            return 0, 0
+        if (task, whole) not in self._towers:
+            tokens = [picture["tokens"] for picture in shown.pictures]
+            room = sum(tokens) if whole else max(self.config.prefill_chunk, *tokens)
+            assert shown.read_pictures is not None
+            assert self.shape.images is not None
+            read = shown.read_pictures()
+            largest = sorted(range(len(read)), key=lambda i: -tokens[i])
+            together = [read[i] for i, seen in zip(largest, accumulate(tokens[i] for i in largest)) if seen <= room]
+            # On a CPU, pixel values of the whole prompt stay in memory beside those that a pass joins.
+            host = sum(value.nbytes for one in read for value in one.values()) if self.device.type == "cpu" else 0
+            peak, left = self.shape.images(joined(together), self.dtype)
+            self._towers[task, whole] = host + peak, host + left
+        return self._towers[task, whole]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -166,4 +203,5 @@ def artefacts(method: Method, model_config: Any, names: Sequence[str], info: mod
 
 def _plug_ins(names: Iterable[str]) -> dict[str, str]:
     """Return the hashes of the plug-ins that define methods or tasks of these names."""
-    return {f"plug-in {name}": sha256[:16] for name in names if (sha256 := plugins.hash_of(name)) is not None}
+    hashes = {name: plugins.hash_of(name, "method", "task") for name in names}
+    return {f"plug-in {name}": sha256[:16] for name, sha256 in hashes.items() if sha256 is not None}

@@ -23,6 +23,7 @@ from kvbench.runner.cell import CellPlan, dtype_name
 from kvbench.runner.inputs import Notice
 from kvbench.runner.row_writer import RowWriter
 from kvbench.runner.workload import PlannedRow, TaskWork, make_method
+from kvbench.store import FINAL
 
 NOT_NUMBERS = 5  # successive rows with NaN or infinite logits that end the cell
 OTHER_DTYPE = {"float32": "bfloat16"}  # the number type to try next; for all others float32
@@ -81,7 +82,7 @@ class CellRun:
                 self.loaded,
                 make_method(plan.cell),
                 budget=plan.cell.budget,
-                interval=config.interval,
+                interval=plan.interval,
                 slots=plan.plan.slots,
                 max_tokens=plan.max_tokens,
                 max_output=plan.max_output,
@@ -146,7 +147,7 @@ class CellRun:
 
         If so, warn that the cell ends here.
         """
-        if answer.status == "prompt_too_long":
+        if answer.status in FINAL:  # such a prompt was not read
             return False
         self.not_numbers = self.not_numbers + 1 if answer.status == "nan_logits" else 0
         if self.not_numbers < NOT_NUMBERS:

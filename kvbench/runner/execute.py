@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvbench.config.run_config import RunConfig
 from kvbench.console import signals, terminal
+from kvbench.console.progress import Progress
 from kvbench.runner import same_run
 from kvbench.runner.cell import CellPlan, check_weights
 from kvbench.runner.inputs import Notice
@@ -22,15 +23,13 @@ from kvbench.runner.run_plan import RunPlan
 from kvbench.runner.session import Runner
 from kvbench.store import RunFolder
 
-if TYPE_CHECKING:
-    from kvbench.console.progress import Progress
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """How a run ended.
 
-    failed: number of rows that this call tried and that got no score, by status; "ok" and "unscored" are not counted.
+    failed: number of rows that got no score, by status: those that this call tried, and those that no call can answer
+    (`kvbench.store.FINAL`); "ok" and "unscored" are not counted.
     repeated: no row was generated or scored, because every row was saved before with its score.
     """
 
@@ -63,6 +62,8 @@ def execute(
     """
     say = notice or terminal.warning
     name = run_name or config.run_name()
+    progress = progress or Progress(quiet=True)
+    progress.prepare("reading the model's configuration and the prompts")
     plan = RunPlan.make(config, same_run.began(out, name, config, resume=resume), name, dry_run=dry_run, say=say)
     if dry_run:
         return RunResult(run_dir=None, done=0, planned=plan.rows, plans=plan.cells)
@@ -80,15 +81,17 @@ def execute(
         return _run(folder, plan, done, progress, say)
 
 
-def _run(folder: RunFolder, plan: RunPlan, done: set[str], progress: Progress | None, say: Notice) -> RunResult:
+def _run(folder: RunFolder, plan: RunPlan, done: set[str], progress: Progress, say: Notice) -> RunResult:
     """Generate missing rows, score answers without a score, and write the run's tables.
 
     done: keys of rows saved before.
     """
     keys = {row.key for cell in plan.cells for row in cell.rows}
+    final = Counter(status for key, status in folder.final_rows().items() if key in keys)
     runner = Runner(folder, plan, len(keys & done), progress, say)
     with signals.handled(), runner.failures():
         if not keys <= done:
+            progress.prepare("loading the model's weights")
             loaded = plan.load()
             check_weights(plan.cells, loaded)
             runner.run(loaded, done)
@@ -110,6 +113,6 @@ def _run(folder: RunFolder, plan: RunPlan, done: set[str], progress: Progress | 
         done=runner.done,
         planned=plan.rows,
         plans=plan.cells,
-        failed=runner.failed + Counter(rescored.failed),
+        failed=final + runner.failed + Counter(rescored.failed),
         repeated=keys <= done and rescored == Rescored(),
     )

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
 from transformers.processing_utils import ProcessorMixin
 
+from kvbench.console import faults
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.sources import image_files, models
 from kvbench.sources.refusals import check_images_of
 from kvbench.taskkit.vision import Vision
+
+COUNTED = ("InternVLProcessor", "LlavaOnevisionProcessor", "LlavaProcessor")  # see `_counted`
+SAMPLE = (48, 32)  # width and height of an image in pixels
 
 
 def load(name: str, where: str, revision: str | None, config: Any, tokenizer: Any) -> Vision:
@@ -23,21 +30,75 @@ def load(name: str, where: str, revision: str | None, config: Any, tokenizer: An
     if importlib.util.find_spec("PIL") is None:
         raise SetupError(f"questions with images need Pillow. {image_files.EXTRA}")
     with models.reading(name, where):
-        processor = _processor(name, where, revision)
-        template = ProcessorMixin.get_processor_dict(where, revision=revision)[0].get("chat_template")
-    if "image_grid_thw" not in processor.model_input_names:
-        raise UserError(
-            f"model {quote(name)} (model type {quote(config.model_type)}): tasks cannot place its images in prompts, "
-            f"because its image processor {quote(type(processor).__name__)} gives no grid of patches. "
-            "Choose a model like Qwen3-VL or GLM-4V."
-        )
+        images = _image_processor(name, where, revision)
+        settings = ProcessorMixin.get_processor_dict(where, revision=revision)[0]
+    template = settings.get("chat_template")
     if isinstance(template, dict):  # several templates by name
         template = template.get("default")
     token = config.image_token_id
-    return Vision(processor=processor, token=token, text=str(tokenizer.convert_ids_to_tokens(token)), template=template)
+    how = _grid(images) or _counted(name, images, tokenizer, config, settings)
+    return Vision(
+        processor=images, token=token, text=str(tokenizer.convert_ids_to_tokens(token)), template=template, **how
+    )
 
 
-def _processor(name: str, where: str, revision: str | None) -> Any:
+def _grid(images: Any) -> dict[str, Any] | None:
+    """Return how an image processor counts tokens that gives each image a grid of patches (Qwen2-VL and successors).
+
+    `merge_size` by `merge_size` patches become one token. None for other image processors.
+    """
+    if "image_grid_thw" not in images.model_input_names:
+        return None
+    return {"count": lambda *size: images.get_number_of_image_patches(*size, {}) // images.merge_size**2}
+
+
+def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the processors of `COUNTED` count tokens, which tokens are around an image, and their options.
+
+    Raises UserError for another processor, and if one announces more or fewer tokens than it writes; SetupError if a
+    setting is missing among the model's files.
+    """
+    kind = settings.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(config.model_type)
+    what = f"model {quote(name)} (model type {quote(config.model_type)}): tasks cannot place its images in prompts"
+    if kind not in COUNTED:
+        raise UserError(
+            f"{what}: its processor {quote(kind)} gives no grid of patches and is none of {', '.join(COUNTED)}. "
+            "Choose a model like Qwen3-VL or GLM-4V."
+        )
+    try:
+        processor = without_videos(kind).from_args_and_dict(
+            (), dict(settings), image_processor=images, tokenizer=tokenizer, video_processor=None
+        )
+        options = processor.valid_processor_kwargs._defaults.get("images_kwargs", {})
+        import PIL.Image
+
+        made = images(images=[PIL.Image.new("RGB", SAMPLE)], return_tensors="pt", **options)
+        replaced = tokenizer(processor.replace_image_token(made, 0), add_special_tokens=False)["input_ids"]
+        counted = _tokens(processor, 0, SAMPLE[1], SAMPLE[0])
+    except (AttributeError, TypeError) as error:
+        raise SetupError(f"{what}: its processor files lack a setting ({faults.first_line(error)}).") from error
+    places = [place for place, token in enumerate(replaced) if token == config.image_token_id]
+    if not places or len(places) != places[-1] - places[0] + 1 or counted != len(replaced):
+        raise UserError(
+            f"{what}: for a test image its processor {quote(kind)} announces {counted} tokens and writes "
+            f"{len(replaced)}; the numbers must be equal, and the image's tokens in one piece."
+        )
+    before, after = tuple(replaced[: places[0]]), tuple(replaced[places[-1] + 1 :])
+    count = partial(_tokens, processor, len(before) + len(after))
+    return {"count": count, "options": options, "around": (before, after)}
+
+
+def _tokens(processor: Any, around: int, height: int, width: int) -> int:
+    """Return how many tokens stand for an image of this size. around: tokens beside it, which transformers counts."""
+    return int(processor._get_num_multimodal_tokens(image_sizes=[(height, width)]).num_image_tokens[0]) - around
+
+
+def without_videos(kind: str) -> Any:
+    """Return a processor class that takes no video processor, which transformers makes only beside torchvision."""
+    return type(kind, (processor_class_from_name(kind),), {"check_argument_for_proper_class": lambda *_: None})
+
+
+def _image_processor(name: str, where: str, revision: str | None) -> Any:
     # transformers 5.17 offers its top-level name only beside torchvision, which kvbench does not need.
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 

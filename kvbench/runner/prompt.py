@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from kvbench.config.run_config import RunConfig
@@ -25,7 +27,7 @@ class Prompt:
     together.
     cut: number of tokens removed, because the text was too long. compress_at: in a query-agnostic run, how many tokens
     stand before the question. images: of the first turn, for the engine. pictures: facts of the images of all turns, as
-    rows store them.
+    rows store them. read_pictures: makes what the model reads of each of them.
     """
 
     doc: Doc
@@ -42,6 +44,7 @@ class Prompt:
     stop_ids: tuple[int, ...] = ()
     images: Images | None = None
     pictures: tuple[Mapping[str, Any], ...] = ()
+    read_pictures: Callable[[], Sequence[Mapping[str, Any]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +66,15 @@ class PromptMaker:
         text = reader.text(doc, thinking=spec.thinking)
         at = None
         if config.compress == "query-agnostic":
-            encoded, at = _to_context(self.task, doc, reader.tokenizer, text, reader.chat)
+            plain, at = _to_context(self.task, doc, reader.tokenizer, text, reader.chat)
+            encoded = reader.started(plain)
+            at += len(encoded) - len(plain)
         else:
             encoded = reader.ids(text)
         encoded, images = reader.with_images(encoded, doc)
         if at is not None and images is not None:
-            at = _behind(at, images)
+            assert reader.vision is not None
+            at = _behind(at, images, *map(len, reader.vision.around))
         ids = tuple(self.tokens.setdefault(token, token) for token in encoded)
         talk = None
         if len(doc.turns) > 1:
@@ -96,7 +102,8 @@ class PromptMaker:
             compress_at=at,
             stop_ids=tuple(reader.last_id(t) for t in spec.stop_tokens),
             images=images,
-            pictures=self._facts(doc),
+            pictures=self._facts(doc, text),
+            read_pictures=partial(reader.vision.read, reader.vision.pictures(doc.turns)) if reader.vision else None,
         )
 
     def _hash(self, text: str, doc: Doc) -> str:
@@ -107,11 +114,17 @@ class PromptMaker:
                 digest.update(bytes.fromhex(picture.sha256))
         return digest.hexdigest()
 
-    def _facts(self, doc: Doc) -> tuple[Mapping[str, Any], ...]:
+    def _facts(self, doc: Doc, text: str) -> tuple[Mapping[str, Any], ...]:
+        """Return what rows store of the images of all turns. text: the first turn's prompt."""
         vision = self.reader.vision
         if vision is None:
             return ()
-        return tuple(p.facts(number) for number, turn in enumerate(doc.turns, 1) for p in vision.pictures([turn]))
+        places = (place.start() for place in re.finditer(re.escape(vision.text), text))
+        return tuple(
+            picture.facts(number, next(places, None))
+            for number, turn in enumerate(doc.turns, 1)
+            for picture in vision.pictures([turn])
+        )
 
     def _cut(self, doc: Doc, spec: GenSpec) -> tuple[Doc, int]:
         """Shorten a document's first turn so that it fits into the model's context or --max-prompt-tokens.
@@ -143,11 +156,14 @@ def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
     return dataclasses.replace(spec, **settings, stop=(*spec.stop, *config.stop))
 
 
-def _behind(at: int, images: Images) -> int:
-    """Return where the context ends among ids with all tokens of images, from where it ends among one per image."""
+def _behind(at: int, images: Images, before: int, after: int) -> int:
+    """Return where the context ends among ids with all tokens of images, from where it ends among one per image.
+
+    before, after: number of tokens around those of an image.
+    """
     for first, stop in images.spans:
-        if first < at:
-            at += stop - first - 1
+        if first - before < at:
+            at += before + stop - first + after - 1
     return at
 
 

@@ -21,7 +21,7 @@ from kvbench.engine.model.load import LoadedModel, load, pick_device, pick_dtype
 from kvbench.engine.model.shape import ModelShape, estimate_shape, known_shape, read_shape, use_threads
 from kvbench.engine.plan import measure
 from kvbench.errors import quote
-from kvbench.runner import env, same_run
+from kvbench.runner import env, same_run, trained_at
 from kvbench.runner.cell import CellPlan, CellPlanner, MethodState, dtype_name
 from kvbench.runner.inputs import Inputs, Notice, read_inputs
 from kvbench.sources import adapters, model_weights, models, quantised
@@ -66,6 +66,8 @@ class RunPlan:
             shape = replace(shape, stored=quantised.stored_bytes(info.folder, dtype.itemsize))
         threads = use_threads(shape, device)
         methods = {choice: MethodState.of(choice, inputs.config, info) for choice in config.methods}
+        for text in trained_at.warnings(config, {choice: state.method for choice, state in methods.items()}, info):
+            say(text)
         planner = CellPlanner(
             config=config,
             model=model["model"],

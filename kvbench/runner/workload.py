@@ -18,7 +18,7 @@ from kvbench.config.run_config import Cell, RunConfig
 from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
-from kvbench.eviction.budget import Budget, entries
+from kvbench.eviction.options import budget_in_force
 from kvbench.records import Request, Sampling
 from kvbench.runner.prompt import Prompt, PromptMaker, sampling
 from kvbench.sources.data import FILE_LIMIT, Data, read_plain
@@ -149,10 +149,10 @@ class TaskWork:
             digest.update(array("q", p.ids).tobytes())
         return digest.hexdigest()[:16]
 
-    def rows(self, cell: Cell, config: RunConfig, model: Mapping[str, Any], dtype: str) -> list[PlannedRow]:
+    def rows(self, cell: Cell, config: RunConfig, model: Mapping[str, Any], dtype: str, group: int) -> list[PlannedRow]:
         """Return the rows that a cell will have, in the order of documents and samples.
 
-        model: columns about the model.
+        model: columns about the model; group: its query heads per KV head.
         """
         method = make_method(cell)
         chunked = method.evicts and config.prefill == "chunked"
@@ -164,7 +164,7 @@ class TaskWork:
             "options": method.options(),  # with defaults, so that a row states all of them
             "budget": cell.budget,
             "budget_share": cell.budget if isinstance(cell.budget, float) else None,
-            "interval": config.interval if method.evicts else None,
+            "interval": config.interval_of(cell) if method.evicts else None,
             "compress": config.compress if method.evicts else None,
             "prefill": config.prefill if method.evicts else None,
             "prefill_chunk": config.prefill_chunk if chunked else None,
@@ -180,7 +180,7 @@ class TaskWork:
         planned = []
         for prompt in self.prompts:
             if cell.budget is not None:
-                shared["budget"] = applied_budget(cell.budget, method, len(prompt.ids))
+                shared["budget"] = budget_in_force(method, cell.budget, len(prompt.ids), group)
             for sample in range(prompt.spec.n):
                 identity = shared | {
                     "doc_id": prompt.doc.doc_id,
@@ -258,6 +258,12 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Promp
             f"task {quote(task.name)} asks for {spec.max_new_tokens} new tokens; "
             f"outputs end at the model's context of {context}."
         )
+    if too_long := [len(p.ids) for p in all_prompts if len(p.ids) >= context]:
+        notes.append(
+            f"task {quote(task.name)}: {len(too_long)} of {len(all_prompts)} prompts leave no room for an answer in "
+            f"the model's context of {context} tokens (the longest has {max(too_long)}); their rows get the status "
+            "prompt_too_long and no score."
+        )
     if config.max_prompt_tokens and spec.truncate == "none":
         notes.append(f"task {quote(task.name)} does not cut its prompts; --max-prompt-tokens has no effect on it.")
     if shortened := sum(p.cut > 0 for p in all_prompts):
@@ -276,15 +282,6 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Promp
             "(column multi_turn_cache)."
         )
     return [*notes, *task.notes()]
-
-
-def applied_budget(budget: Budget, method: Method, prompt_tokens: int) -> int:
-    """Return a budget as a number of entries for one prompt.
-
-    A share of the prompt gives at least the method's smallest budget.
-    """
-    size = entries(budget, prompt_tokens)
-    return max(size, method.min_budget()) if isinstance(budget, float) else size
 
 
 def version(name: str) -> str:

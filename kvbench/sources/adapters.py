@@ -54,7 +54,8 @@ def find(name: str | None) -> Adapter | None:
         return None
     folder = Path(os.path.abspath(os.path.expanduser(name)))
     if not folder.is_dir():
-        raise SetupError(f"adapter folder {quote(name)} does not exist; --adapter takes a folder that peft has saved.")
+        why = f"{quote(name)} is a file" if folder.exists() else f"adapter folder {quote(name)} does not exist"
+        raise SetupError(f"{why}; --adapter takes a folder that peft has saved.")
     if not (folder / CONFIG).is_file():
         raise SetupError(f"{quote(name)} has no {CONFIG}; it is not an adapter of peft.")
     config = model_weights.read_json(folder / CONFIG)

@@ -51,7 +51,14 @@ def encoded(image: Image) -> bytes:
 
 
 def _bytes(image: Image) -> bytes:
-    return image.data if image.path is None else read_plain(image.path, f"image {quote(image.name)}", MOST_BYTES)
+    if image.path is None:
+        return image.data
+    try:
+        return read_plain(image.path, f"image {quote(image.name)}", MOST_BYTES)
+    except UserError as error:
+        raise UserError(
+            f"{str(error).removesuffix('.')} (looked for {quote(image.path)}). Put the file there."
+        ) from None
 
 
 def _decode(name: str, data: bytes) -> PIL.Image.Image:
@@ -72,11 +79,11 @@ def _decode(name: str, data: bytes) -> PIL.Image.Image:
     except (PIL.Image.DecompressionBombWarning, PIL.Image.DecompressionBombError):
         raise too_large from None
     except PIL.UnidentifiedImageError:
-        raise _unusable(name, "is no PNG, JPEG or WebP file") from None
+        raise _unusable(name, "is no PNG, JPEG or WebP file. Save it as one of them") from None
     except Exception as error:  # decoders raise many types for broken files
         if faults.of_machine(error):
             raise
-        raise _unusable(name, f"is broken ({quote(faults.first_line(error))})") from None
+        raise _unusable(name, f"is broken ({quote(faults.first_line(error))}). Copy it again") from None
 
 
 def _rgb(name: str, image: PIL.Image.Image) -> PIL.Image.Image:

@@ -10,9 +10,11 @@ from kvbench.store.identity import row_key
 from kvbench.store.journal import Journal
 from kvbench.store.names import check_run_name
 from kvbench.store.reading import Snapshot, read_columns, read_rows, read_run, read_texts, table_hash
+from kvbench.store.schema import FINAL
 from kvbench.store.tables import repair
 
 __all__ = [
+    "FINAL",
     "Journal",
     "RunFolder",
     "Snapshot",

@@ -1,7 +1,7 @@
 """Finds the settings that kvbench never takes from a run's record, and writes command lines that repeat them.
 
 These settings are plug-ins, addresses of servers, and the names of environment variables with keys. In a record they
-are only information for the user, who types them again to continue a run. A folder from elsewhere therefore neither
+are only information for the user, who gives them again to continue a run. A folder from elsewhere therefore neither
 runs code nor contacts a server.
 """
 
@@ -25,9 +25,10 @@ _USUAL = {"judge_key_env": "OPENAI_API_KEY", "judge_mode": "single"}
 
 
 def used(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run that the user must give again on the command line, because they run code, contact a
-    server, or name data that no hash covers. info: the content of run.json.
+    """Return the settings of a run that the user must give again, because they run code, contact a server, or name data
+    that no hash covers. info: the content of run.json.
 
+    A flag or an environment variable gives them; except for `task`, the configuration file may too.
     `unsafe_run_code` is never among them: without this setting, programs run in a sandbox.
     """
     environment = info["environment"]

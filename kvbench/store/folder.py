@@ -97,6 +97,11 @@ class RunFolder:
         self._done_before = len(done)
         return done
 
+    def final_rows(self) -> dict[str, str]:
+        """Return the status of each row that no further attempt can answer, by its key."""
+        entries = read_journal(self.path).entries
+        return {key: str(entry.row["status"]) for key, entry in entries.items() if entry.final}
+
     def journal(self) -> Journal:
         """Return a journal, which writes to a new segment of this process."""
         before = len(self.done_keys()) if self._done_before is None else self._done_before

@@ -23,24 +23,26 @@ from kvbench.store.again import repair_command
 from kvbench.store.files import open_plain, reason
 from kvbench.store.frames import TEXT_NAMES, columns_as_lists, rows_schema, texts_schema, to_frame, to_table
 from kvbench.store.recovery import JournalContent, TextReader, read_journal
-from kvbench.store.schema import DETERMINISTIC, NAMES, OK, REQUIRED, sort_key
+from kvbench.store.schema import DETERMINISTIC, FINAL, NAMES, OK, REQUIRED, sort_key
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-_CELL = ["task", "method", "options", "budget", "budget_share"]
+_CELL = ["task", "method", "options", "budget", "budget_share", "interval"]
 _ROW, _TEXT = 64 << 10, 16 << 20  # upper limits, in bytes, of a row and of a prompt with its answers
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """A run at one moment. `table`: its rows. `saved`: the number of rows that are ok or wait for a score. `failed`:
-    the number of other rows. `planned`: the number of rows that the run will have; None: unknown."""
+    the number of other rows; `final`: of those that no further attempt can answer. `planned`: the number of rows that
+    the run will have; None: unknown."""
 
     table: pa.Table
     saved: int
     failed: int
+    final: int
     planned: int | None
     sealed: bool
     notices: tuple[str, ...]
@@ -49,6 +51,11 @@ class Snapshot:
     def rows(self) -> pd.DataFrame:
         """The table as a pandas frame."""
         return to_frame(self.table)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the run, continued, would generate more rows."""
+        return self.planned is not None and self.saved + self.final < self.planned
 
     @property
     def progress(self) -> str:
@@ -67,9 +74,9 @@ def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
         state = read_journal(path)
         notices = state.notices
         table = _from_journal(path, state, columns)
-    counts = table.column("status").cast("string").value_counts().to_pylist()
-    saved = sum(status["counts"] for status in counts if status["values"] in (OK, "unscored"))
-    return Snapshot(table, saved, len(table) - saved, _planned(info, table), sealed, tuple(notices))
+    counts = {c["values"]: c["counts"] for c in table.column("status").cast("string").value_counts().to_pylist()}
+    saved, final = (sum(counts.get(status, 0) for status in some) for some in ((OK, "unscored"), FINAL))
+    return Snapshot(table, saved, len(table) - saved, final, _planned(info, table), sealed, tuple(notices))
 
 
 def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:

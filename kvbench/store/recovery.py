@@ -21,7 +21,7 @@ from typing import Any
 from kvbench.errors import SetupError, bare, few, quote
 from kvbench.store.files import open_plain, own_folder, plain_size
 from kvbench.store.journal import FOLDER, SUFFIX
-from kvbench.store.schema import OK, UNSCORED, is_text, read_row
+from kvbench.store.schema import FINAL, OK, UNSCORED, is_text, read_row
 from kvbench.store.strict_json import parse
 
 _LONGEST = 256 << 20  # bytes of a record
@@ -46,6 +46,11 @@ class Entry:
         return self.ok or self.row["status"] in UNSCORED
 
     @property
+    def final(self) -> bool:
+        """Whether the row has no answer, and another attempt would end the same."""
+        return self.row["status"] in FINAL
+
+    @property
     def scored(self) -> int:
         """How often `kvbench score` has scored the answer again."""
         return int(self.row.get("score_pass") or 0)
@@ -65,7 +70,7 @@ class JournalContent:
     @property
     def done(self) -> set[str]:
         """Keys of the rows that need not be generated again."""
-        return {key for key, entry in self.entries.items() if entry.generated}
+        return {key for key, entry in self.entries.items() if entry.generated or entry.final}
 
     def add(self, entry: Entry) -> None:
         key = entry.row["row_key"]

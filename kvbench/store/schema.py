@@ -25,6 +25,7 @@ FORMAT = 1
 FORMAT_KEY = "kvbench.format"
 MOST_PASSES = 10**6  # upper limit of `score_pass`
 OK = "ok"
+FINAL = ("prompt_too_long", "prompt_empty")  # neither answer nor score, and another attempt would end the same
 UNSCORED = ("unscored", "grader_error", "judge_error", "sandbox_error")  # generated, but without a score
 
 
@@ -91,7 +92,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("prompt_tokens_cut", "int32", "tokens", "taken out of the middle of a text that was too long"),
     Column("images", "int32", "", "how many the question has, in all turns; null: its task is text"),
     Column("image_tokens", "int32", "tokens", "stand for these images"),
-    Column("image_list", "text", "JSON", "name, size in pixels, tokens and turn of each image"),
+    Column("image_list", "text", "JSON", "name, size in pixels, tokens, turn and place in the prompt of each image"),
     Column("output_tokens", "int32", "tokens", "length of the output"),
     Column("output_sha256", "text", "", "hash of the output's text"),
     Column("extracted", "text", "", "the answer found in the output"),

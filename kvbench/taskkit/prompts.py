@@ -7,6 +7,8 @@ Jinja. Not covered: few-shot examples.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from kvbench.console.faults import words
 from kvbench.errors import UserError, bare, quote
 from kvbench.task import IMAGE, Doc, Turn
 
+PROBE = "1 + 1 = ?"  # a message that shows how a template renders
 Messages = list[dict[str, Any]]  # as chat templates take them
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
@@ -121,7 +124,7 @@ def check_template(tokenizer: Any, *, chat: bool, chat_template: str | None = No
     origin: the template's file, for messages.
     """
     if chat:
-        _apply(tokenizer, [{"role": "user", "content": "1 + 1 = ?"}], None, chat_template, origin)
+        _apply(tokenizer, [{"role": "user", "content": PROBE}], None, chat_template, origin)
 
 
 def render(
@@ -215,11 +218,24 @@ def effective_thinking(
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or "think" not in text:
         return None
-    prompt = _apply(tokenizer, [{"role": "user", "content": "1 + 1 = ?"}], thinking, chat_template, None)
+    prompt = _apply(tokenizer, [{"role": "user", "content": PROBE}], thinking, chat_template, None)
     opened, closed = prompt.rfind("<think>"), prompt.rfind("</think>")
     if opened > closed:
         return True
     return thinking if closed < 0 else False  # templates with thinking off write an empty, closed block
+
+
+@functools.lru_cache(maxsize=4)
+def _needs_parts(tokenizer: Any, chat_template: str | None) -> bool:
+    """Return whether a template leaves out messages that are plain text, and takes lists of parts only (LLaVA)."""
+
+    def shows(content: str | list[dict[str, str]]) -> bool:
+        messages = [{"role": "user", "content": content}]
+        return PROBE in str(tokenizer.apply_chat_template(messages, tokenize=False, chat_template=chat_template))
+
+    with contextlib.suppress(Exception):  # a template is a program; `_apply` reports its failures
+        return not shows(PROBE) and shows([{"type": "text", "text": PROBE}])
+    return False
 
 
 def _apply(
@@ -227,6 +243,9 @@ def _apply(
 ) -> str:
     import jinja2
 
+    if _needs_parts(tokenizer, chat_template):
+        texts = ([{"type": "text", "text": m["content"]}] if isinstance(m["content"], str) else None for m in messages)
+        messages = [message | ({"content": text} if text else {}) for message, text in zip(messages, texts)]
     switch = {} if thinking is None else {"enable_thinking": thinking}
     name = origin or ("of the tokenizer" if chat_template is None else "from --chat-template")
     try:

@@ -59,7 +59,16 @@ class ModelReader:
         )
 
     def ids(self, text: str) -> list[int]:
-        return prompts.encode(self.tokenizer, text, chat=self.chat)
+        """Return the token ids of a rendered prompt."""
+        return self.started(prompts.encode(self.tokenizer, text, chat=self.chat))
+
+    def started(self, ids: list[int]) -> list[int]:
+        """Return the ids of a prompt of a model that sees with the start token, where the template left it out (LLaVA).
+
+        transformers' processors add it too.
+        """
+        start = prompts.encode(self.tokenizer, "", chat=False) if self.vision else []
+        return start + ids if start == [self.tokenizer.bos_token_id] and ids[:1] != start else ids
 
     def with_images(self, ids: list[int], doc: Doc, turns: int = 1) -> tuple[list[int], Images | None]:
         """Return the token ids of a document's first `turns` turns with those of its images, and its images.
@@ -89,7 +98,7 @@ class ModelReader:
         hold the whole question, all kept text becomes the question and the context is empty.
         """
         ids = self.tokenizer(turn.user, return_attention_mask=False)["input_ids"]
-        length = len(ids) + sum(p.tokens for p in self.vision.pictures([turn])) if self.vision else len(ids)
+        length = len(ids) + (self.vision.added([turn]) if self.vision else 0)
         if length <= limit:
             return turn, 0
         if turn.images:
@@ -154,7 +163,7 @@ class Talk:
         last = len(self.doc.turns) - 1
         empty = [self.reader.text(self.doc, thinking=self.thinking, answers=(ANSWER,) * n) for n in (0, last)]
         vision = self.reader.vision
-        images = sum(p.tokens for p in vision.pictures(self.doc.turns[1:])) if vision else 0
+        images = vision.added(self.doc.turns[1:]) if vision else 0
         return self.reader.count(empty[-1]) - self.reader.count(empty[0]) + images
 
     def _appended(self, turn: int) -> str | None:

@@ -1,12 +1,12 @@
 """The images of a prompt as the model reads them: how many tokens stand for each, and pixel values when it is read.
 
-Covers families whose image processor gives each image a grid of patches, of which `merge_size` by `merge_size` become
-one token (Qwen2-VL and its successors). Sizes alone decide the tokens, so that a plan needs no pixel values.
+The size of an image alone decides its tokens, so that a plan needs no pixel values. Where the chat template writes one
+image token, the prompt has as many as the image needs, between the tokens that the family puts around an image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,20 +27,29 @@ class Picture:
     height: int
     tokens: int
 
-    def facts(self, turn: int) -> dict[str, Any]:
-        """Return what a row stores of the image. turn: number of the turn that it belongs to, from 1."""
+    def facts(self, turn: int, at: int | None) -> dict[str, Any]:
+        """Return what a row stores of the image.
+
+        turn: number of the turn that it belongs to, from 1. at: where its token stands in the text of the first
+        prompt; None if that prompt does not hold it.
+        """
         size = {"width": self.width, "height": self.height}
-        return {"name": self.image.name, **size, "tokens": self.tokens, "turn": turn}
+        return {"name": self.image.name, **size, "tokens": self.tokens, "turn": turn, "at": at}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vision:
     """The image processor of a model, from transformers, and the token that stands for a part of an image.
 
-    template: the chat template that handles images, where it is not the tokenizer's.
+    count: returns how many of these tokens an image of this height and width has. options: for the image processor.
+    around: ids of the tokens before and after those of an image. template: the chat template that handles images, where
+    it is not the tokenizer's.
     """
 
     processor: Any
+    count: Callable[[int, int], int]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     token: int
     text: str  # of the token, as the chat template writes it
     template: str | None = None
@@ -59,11 +68,14 @@ class Vision:
         pixels = image_files.read(image)
         width, height = pixels.image.size
         try:
-            patches = self.processor.get_number_of_image_patches(height, width, {})
+            tokens = self.count(height, width)
         except ValueError as error:  # too narrow
             raise UserError(f"image {quote(image.name)} of {width}x{height} pixels: {error}.") from None
-        tokens = patches // self.processor.merge_size**2
         return Picture(image=image, sha256=pixels.sha256, width=width, height=height, tokens=tokens)
+
+    def added(self, turns: Iterable[Turn]) -> int:
+        """Return how many tokens the images of these turns add to the tokens of their text."""
+        return sum(picture.tokens + sum(map(len, self.around)) for picture in self.pictures(turns))
 
     def expand(self, ids: Sequence[int], pictures: Sequence[Picture]) -> tuple[list[int], Images | None]:
         """Repeat the image token in `ids`, which stands there once per image, as often as each image has tokens.
@@ -74,25 +86,35 @@ class Vision:
         spans: list[tuple[int, int]] = []
         expanded: list[int] = []
         for token in ids:
-            count = next(left).tokens if token == self.token else 1
-            if token == self.token:
-                spans.append((len(expanded), len(expanded) + count))
-            expanded += [token] * count
-        images = Images(spans=tuple(spans), inputs=partial(self._inputs, tuple(pictures))) if pictures else None
+            if token != self.token:
+                expanded.append(token)
+                continue
+            before, after = self.around
+            expanded += before
+            spans.append((len(expanded), len(expanded) + next(left).tokens))
+            expanded += [token] * (spans[-1][1] - spans[-1][0])
+            expanded += after
+        images = Images(spans=tuple(spans), read=partial(self.read, tuple(pictures))) if pictures else None
         return expanded, images
 
-    def _inputs(self, pictures: Sequence[Picture], wanted: range) -> Mapping[str, Any]:
-        """Return what the model reads of the images with these indices. Raises UserError for a file that changed."""
-        chosen = [pictures[i] for i in wanted]
-        files = [image_files.read(picture.image) for picture in chosen]
-        for picture, file in zip(chosen, files):
+    def read(self, pictures: Sequence[Picture]) -> list[dict[str, Any]]:
+        """Return what the model reads of each image. Raises UserError for a file that changed."""
+        files = [image_files.read(picture.image) for picture in pictures]
+        for picture, file in zip(pictures, files):
             if file.sha256 != picture.sha256:
                 raise UserError(f"image {quote(picture.image.name)} changed during the run.")
-        made = self.processor(images=[file.image for file in files], return_tensors="pt")
-        tokens = (made["image_grid_thw"].prod(-1) // self.processor.merge_size**2).tolist()
-        if tokens != [picture.tokens for picture in chosen]:
-            raise RuntimeError(f"the image processor made {tokens} tokens, unlike its own count")
-        return dict(made)
+        made = dict(self.processor(images=[file.image for file in files], return_tensors="pt", **self.options))
+        rows = _rows(made, len(files))
+        made.pop("num_patches", None)  # no argument of the model
+        parts = {name: value.split(rows if name == "pixel_values" else 1) for name, value in made.items()}
+        return [{name: part[i] for name, part in parts.items()} for i in range(len(files))]
+
+
+def _rows(made: Mapping[str, Any], images: int) -> list[int]:
+    """Return how many rows of the pixel values belong to each image: its patches, its tiles, or one."""
+    if "image_grid_thw" in made:
+        return [int(rows) for rows in made["image_grid_thw"].prod(-1)]
+    return [int(rows) for rows in made.get("num_patches", [1] * images)]
 
 
 def check_markers(turns: Iterable[Turn], question: str) -> None:

@@ -1,7 +1,8 @@
-"""Keeps the model's answers to the questions of a training in a file, so that a killed training need not repeat them.
+"""Keeps the model's answers to the questions of a training in files, so that a killed training need not repeat them.
 
-The first line names the model and the questions; each further line is an answer, in order of completion. In a training
-with several processes, every process reads the file and only the first writes it.
+The first line of a file names the model and the questions; each further line is an answer, in order of completion. In a
+training with several processes, each process writes a file of its own while it answers its share of the questions. The
+first process moves the answers into the common file, when all processes have ended and after a kill.
 """
 
 from __future__ import annotations
@@ -9,19 +10,34 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.store.files import reason
-from kvbench.train.processes import is_first
+from kvbench.train.processes import Processes
 
 HASHES = {"questions": "other questions", "fingerprint": "another model"}  # what a different hash means, for errors
-Answers = dict[str, tuple[int, ...] | None]  # question's name -> answer tokens; None: the answer was wrong or failed
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer as tokens; a failed one has none.
+
+    right: False if the judge finds it wrong, or if its generation failed; ended: whether it ends with an end token.
+    """
+
+    ids: tuple[int, ...]
+    right: bool
+    ended: bool
+
+
+Answers = dict[str, Answer]  # by the question's name
 
 
 class AnswerFile:
-    """The file with the model's answers to the questions of one training.
+    """A file with the model's answers to the questions of one training.
 
     asked: all settings on which the answers depend; the file's first line must hold the same.
     """
@@ -29,23 +45,25 @@ class AnswerFile:
     def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
         self.path, self.asked = path, json.loads(json.dumps(asked))
 
-    def read(self) -> Answers:
-        """Return the stored answers; drop a last line that a kill cut short. Creates the file if it is missing.
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """Return the stored rows by their question's name; cut off a last line that a kill left incomplete.
 
         Raises UserError for answers to other questions or of another model, SetupError for a damaged or unusable file.
         """
-        answers: Answers = {}
-        whole = 0  # bytes of whole lines
+        rows: dict[str, dict[str, Any]] = {}
+        whole = size = 0  # bytes: of whole lines, of all lines
         try:
             with self.path.open("rb") as file:
                 for line in file:
+                    size += len(line)
                     if not line.endswith(b"\n"):
                         break
                     row = json.loads(line)
                     if whole == 0:
                         self._check(row)
                     else:
-                        answers[row["name"]] = tuple(row["answer"]) if row["kept"] else None
+                        _answer(row)
+                        rows[row["name"]] = row
                     whole += len(line)
         except FileNotFoundError:
             pass
@@ -56,26 +74,21 @@ class AnswerFile:
                 f"{quote(self.path)} is damaged after its first {whole:,} bytes. Remove it to "
                 "generate all answers again."
             ) from error
-        if is_first():
+        if whole < size:
             with self._appending() as stream:
                 stream.truncate(whole)
-                if whole == 0:
-                    stream.write(_line(self.asked))
-        return answers
+        return rows
 
-    def add(self, name: str, *, prompt: Sequence[int], answer: Sequence[int], kept: bool) -> None:
-        """Append the model's answer to the question called `name`. Raises SetupError when the file cannot be written.
-
-        kept: True if training uses the answer, False if the answer is wrong or its generation failed.
-        """
-        if is_first():
-            with self._appending() as stream:
-                stream.write(_line({"name": name, "prompt": prompt, "answer": answer, "kept": kept}))
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Append a row, in a new file after the first line. Raises SetupError when the file cannot be written."""
+        with self._appending() as stream:
+            stream.write(b"" if stream.tell() else _line(self.asked))
+            stream.write(_line(row))
 
     def _check(self, theirs: Mapping[str, Any]) -> None:
         if theirs != self.asked:
-            other = [name for name, value in self.asked.items() if theirs.get(name) != value]
-            differences = (HASHES.get(name, f"{name} {theirs.get(name)}, now {self.asked[name]}") for name in other)
+            other = [name for name in {**self.asked, **theirs} if theirs.get(name) != self.asked.get(name)]
+            differences = (HASHES.get(name, f"{name} {theirs.get(name)}, now {self.asked.get(name)}") for name in other)
             raise UserError(
                 f"{quote(self.path.parent)} holds answers of another training: {'; '.join(differences)}. "
                 "Choose another --out, or remove the folder."
@@ -88,6 +101,46 @@ class AnswerFile:
                 yield stream
         except OSError as error:
             raise SetupError(f"{quote(self.path)} cannot be written: {reason(error)}.") from error
+
+
+class SharedAnswers:
+    """The answers of all processes of one training: the common file, and the file of this process.
+
+    asked: as in `AnswerFile`. A single process writes the common file.
+    """
+
+    def __init__(self, path: Path, asked: Mapping[str, Any], processes: Processes | None = None) -> None:
+        self.common, self.processes = AnswerFile(path, asked), processes or Processes()
+        several = self.processes.count > 1
+        self.own = AnswerFile(path.with_suffix(f".{self.processes.rank}.jsonl"), asked) if several else self.common
+
+    def gather(self) -> Answers:
+        """Wait for all processes, move their answers into the common file, and return all stored answers.
+
+        All processes must call it. It also moves the answers of processes that were killed.
+        """
+        self.processes.wait()
+        if self.processes.first:
+            self._move()
+        self.processes.wait()
+        return {name: _answer(row) for name, row in self.common.rows().items()}
+
+    def add(self, name: str, prompt: Sequence[int], answer: Answer) -> None:
+        row = {"name": name, "prompt": prompt, "answer": answer.ids, "right": answer.right, "ended": answer.ended}
+        self.own.add(row)
+
+    def _move(self) -> None:
+        path = self.common.path
+        stored = self.common.rows()
+        for part in sorted(path.parent.glob(f"{path.stem}.*{path.suffix}")):
+            for name, row in AnswerFile(part, self.common.asked).rows().items():
+                if name not in stored:  # a kill may have come between adding a row and removing the file
+                    self.common.add(row)
+            part.unlink()
+
+
+def _answer(row: Mapping[str, Any]) -> Answer:
+    return Answer(tuple(row["answer"]), right=bool(row["right"]), ended=bool(row["ended"]))
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -97,21 +97,32 @@ class ScorerRecipe(TraceRecipe):
 
     def begin(self) -> None:
         more, given = self.settings.more, [*self.traces, *self.test]
-        sizes = {"budget": more["budget"], "interval": more["interval"], "longest": max(len(t.ids) for t in given)}
+        longest = max(len(t.ids) for t in given)
         method = registry.methods.get("foresightkv")(features=more["features"])
-        self.evictions = Evictions(self.loaded, method, **sizes, within=more.get("within", "mean"))
+
+        def evictions(budget: int, interval: int) -> Evictions:
+            sizes = {"budget": budget, "interval": interval, "longest": longest}
+            return Evictions(self.loaded, method, **sizes, within=more.get("within", "mean"))
+
+        self.evictions = self._of_long = evictions(more["budget"], more["interval"])
+        if more.get("long"):
+            self._of_long = evictions(more["long_budget"], more["long_interval"])
         self.traces, self.test = self._evicted(self.traces), self._evicted(self.test)
+
+    def evictions_of(self, trace: Trace) -> Evictions:
+        """Return what reads a trace of this length: `long_budget` and `long_interval` hold beyond `long` tokens."""
+        return self._of_long if len(trace.ids) > self.settings.more.get("long", 0) else self.evictions
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
         check_choices(more, features=FEATURES, within=WITHIN)
-        check_least(more, budget=2, interval=1, hidden=1)
+        check_least(more, budget=2, interval=1, long=0, long_budget=2, long_interval=1, hidden=1)
         if not more.get("margin", 1.0) > 0:
             raise UserError(f"--opt margin must be above 0; got {more['margin']:g}.")
 
     def _evicted(self, traces: Sequence[Trace]) -> list[Trace]:
         """Return the traces that are long enough for an eviction. Raises UserError when none is."""
-        evicted = [trace for trace in traces if self.evictions.evicts(trace)]
+        evicted = [trace for trace in traces if self.evictions_of(trace).evicts(trace)]
         if not evicted:
             raise UserError(
                 f"no answer to train on outgrows a budget of {self.evictions.budget} before its end; "
@@ -127,4 +138,4 @@ class ScorerRecipe(TraceRecipe):
         return {name: t.detach() for name, t in self.trained.scorer().items()}
 
     def card(self) -> dict[str, Any]:
-        return super().card() | {"recent": self.evictions.recent}
+        return super().card() | {"recent": self.evictions.recent, "long_recent": self._of_long.recent}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -18,13 +18,14 @@ from kvbench import registry
 from kvbench.engine.model.load import LoadedModel
 from kvbench.eviction.api import Method
 from kvbench.eviction.select import decide
+from kvbench.eviction.terms.foresight import Features
 from kvbench.eviction.view import LayerView
 from kvbench.replay.reader import Listener, TraceReader
 from kvbench.replay.reference import read_full
 from kvbench.replay.traces import ForcedTrace
 from kvbench.train.traces import Trace
 
-FEATURES, WITHIN = ("paper6", "released8"), ("mean", "max")
+FEATURES, WITHIN = get_args(Features), ("mean", "max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

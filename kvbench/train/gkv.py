@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -41,11 +41,12 @@ RECOMPUTE = ("auto", "on", "off")
 class SparseRecipe(Recipe):
     """The base class of recipes that train the model to work with an evicted cache.
 
-    `settings.more`: method (with its options in parentheses), budget, interval, temperature, slots (answers generated
+    `settings.more`: method (with its options in parentheses), budget, interval, `softness`, slots (answers generated
     at once), micro (answers per forward pass with a gradient), recompute (auto, on, off).
     """
 
     kind, figure, higher = "model", "accuracy", True
+    softness: ClassVar[str] = "temperature"  # name of the option that divides the logits
 
     def __init__(self, loaded: LoadedModel, settings: Settings, test: Sequence[Question]) -> None:
         super().__init__(settings)
@@ -53,7 +54,7 @@ class SparseRecipe(Recipe):
         self.check(loaded, more)
         self.method, self.budget = choose.from_label(str(more["method"])), int(more["budget"])
         self.interval, self.micro, self.slots = int(more["interval"]), int(more["micro"]), int(more["slots"])
-        self.temperature = float(more["temperature"])
+        self.temperature = float(more[self.softness])
         loaded.model.float().requires_grad_(True)
         self.loaded, self.test = replace(loaded, dtype=torch.float32), test
         size = sum(p.numel() for p in loaded.model.parameters())
@@ -63,8 +64,8 @@ class SparseRecipe(Recipe):
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
         check_least(more, interval=1, micro=1, slots=1, group=2)
         check_choices(more, recompute=RECOMPUTE)
-        if not more["temperature"] > 0:
-            raise UserError(f"--opt temperature must be above 0; got {more['temperature']:g}.")
+        if not more[cls.softness] > 0:
+            raise UserError(f"--opt {cls.softness} must be above 0; got {more[cls.softness]:g}.")
         method, budget = choose.from_label(str(more["method"])), int(more["budget"])
         if not method.evicts or not method.takes_budget or method.oracle:
             name = quote(more["method"])

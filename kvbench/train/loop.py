@@ -101,7 +101,10 @@ class _Training:
         self.share = processes.share(settings.batch)
         self.parameters = recipe.parameters()
         self.optimiser = torch.optim.AdamW(
-            list(self.parameters.values()), lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay
+            list(self.parameters.values()),
+            lr=settings.lr,
+            betas=(0.9, settings.beta2),
+            weight_decay=settings.weight_decay,
         )
         model = {"base_model": base.name, "revision": revision, "fingerprint": base.fingerprint}
         self.named = {"recipe": recipe.name, "settings": json.loads(json.dumps(asdict(settings))), **model}
@@ -204,10 +207,16 @@ def steps_done(out: Path) -> int:
 def rate(settings: Settings, step: int) -> float:
     """Return the learning rate of a step.
 
-    It rises linearly to its peak `lr` during the warm-up, then falls as a cosine to `floor` times the peak.
+    It rises linearly to its peak `lr` during the warm-up. Then it falls as a cosine to `floor` times the peak
+    (cosine); or it stays (constant); or it stays and falls linearly in as many last steps as the warm-up has
+    (trapezoid, whose rate is at least `floor` times the peak).
     """
-    if step < settings.warmup:
-        return settings.lr * (step + 1) / settings.warmup
+    warm = (step + 1) / settings.warmup if settings.warmup else 1.0
+    if settings.schedule == "trapezoid":
+        cold = (settings.steps - step) / settings.warmup if settings.warmup else 1.0
+        return settings.lr * max(settings.floor, min(1.0, warm, cold))
+    if step < settings.warmup or settings.schedule == "constant":
+        return settings.lr * min(1.0, warm)
     done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
     return settings.lr * (settings.floor + (1 - settings.floor) * (1 + math.cos(math.pi * done)) / 2)
 

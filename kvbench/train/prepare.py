@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvbench.config.plugins import hash_of
 from kvbench.engine.model.load import LoadedModel, load, refuse_training
 from kvbench.errors import UserError, quote
 from kvbench.sources import models
-from kvbench.train.answers import AnswerFile
-from kvbench.train.catalogue import RECIPES, Entry
+from kvbench.train.answers import SharedAnswers
+from kvbench.train.catalogue import entry_of, recipe_class
+from kvbench.train.collection import CHOICES, Collection
+from kvbench.train.data_file import parsed_rows, read_questions
+from kvbench.train.entry import Entry
 from kvbench.train.head_data import Example, examples, source
 from kvbench.train.lock import alone
-from kvbench.train.processes import own_device
-from kvbench.train.recipe import Recipe, Settings, check_least
-from kvbench.train.traces import Question, Trace, built_in, collect, prompts_of
+from kvbench.train.processes import joined, own_device
+from kvbench.train.prompting import Prompting
+from kvbench.train.recipe import Recipe, Settings, check_choices
+from kvbench.train.traces import Question, Trace, built_in, collect
 
 ANSWERS = "answers.jsonl"
 
@@ -45,56 +50,54 @@ def prepare(
     options: Mapping[str, Any],
     device: str,
     out: Path,
+    prompting: Prompting | None = None,
     on_answer: Callable[[int], None] | None = None,
 ) -> Ready:
     """Load the model, let it answer the questions, and return the recipe called `name`, ready to train.
 
-    data: a file with questions; None: problems of the built-in tasks. samples: the most questions or examples to train
-    on, without those that the recipe holds out. out: the folder of the training, where the answers are stored.
-    on_answer: called with the number of answers so far.
+    data: a file or folder with questions or texts; None: problems of the built-in tasks. samples: the most questions or
+    examples to train on, without those that the recipe holds out. out: the folder of the training, where the answers
+    are stored. prompting: how questions become prompts. on_answer: called with the number of answers so far.
     """
-    entry = RECIPES[name]
+    entry, prompting = entry_of(name), prompting or Prompting()
+    check_choices(options, **CHOICES)
+    collection = Collection.of(options)
+    if data is not None:
+        next(parsed_rows(data, prompting), None)  # a wrong file is reported before the model is loaded
     info = models.describe(model)
     loaded = load(info.where, device=own_device(device), dtype=entry.dtype)
     refuse_training(loaded)
     revision = models.revision(models.describe(model))  # described again: loading may just have fetched the model
-    module, _, cls = entry.location.partition(":")
-    make: Any = getattr(importlib.import_module(module), cls)  # a subclass of Recipe
+    make = recipe_class(name)
     make.check(loaded, options)
     about = Path(data).name if data else ", ".join(entry.tasks) or source(loaded)
     items: Sequence[Question | Trace | Example]
     test: Sequence[Question | Trace | Example]
     if entry.learns_from == "examples":
-        if data is not None:
-            raise UserError(f"{name} has its own training texts; it takes no --data.")
+        if data is not None or prompting.settings():
+            raise UserError(f"{name} has its own training texts; it takes no --data and no settings of its prompts.")
         drawn = examples(loaded, samples + entry.held_out, seed, int(options["tokens"]))
         items, test = drawn[:samples], drawn[samples:]
     else:
-        if not loaded.stop_ids:
+        questions, held_out = _questions(entry, loaded, data, samples, seed, collection, prompting)
+        items, test = questions, held_out
+        asks = "questions" in (entry.learns_from, entry.tested_on)
+        if not loaded.stop_ids and (asks or any(q.given is None for q in (*questions, *held_out))):
             raise UserError(
                 f"model {quote(model)} has no end token, so its answers would never end; add it to "
                 "generation_config.json."
             )
-        longest = int(options["longest"])
-        questions, held_out = _questions(entry, loaded, data, samples, seed, longest)
-        items, test = questions, held_out
-        judged = all(q.judge for q in (*questions, *held_out))
-        if "questions" in (entry.learns_from, entry.tested_on) and not judged:
-            raise UserError(f"{name} needs right answers: give every line of --data a field 'answer'.")
         if entry.learns_from == "answers":
-            asked: dict[str, Any] = {
-                "model": model,
-                "revision": revision,
-                "fingerprint": loaded.fingerprint,
-                "data": about,
-            }
-            asked |= {"samples": samples, "held_out": entry.held_out, "seed": seed, "longest": longest}
-            items, test = _answered(
-                entry, loaded, questions, held_out, data=data, asked=asked, out=out, on_answer=on_answer
-            )
+            asked: dict[str, Any] = {"model": model, "revision": revision, "fingerprint": loaded.fingerprint}
+            asked["data"] = about
+            asked |= {"samples": samples, "held_out": entry.held_out, "seed": seed}
+            asked |= collection.asked() | prompting.settings()
+            items, test = _answered(entry, loaded, questions, held_out, collection, asked, out, on_answer)
     data_hash = _hash([item.ids for item in (*items, *test)])
-    more = dict(options) | {"data": about, "samples": samples, "data_sha256": data_hash}
-    settings = Settings(steps=steps, lr=lr, batch=batch, seed=seed, more=more)
+    more = dict(options) | {"data": about, "samples": samples, "data_sha256": data_hash} | prompting.settings()
+    if (plugin := hash_of(name, "recipe")) is not None:  # another version of the plug-in trains otherwise
+        more["plugin_sha256"] = plugin
+    settings = Settings.of(more, steps=steps, lr=lr, batch=batch, seed=seed)
     return Ready(make(loaded, settings, items, test), loaded, revision)
 
 
@@ -103,49 +106,89 @@ def _answered(
     loaded: LoadedModel,
     questions: list[Question],
     held_out: list[Question],
-    *,
-    data: str | None,
+    collection: Collection,
     asked: dict[str, Any],
     out: Path,
     on_answer: Callable[[int], None] | None,
 ) -> tuple[list[Trace], Sequence[Question | Trace]]:
-    """Return the model's answers to train on, and the held-out data: answers, or questions without answers.
+    """Return the answers to train on, and the held-out data: answers, or questions without answers.
 
     asked: all settings that the answers depend on, except the questions.
     """
     ask_held_out = entry.tested_on == "answers"
     every = [*held_out, *questions] if ask_held_out else questions
-    asked["questions"] = _hash([(q.name, q.ids, q.max_new_tokens, q.reference) for q in every])[:16]
-    with alone(out):
-        traces = collect(loaded, every, file=AnswerFile(out / ANSWERS, asked), on_answer=on_answer)
+    generated = [(q.name, q.ids, q.max_new_tokens, q.reference) for q in every if q.given is None]
+    asked["questions"] = _hash(generated)[:16]
+    dropped: Counter[str] = Counter()
+    with joined() as processes, alone(out):
+        traces = collect(
+            loaded,
+            every,
+            collection,
+            seed=asked["seed"],
+            file=SharedAnswers(out / ANSWERS, asked, processes),
+            processes=processes,
+            on_answer=on_answer,
+            on_drop=lambda why: dropped.update([why]),
+        )
     names = {q.name for q in held_out}
     items = [trace for trace in traces if trace.name not in names]
     test: Sequence[Question | Trace] = [t for t in traces if t.name in names] if ask_held_out else held_out
     if not items or not test:
         which = f"{len(questions)} questions" if not items else f"first {len(held_out)} questions (which are held out)"
-        cure = "" if data is None else f"See its answers in {quote(out / ANSWERS)}. "
+        reasons = ", ".join(f"{count} {why}" for why, count in dropped.items())
+        where = f" See the answers in {quote(out / ANSWERS)}." if generated else ""
         raise UserError(
-            f"the model answered none of the {which} rightly; there is nothing to learn. {cure}Give other questions "
-            "with --data."
+            f"no answer to the {which} can be used; there is nothing to learn. Of all answers, {reasons}.{where} Give "
+            "other questions with --data, or other settings with --opt."
         )
     return items, test
 
 
 def _questions(
-    entry: Entry, loaded: LoadedModel, data: str | None, samples: int, seed: int, longest: int
+    entry: Entry,
+    loaded: LoadedModel,
+    data: str | None,
+    samples: int,
+    seed: int,
+    collection: Collection,
+    prompting: Prompting,
 ) -> tuple[list[Question], list[Question]]:
     """Return `samples` questions to train on, and the questions that the recipe holds out."""
-    check_least({"longest": longest}, longest=1)
     if data is None:
+        if given := list(prompting.settings()):
+            flag = f"--{given[0].replace('_', '-')}"
+            raise UserError(f"{flag} needs --data: problems of built-in tasks have no chat template.")
         asked = built_in(entry.tasks, samples, seed, loaded)
         return asked, built_in(entry.tasks, entry.held_out, seed, loaded, held_out=True)
-    questions = prompts_of(data, loaded, longest)
-    if len(questions) <= entry.held_out:
+    return _divide(entry, read_questions(data, loaded, collection, prompting), samples)
+
+
+def _divide(entry: Entry, questions: Iterable[Question], samples: int) -> tuple[list[Question], list[Question]]:
+    """Divide the questions of a data file: the first are held out, the next `samples` are for training.
+
+    Where a recipe needs right answers, a question without a known one is skipped, unless training can use its given
+    answer. Raises UserError if too few are left.
+    """
+    judged, own = "questions" in (entry.learns_from, entry.tested_on), entry.learns_from == "answers"
+    held_out, taken, seen = list[Question](), list[Question](), 0
+    for question in questions:
+        fits = not judged or question.judge is not None
+        seen += 1
+        if fits and len(held_out) < entry.held_out:
+            held_out.append(question)
+        elif len(taken) < samples and (fits or (own and question.given is not None)):
+            taken.append(question)
+        if len(taken) == samples and len(held_out) == entry.held_out:
+            break
+    if seen and not held_out:
+        raise UserError("this recipe needs right answers; --data has none in a column 'answer' or 'solution'.")
+    if not taken or len(held_out) < entry.held_out:
         raise UserError(
-            f"--data has {len(questions)} questions that leave the model room to answer; more than {entry.held_out} "
-            "are needed, because that many are held out. Add questions."
+            f"--data has {len(held_out) + len(taken)} questions or texts that fit the model and this recipe; more than "
+            f"{entry.held_out} are needed, because that many are held out. Add questions."
         )
-    return questions[entry.held_out :][:samples], questions[: entry.held_out]
+    return taken, held_out
 
 
 def _hash(value: object) -> str:

@@ -1,8 +1,8 @@
 """The processes that share a training: a single one, or those that torchrun or `accelerate launch` started.
 
 Both launchers pass each process its rank and the number of processes in the environment; the collectives are torch's
-own (gloo between CPUs, NCCL between GPUs). Every process loads the model, collects the same answers and computes the
-held-out figures; only the first one writes files.
+own (gloo between CPUs, NCCL between GPUs). Every process loads the model, answers its share of the questions and
+computes the held-out figures; apart from its answers, only the first one writes files.
 """
 
 from __future__ import annotations
@@ -59,6 +59,10 @@ class Processes:
         self.average([number])
         return float(number)
 
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+        self.mean(0.0)
+
     def copy_first(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite each tensor with the first process's copy of it."""
         if self.count > 1:
@@ -80,10 +84,14 @@ def is_first() -> bool:
 def joined() -> Iterator[Processes]:
     """While the block runs, connect this process with the other processes of the training.
 
-    Raises SetupError when the processes cannot find each other, for example because their address is missing.
+    A block inside another uses its connection. Raises SetupError when the processes cannot find each other, for example
+    because their address is missing.
     """
     if only_one():
         yield Processes()
+        return
+    if distributed.is_initialized():
+        yield Processes(distributed.get_world_size(), distributed.get_rank())
         return
     try:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

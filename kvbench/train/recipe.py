@@ -1,6 +1,7 @@
 """The interface of a recipe: the tensors that it trains, the loss of a step, and figures on held-out data.
 
 The loop (`kvbench.train.loop`) provides the rest: optimiser, schedule, log, checkpoints, processes, weights file.
+Importing this module loads no torch, so that a plug-in with a recipe can be listed quickly.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import torch
+from kvbench.lazy import torch
+from kvbench.train.entry import OPTIMISER
+from kvbench.train.entry import Entry as Entry  # plug-ins take these from here
+from kvbench.train.entry import Preset as Preset
+from kvbench.train.entry import check_choices as check_choices
+from kvbench.train.entry import check_least as check_least
 
-from kvbench.engine.model.load import LoadedModel
-from kvbench.engine.model.weights import Base, save_weights
-from kvbench.errors import UserError, quote
-from kvbench.train.traces import Trace
+if TYPE_CHECKING:
+    from kvbench.engine.model.load import LoadedModel
+    from kvbench.engine.model.weights import Base
+    from kvbench.train.traces import Trace
 
 T = TypeVar("T")
 
@@ -26,14 +32,23 @@ class Settings:
     """All settings on which the losses of a training depend. A checkpoint fits only a training with equal settings."""
 
     steps: int
-    lr: float  # peak of AdamW's rate: linear warm-up over `warmup` steps, then a cosine to `floor` of the peak
-    warmup: int = 20
-    floor: float = 0.1
-    weight_decay: float = 0.0
+    lr: float  # peak of AdamW's rate
+    schedule: str = OPTIMISER["schedule"]  # of the rate, after a linear warm-up over `warmup` steps (`loop.rate`)
+    warmup: int = OPTIMISER["warmup"]
+    floor: float = OPTIMISER["floor"]  # smallest rate after the warm-up, as a share of the peak
+    beta2: float = OPTIMISER["beta2"]  # decay of AdamW's mean of squared gradients
+    weight_decay: float = OPTIMISER["weight_decay"]
     clip: float = 1.0  # largest norm of the gradient
     batch: int = 8  # items (traces, questions or examples) per step, over all processes
     seed: int = 0
     more: Mapping[str, Any] = field(default_factory=dict)  # the settings that only this recipe has
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], **numbers: Any) -> Settings:
+        """Return the settings of a training. options: the optimiser's settings and those of the recipe, by name."""
+        optimiser = {name: options[name] for name in OPTIMISER if name in options}
+        more = {name: value for name, value in options.items() if name not in OPTIMISER}
+        return cls(**optimiser, more=more, **numbers)
 
 
 def drawing(seed: int, number: int) -> torch.Generator:
@@ -61,25 +76,11 @@ def with_gradient(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> tor
     return loss.detach() + torch.stack(pulls).sum()
 
 
-def check_least(more: Mapping[str, Any], **least: float) -> None:
-    """Raise UserError if a setting in `more` is below its smallest value in `least`; other settings are not checked."""
-    for name, smallest in least.items():
-        if (value := more.get(name, smallest)) < smallest:
-            raise UserError(f"--opt {name} must be {smallest} or more; got {value:g}.")
-
-
-def check_choices(more: Mapping[str, Any], **choices: Sequence[str]) -> None:
-    """Raise UserError if a setting in `more` is not among its possible values in `choices`; others are not checked."""
-    for name, known in choices.items():
-        if (value := more.get(name, known[0])) not in known:
-            need = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"
-            raise UserError(f"--opt {name} must be {need}; got {quote(value)}.")
-
-
 class Recipe(ABC):
     """The definition of one training: its trained tensors, its loss and its held-out figures.
 
     Attributes:
+        entry: defaults and presets; built-in recipes have theirs in `kvbench.train.catalogue`.
         name: as in ``kvbench train NAME``.
         kind: the kind of weights that the recipe writes (`kvbench.eviction.api.Weights`).
         figure: the held-out figure that training should improve; `higher`: whether larger is better.
@@ -87,6 +88,7 @@ class Recipe(ABC):
             the gradients. None: the whole part of the batch that this process computes.
     """
 
+    entry: ClassVar[Entry]
     name: ClassVar[str] = ""
     kind: ClassVar[str] = ""
     figure: ClassVar[str] = "loss"
@@ -137,6 +139,8 @@ class Recipe(ABC):
 
         made: facts about the training for the card.
         """
+        from kvbench.engine.model.weights import save_weights
+
         path = out / f"{self.kind}.safetensors"
         return path, save_weights(path, self.kind, self.tensors(), base, made=made)
 

@@ -1,4 +1,4 @@
-"""The questions that recipes train on, and the traces: the model's own answers to these questions.
+"""The questions that recipes train on, and the traces: questions with the model's own or with given answers.
 
 Problems of built-in tasks have a seed. Recipes train on problems with 29-bit seeds. Evaluations and held-out figures
 use larger seeds, from `HELD_OUT` on, so they never ask a problem on which a recipe trains.
@@ -7,26 +7,25 @@ use larger seeds, from `HELD_OUT` on, so they never ask a problem on which a rec
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 from kvbench import registry
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel
-from kvbench.errors import UserError, bare, quote
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.records import Request
 from kvbench.replay.traces import ForcedTrace
 from kvbench.scoring.pool import ScorePool
-from kvbench.sources.data import read_jsonl
-from kvbench.task import Doc, Output, Turn
+from kvbench.task import Doc, Output
 from kvbench.taskkit.math_task import MathTask
 from kvbench.taskkit.names import get_task
 from kvbench.taskkit.synthetic.problem import HELD_OUT
 from kvbench.taskkit.synthetic.variants import VARIANTS, Variant
-from kvbench.train.answers import AnswerFile, Answers
+from kvbench.train.answers import Answer, Answers, SharedAnswers
+from kvbench.train.collection import Collection
+from kvbench.train.processes import Processes
 
 SEED_BITS = 29  # below HELD_OUT = 10^9
 SLOTS = 32
@@ -38,7 +37,7 @@ class Question:
     """A prompt, and the most tokens that its answer may have.
 
     judge: says whether a text is a right answer; None if no right answer is known. reference: the right answer of a
-    question that comes from a file.
+    question that comes from a file. given: an answer that training uses instead of the model's own.
     """
 
     name: str
@@ -46,16 +45,25 @@ class Question:
     max_new_tokens: int
     judge: Judge | None = None
     reference: str | None = None
+    given: tuple[int, ...] | None = None
 
     def is_right(self, answer: str) -> bool:
         """Return whether the question's judge finds the answer right; call it only for questions with a judge."""
         assert self.judge is not None
         return self.judge(answer)
 
+    def given_answer(self) -> Answer:
+        """Return the given answer, cut to the most tokens that an answer may have; call it only if there is one.
+
+        It counts as right, for it is not compared with the right answer.
+        """
+        assert self.given is not None
+        return Answer(self.given[: self.max_new_tokens], right=True, ended=len(self.given) <= self.max_new_tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A prompt and the model's answer to it, up to the end token or to the length limit."""
+    """A prompt and its answer, the model's own or a given one, up to the end token or to the length limit."""
 
     name: str
     prompt: tuple[int, ...]
@@ -101,15 +109,16 @@ def _exact(variant: Variant, number: int) -> Judge:
     return lambda text: bool(variant.score(variant.generate(number), text).exact)
 
 
-def judge(reference: str) -> Judge:
+def judge(reference: str, thinks: bool | None = None) -> Judge:
     """Return a function that says whether a text gives the right answer `reference` (LaTeX or a number).
 
-    It compares as the mathematics tasks do. A comparison that takes too long counts as wrong.
+    It compares as the mathematics tasks do. A comparison that takes too long counts as wrong. thinks: whether the text
+    begins with a thinking block; None if unknown.
     """
     doc = Doc(doc_id="", turns=(), reference=reference)
 
     def right(text: str) -> bool:
-        output = Output(text=text, stop_reason="", prompt_tokens=0, output_tokens=0)
+        output = Output(text=text, stop_reason="", prompt_tokens=0, output_tokens=0, thinking=thinks)
         return bool(_pool().submit(MathTask(), doc, output).result().value)
 
     return right
@@ -120,72 +129,93 @@ def _pool() -> ScorePool:
     return ScorePool()
 
 
-def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> list[Question]:
-    """Return the questions of a JSON-lines file, put into the chat template if the tokenizer has one.
-
-    The field ``question`` or ``prompt`` is the text, the optional field ``answer`` the right answer (LaTeX or a
-    number). Answers end after `max_new_tokens` or at the end of the model's context; a question that fills the context
-    is skipped.
-    """
-    from kvbench.taskkit.prompts import template_text
-    from kvbench.taskkit.reader import ModelReader
-
-    chat = template_text(loaded.tokenizer) is not None
-    reader = ModelReader(
-        tokenizer=loaded.tokenizer, model_type=loaded.model.config.model_type, context=loaded.context, chat=chat
-    )
-    questions = []
-    for line, row in read_jsonl(Path(path), str(path)):
-        text = row.get("question", row.get("prompt"))
-        if not isinstance(text, str) or not text.strip():
-            raise UserError(f"{bare(path)}:{line}: field 'question' is missing or empty; give the question as a text.")
-        doc = Doc(doc_id=str(line), turns=(Turn(question=text),), reference=None)
-        ids = tuple(reader.ids(reader.text(doc, thinking=None)))
-        if (most := min(max_new_tokens, loaded.context - len(ids))) > 0:
-            reference = str(row["answer"]) if "answer" in row else None
-            scored: dict[str, Any] = (
-                {"judge": judge(reference), "reference": reference} if reference is not None else {}
-            )
-            questions.append(Question(name=f"line-{line}", ids=ids, max_new_tokens=most, **scored))
-    return questions
-
-
 def collect(
     loaded: LoadedModel,
     questions: Iterable[Question],
+    collection: Collection | None = None,
     *,
-    correct: bool = True,
-    file: AnswerFile | None = None,
+    seed: int = 0,
+    file: SharedAnswers | None = None,
+    processes: Processes | None = None,
     on_answer: Callable[[int], None] | None = None,
+    on_drop: Callable[[str], None] | None = None,
 ) -> list[Trace]:
-    """Let the model answer the questions greedily with the full cache; return the answers in the questions' order.
+    """Let the model answer the questions with the full cache; return the usable answers in the questions' order.
 
-    Answers whose generation failed are left out.
+    Questions with a given answer are not asked. Several processes share the others out; each then has all answers.
 
     Args:
-        correct: drop wrong answers to questions that have a judge.
-        file: answers in it are not generated again; new ones are added to it.
-        on_answer: called with the number of answers so far.
+        seed: of the sampling noise.
+        file: answers in it are not generated again; new ones are added to it. Several processes need it.
+        on_answer: called with the number of answers so far, of the stored ones and this process's own.
+        on_drop: called for every answer that is not used, with the reason.
     """
-    asked = {q.name: q for q in questions}
-    answers: Answers = file.read() if file else {}
+    collection, asked = collection or Collection(), {q.name: q for q in questions}
+    answers = {q.name: q.given_answer() for q in asked.values() if q.given is not None}
+    if open_questions := {name: q for name, q in asked.items() if q.given is None}:
+        answers |= _ask(loaded, open_questions, collection, seed, file, processes or Processes(), on_answer)
+    traces = []
+    for q in asked.values():
+        if reason := unusable(answers[q.name], collection):
+            if on_drop:
+                on_drop(reason)
+        else:
+            traces.append(Trace(name=q.name, prompt=q.ids, answer=answers[q.name].ids[: collection.truncate or None]))
+    return traces
+
+
+def unusable(answer: Answer, collection: Collection) -> str:
+    """Return why training does not use an answer; "" if it uses the answer."""
+    if not answer.ids or (not answer.right and collection.wrong == "drop"):
+        return "wrong" if answer.ids else "failed"
+    if not answer.ended and collection.unfinished == "drop":
+        return "unfinished"
+    return f"shorter than {collection.min_tokens} tokens" if len(answer.ids) < collection.min_tokens else ""
+
+
+def _ask(
+    loaded: LoadedModel,
+    asked: Mapping[str, Question],
+    collection: Collection,
+    seed: int,
+    file: SharedAnswers | None,
+    processes: Processes,
+    on_answer: Callable[[int], None] | None,
+) -> Answers:
+    """Let the model answer this process's share of the questions that have no stored answer; return all answers."""
+    answers: Answers = file.gather() if file else {}
     todo = [
-        Request(task="train", doc_id=q.name, prompt_ids=q.ids, max_new_tokens=q.max_new_tokens)
+        Request(
+            task="train",
+            doc_id=q.name,
+            prompt_ids=q.ids,
+            max_new_tokens=q.max_new_tokens,
+            sampling=collection.sampling,
+            seed=seed,
+        )
         for q in asked.values()
         if q.name not in answers
-    ]
+    ][processes.rank :: processes.count]
     if todo:
-        # Sizes as if no answer were stored: the last bits of logits depend on the shapes of the batch.
+        # Sizes as if this process answered all: the last bits of logits depend on the shapes of the batch.
         longest = max(len(q.ids) + q.max_new_tokens for q in asked.values())
         full = registry.methods.get("full")()
         engine = Engine(loaded, full, budget=None, interval=128, slots=min(SLOTS, len(asked)), max_tokens=longest)
-        for answer in engine.generate(todo):
-            q, ids = asked[answer.request.doc_id], answer.token_ids
-            kept = answer.status == "ok" and not (correct and q.judge and not q.is_right(answer.text))
-            answers[q.name] = ids if kept else None
+        for done in engine.generate(todo):
+            q = asked[done.request.doc_id]
+            right = done.status == "ok" and (q.judge is None or q.is_right(done.text))
+            answers[q.name] = answer = Answer(done.token_ids, right=right, ended=done.stop_reason == "stop")
             if file:
-                file.add(q.name, prompt=q.ids, answer=ids, kept=kept)
+                file.add(q.name, q.ids, answer)
             if on_answer:
                 on_answer(len(answers))
-    pairs = ((q, answers[q.name]) for q in asked.values())
-    return [Trace(name=q.name, prompt=q.ids, answer=ids) for q, ids in pairs if ids is not None]
+    if file and processes.count > 1:
+        answers = file.gather()
+        if lacking := len(asked.keys() - answers.keys()):
+            raise SetupError(
+                f"{lacking} answers of other processes are not in {quote(file.common.path)}; give an --out that all "
+                "processes share."
+            )
+        if on_answer:
+            on_answer(len(answers))
+    return answers

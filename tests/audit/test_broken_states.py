@@ -41,7 +41,7 @@ def test_an_engine_that_installs_the_states_in_all_slots(hybrid: Subject, monkey
     install = RecurrentStates.install
 
     def everywhere(self, source, row, rows):  # type: ignore[no-untyped-def]
-        install(self, source, row, torch.arange(len(next(iter(self._each()))[-1])))
+        install(self, source, row, torch.arange(len(next(iter(self.each()))[-1])))
 
     monkeypatch.setattr(RecurrentStates, "install", everywhere)
     names, _ = verdicts(Good(), hybrid)

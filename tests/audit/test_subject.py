@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support import images, vision
+from support.audits import verdicts
+from support.models import build
 from support.runs import model_folder
 
-from kvbench.audit.invariants.subject import Subject
+from kvbench.audit.invariants.subject import Subject, named_subject
 from kvbench.engine.model.load import load
 from kvbench.engine.model.random_weights import draw
 from kvbench.engine.model.weights import load_weights, model_fields
@@ -54,3 +57,24 @@ def test_a_method_gets_a_file_of_its_own_options(loaded, tmp_path):
         method, beside = subject.serve(make(name, options))
         assert load_weights(method.weights(), None, loaded.model.config, "cpu")
         assert load_weights(make(name, {}).weights(), beside.folder, loaded.model.config, "cpu")
+
+
+def test_prompts_of_a_repository_that_sees_hold_images(tmp_path):
+    subject = named_subject(str(vision.repository(tmp_path / "model")), tmp_path)
+    prompts = subject.prompts([61, 18, 36], seed=1)
+    assert [prompt.images and prompt.images.spans for prompt in prompts] == [
+        ((3, 7), (10, 18), (21, 37), (40, 44)),
+        ((3, 7),),
+        None,
+    ]
+    for prompt in prompts:
+        shown = [at for at, token in enumerate(prompt.ids) if token == vision.IMAGE_TOKEN]
+        spans = prompt.images.spans if prompt.images else ()
+        assert shown == [at for first, last in spans for at in range(first, last)]
+    assert verdicts(make("gkv", {}), subject) == (set(), [])
+
+
+def test_prompts_of_models_that_read_text_or_other_images_are_text(tmp_path):
+    for model in (build("qwen3"), images.load("llava")):
+        subject = Subject("x", model, None, tmp_path)
+        assert [(len(p.ids), p.images) for p in subject.prompts([61, 18], seed=1)] == [(61, None), (18, None)]

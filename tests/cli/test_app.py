@@ -107,7 +107,7 @@ def test_list_tasks_and_models(light: dict) -> None:
 @pytest.mark.parametrize(
     ("line", "code", "text"),
     [
-        ("list methds", 2, "cannot list 'methds'. Did you mean 'methods'? There are methods, tasks, models, runs."),
+        ("list methds", 2, "cannot list 'methds'. Did you mean 'methods'? There are methods, tasks, recipes, models, "),
         ("list", 2, "missing argument"),
         ("run --method", 2, "'--method' requires an argument"),
         ("run stray", 2, "unexpected extra argument"),
@@ -122,7 +122,7 @@ def test_list_tasks_and_models(light: dict) -> None:
         ("list tasks --plugin no.py", 2, "--plugin 'no.py' does not exist; give the path of a Python file."),
         ("show x --method gkv", 2, "--method 'gkv' picks among the answers to one question; give --sample ID with it."),
         ("bench --method gvk --sequences 0", 2, "error: unknown method 'gvk'"),
-        ("bench --method gvk --sequences 0", 2, "error: --sequences must be 1 or more; got 0."),
+        ("bench --method gvk --sequences 0", 2, "error: --sequences must be 1 or more, or 'max'; got 0."),
         ("audit --parity nowhere", 2, "--parity 'nowhere' is not a folder."),
         ("show nothing", 2, "no run 'nothing'."),
         ("list models ./no", 3, "model folder './no' does not exist."),

@@ -27,6 +27,7 @@ from support.judges import KEY, Server, playing, send
 ROWS = list(csv.DictReader((DATA / "bad_inputs.csv").open(encoding="utf-8", newline="")))
 ALL = {f"{row['id']}-{number}": row for number, row in enumerate(ROWS)}
 LIGHT = ("", "hub", "no hub", "no sandbox", "runs")
+ABSENT = {"no flash-attn": "flash_attn", "no gptqmodel": "gptqmodel"}  # packages that a row must find missing
 QUIET = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"KVBENCH_NO_PROGRESS": "1", "OMP_NUM_THREADS": "1"}
 NO_TIERS = """
 import sys
@@ -92,7 +93,7 @@ def outcomes(calls: Callable, folder: Path, tmp_path_factory: pytest.TempPathFac
     assert {p.name for p in folder.iterdir()} == before, "something was made where nothing was run"
 
     with playing(Server([send(401, json.dumps({"error": KEY}))])) as judge:
-        rows = needing("torch", "judge", "no flash-attn")
+        rows = needing("torch", "judge", *ABSENT)
         rows = {name: row | {"argv": row["argv"].replace("{judge}", judge.url)} for name, row in rows.items()}
         batch(rows, {"JUDGE_KEY": KEY}, tuple(FIRST))
     for name, row in needing(*SIGNALS).items():
@@ -119,8 +120,8 @@ def _without_sandbox(folder: Path, row: dict[str, str]) -> Result:
 
 @pytest.mark.parametrize(("name", "row"), list(ALL.items()), ids=list(ALL))
 def test_bad_input(name: str, row: dict[str, str], outcomes: dict[str, Result]) -> None:
-    if row["needs"] == "no flash-attn" and importlib.util.find_spec("flash_attn"):
-        pytest.skip("the package flash-attn is installed here")
+    if (package := ABSENT.get(row["needs"])) and importlib.util.find_spec(package):
+        pytest.skip(f"the package {package} is installed here")
     result = outcomes[name]
     said = result.out + result.err
     assert result.code == int(row["exit"]), said
@@ -182,7 +183,7 @@ def test_the_list_names_what_every_row_needs() -> None:
         "process",
         "torch",
         "judge",
-        "no flash-attn",
+        *ABSENT,
         "runs torch",
         "runs pipe",
         "signal",

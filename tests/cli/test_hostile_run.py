@@ -22,6 +22,7 @@ COMMANDS = {
     "show": "show RUN",
     "show json": "show RUN --json",
     "show sample": "show RUN --sample DOC",
+    "show html": "show RUN --sample DOC --html results/question.html",
     "replay": "replay --run RUN --method knorm --budget 16 --interval 8 -q",
     "compare": "compare results/base results/RUN --flips",
     "compare replay": "compare results/RUN results/base --replay",
@@ -38,7 +39,7 @@ COMMANDS = {
 }
 CODES = (0, 2, 3, 4, 5)
 # What every spoilt run is opened by; those in FULL are opened by all commands.
-FEW = ("report json", "compare", "show", "show sample", "dry run", "score", "resume", "repair")
+FEW = ("report json", "compare", "show", "show sample", "show html", "dry run", "score", "resume", "repair")
 FULL = ("plugin", "plugin-inside", "judge", "unsafe", "hub-model", "template", "task-file", "escapes", "segment-pipe")
 FULL = (*FULL, "report-link", "link-report.md", "link-run.json", "link-lock", "pipe-rows.parquet", "deep")
 

@@ -1,4 +1,4 @@
-"""Methods and tasks from a file of one's own: found, refused with a cause, and put back when the file fails."""
+"""Methods, tasks and recipes from a file: found, refused with a cause, and put back when the file fails."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kvbench.config import plugins
 from kvbench.config.layers import gather
 from kvbench.console.problems import Problems
 from kvbench.errors import UserError
+from kvbench.train.catalogue import entry_of, recipe_class
 
 METHOD = """
 from dataclasses import dataclass
@@ -34,15 +35,24 @@ class Newest(Method):
 class Mine(SyntheticTask):
     variants = ("lookup-8",)
 """
+RECIPE = """
+from kvbench.registry import recipes
+from kvbench.train.recipe import Entry, Recipe
+
+@recipes.register("gkv")
+class Mine(Recipe):
+    entry = Entry(about="mine", traces=2, steps=3, lr=0.5)
+"""
 
 
 @pytest.fixture(autouse=True)
 def _afterwards_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(plugins, "_LOADED", {})
-    saved = registry.methods.save(), registry.tasks.save()
+    every = registry.methods, registry.tasks, registry.recipes
+    saved = [known.save() for known in every]
     yield
-    registry.methods.restore(saved[0])
-    registry.tasks.restore(saved[1])
+    for known, state in zip(every, saved):
+        known.restore(state)
 
 
 @pytest.fixture
@@ -73,10 +83,23 @@ def test_what_a_file_registers_is_there_once(file: Path, monkeypatch: pytest.Mon
             ", line 1: ModuleNotFoundError (No module named 'no_such_module') while it was imported.",
         ),
         ("raise SystemExit(3)\n", ", line 1: SystemExit (3) while it was imported."),
-        ("x = 1\n", " registers nothing; use @methods.register or @tasks.register of kvbench.registry."),
+        (
+            "x = 1\n",
+            " registers nothing; use @methods.register, @tasks.register or @recipes.register of kvbench.registry.",
+        ),
         (METHOD.replace('"newest"', '"Newest"'), ": method 'Newest': a name may have only lower-case letters, digits"),
         (METHOD.replace('"mine"', '"walk"'), ": task 'walk' is defined twice: in kvbench.tasks.walk and in"),
         (METHOD.replace('"latest"', '"gkv"'), "Register it under another name."),
+        (
+            RECIPE.replace('"gkv"', '"duo"'),
+            ": recipe 'duo' is defined twice: in kvbench.train.recipes.duo:DuoRecipe and in kvbench_plugin_bad_",
+        ),
+        (
+            RECIPE.replace("lr=0.5)", "lr=0.5, presets={'x': Preset(about='', values={'y': 1})})").replace(
+                "import Entry", "import Preset, Entry"
+            ),
+            ": preset 'x' of a recipe sets 'y', which the recipe lacks.",
+        ),
     ],
 )
 def test_a_file_that_fails_leaves_nothing_behind(tmp_path: Path, source: str, message: str) -> None:
@@ -91,6 +114,22 @@ def test_a_file_that_fails_leaves_nothing_behind(tmp_path: Path, source: str, me
     assert (registry.methods.names(), registry.tasks.names()) == (methods, tasks)
     path.write_text(METHOD)
     assert plugins.load_plugin(str(path)) == ["newest", "mine"]
+
+
+def test_a_recipe_may_have_the_name_of_a_method(tmp_path: Path) -> None:
+    (path := tmp_path / "recipe.py").write_text(RECIPE)
+    assert plugins.load_plugin(str(path)) == ["gkv"]
+    assert plugins.hash_of("gkv", "recipe") == plugins.loaded([str(path)])[0]["sha256"]
+    assert plugins.hash_of("gkv", "method", "task") is None
+    assert entry_of("gkv").defaults()["lr"] == 0.5
+    assert recipe_class("gkv") is registry.recipes.get("gkv")
+
+
+def test_a_recipe_declares_its_settings(tmp_path: Path) -> None:
+    (path := tmp_path / "recipe.py").write_text(RECIPE.replace("entry =", "other ="))
+    plugins.load_plugin(str(path))
+    with pytest.raises(UserError, match="recipe 'gkv' declares no settings; give its class an attribute 'entry"):
+        entry_of("gkv")
 
 
 def test_no_compiled_copy_runs_in_the_place_of_the_file(file: Path) -> None:

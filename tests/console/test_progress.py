@@ -41,11 +41,26 @@ def test_a_plain_line_every_ten_seconds_where_there_is_no_terminal(
     assert capsys.readouterr().out == ""
 
 
+def test_preparations_are_told_before_there_are_rows(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVBENCH_NO_PROGRESS", raising=False)
+    stream = io.StringIO()
+    progress = Progress(stream=stream, clock=clock)
+    clock.now = 1.0
+    progress.prepare("loading torch")
+    clock.now = 12.0
+    progress.prepare("loading the model")
+    progress.begin(4, 0)
+    clock.now = 30.0
+    progress.cell("walk")
+    assert stream.getvalue().splitlines() == ["loading the model", "0/4 rows  walk"]
+
+
 @pytest.mark.parametrize("way", ["quiet", "variable"])
 def test_silence(clock: Clock, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     monkeypatch.setenv("KVBENCH_NO_PROGRESS", "1" if way == "variable" else "")
     stream = io.StringIO()
     progress = Progress(stream=stream, clock=clock, quiet=way == "quiet")
+    progress.prepare("loading the model")
     progress.begin(10, 0)
     clock.now = 60.0
     progress.update(1, 1, 1, 1)
@@ -62,6 +77,8 @@ def test_a_terminal_gets_a_block_that_goes_away(clock: Clock, monkeypatch: pytes
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     progress = Progress(stream=stream, clock=clock)
+    progress.prepare("loading the model")
+    assert stream.getvalue() == "loading the model\n"  # no display that bars of a download would break
     progress.begin(10, 0)
     progress.cell("walk \x1b[2Jgkv")
     progress.end()

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
 
 import pytest
 import torch
 from support.pretend_cuda import pretended_cuda
+from support.recipes import change
 
 from kvbench.cli.app import main
 from kvbench.engine.graph import StepGraph
 from kvbench.store import read_run
-from kvbench.train.catalogue import RECIPES
 
 FEW = "--model tiny --task walk/orbit-100 --limit 2 --budget 32 --interval 8 --dtype float32"
 
@@ -87,8 +86,8 @@ def test_bench_measures_engine_and_baseline(command):
 
 @pytest.mark.parametrize("recipe", ["lookaheadkv", "trimkv"])
 def test_a_step_of_training(command, tmp_path, monkeypatch, recipe):
-    monkeypatch.setitem(RECIPES, recipe, replace(RECIPES[recipe], held_out=1))
-    few = "--steps 1 --samples 4 --batch 1 --opt longest=64"
+    change(monkeypatch, recipe, held_out=1)
+    few = "--steps 1 --samples 4 --batch 1 --opt max_tokens=64"
     with pretended_cuda() as device:
         command(f"train {recipe} --model tiny {few} --device cuda --out out -q")
     assert (tmp_path / "out" / f"{recipe}.safetensors").exists()

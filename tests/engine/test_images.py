@@ -7,13 +7,14 @@ from collections import defaultdict
 
 import pytest
 import torch
-from support.images import FAMILIES, LARGE, ask, generated, load, mixed
+from support.images import FAMILIES, LARGE, SMALL, WIDE, ask, generated, load, mixed
 from support.methods import small, with_tables
 from support.models import Words, build
 from support.pretend_cuda import pretended_cuda
 
 from kvbench import EvictionCache
 from kvbench.engine import sampler
+from kvbench.engine.images import joined
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import prepare
 from kvbench.engine.reference import KeptHistory, dense_logits
@@ -96,6 +97,25 @@ def test_chunks_split_no_image_and_compression_before_the_question_reads_images_
     worst, evictions = worst_difference(qwen, monkeypatch, todo, prefill=prefill, prefill_chunk=6)
     assert evictions > 8
     assert worst < 1e-4
+
+
+@pytest.mark.parametrize("prefill", ["full", "chunked"])
+def test_images_are_processed_once_per_prompt(prefill, qwen):
+    """Layer by layer, in chunks that evict, and in a pass for the question after the context."""
+    count = []
+    request = ask(qwen, 4, (2, 3, 3, 20), (WIDE, SMALL, LARGE), 20)
+    images = request.images
+
+    def read():
+        count.append(request.doc_id)
+        return images.read()
+
+    counted = dataclasses.replace(images, read=read)
+    for at in (None, len(request.prompt_ids) - 3):
+        asked = dataclasses.replace(request, images=counted, compress_at=at)
+        [done] = engine(qwen, "snapkv", prefill=prefill, prefill_chunk=6).generate([asked])
+        assert done.usage.evictions > 0
+    assert len(count) == 2
 
 
 @pytest.mark.parametrize("base", ["snapkv-decode(window=4)", "retention"])
@@ -283,7 +303,7 @@ def test_generate_with_an_eviction_cache_has_the_engine_s_tokens(family, method)
 )
 def test_inputs_that_the_cache_does_not_read_are_refused_in_a_line(changes, message, qwen):
     request = next(request for request in mixed(qwen) if request.images)
-    given = dict(request.images.inputs(range(len(request.images.spans)))) | changes
+    given = joined(request.images.read()) | changes
     method, ids = small("snapkv-decode"), torch.tensor([request.prompt_ids])
     with pytest.raises(UserError, match=message):
         BatchImages.of(qwen.model, "snapkv-decode", method, {"input_ids": ids, **given}, [0])
@@ -299,7 +319,7 @@ def test_padded_prompts_with_images_keep_their_own_positions(method, qwen):
     longest = max(len(r.prompt_ids) for r in todo)
     ids = torch.tensor([[3] * (longest - len(r.prompt_ids)) + list(r.prompt_ids) for r in todo])
     mask = torch.tensor([[0] * (longest - len(r.prompt_ids)) + [1] * len(r.prompt_ids) for r in todo])
-    given = [request.images.inputs(range(len(request.images.spans))) for request in todo]
+    given = [joined(request.images.read()) for request in todo]
     images = {name: torch.cat([some[name] for some in given]) for name in given[0]}
     options = {"budget": BUDGET, "interval": INTERVAL, "max_tokens": ROOM, "tokenizer": loaded.tokenizer}
     with EvictionCache(loaded.model, small(method), **options) as cache:

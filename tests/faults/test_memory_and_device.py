@@ -323,7 +323,6 @@ def test_a_machine_that_fails_is_not_taken_for_a_model_that_is_not_supported(err
 @pytest.mark.parametrize(
     "line",
     [
-        "bench --sequences 1 --prompt 8 --new-tokens 4 --repeats 1 --baseline none",
         f"replay --model tiny --method knorm --budget 32 --task {TASK} --limit 1 --max-new-tokens 8 -q",
         "train lookaheadkv --model tiny --steps 1 --samples 2 --batch 1 --out out -q",
         "lm-eval --tasks kvbench_chain --limit 1 --model_args model=tiny,method=tova,budget=32",

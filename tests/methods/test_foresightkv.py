@@ -101,6 +101,14 @@ def test_features_of_the_paper():
     torch.testing.assert_close(got, torch.stack(blocks).permute(1, 3, 0, 2), rtol=1e-4, atol=1e-6)
 
 
+def test_attention_alone_is_the_paper_s_list_without_key_and_value():
+    streams = [Stream(FORESIGHT(features=name), 40).arrive(40).arrive(44) for name in ("paper6", "attn")]
+    whole, alone = (stream.method.inputs(stream.view(32)) for stream in streams)
+    torch.testing.assert_close(alone, whole[..., 32:])
+    assert scorer_shapes("attn", MODEL)["w1"][2] == alone.shape[-1]
+    assert not FORESIGHT(features="attn").needs().values
+
+
 @pytest.mark.parametrize("features", COUNT)
 def test_a_prompt_is_one_chunk_in_however_many_blocks_it_is_read(features):
     method = FORESIGHT(features=features)

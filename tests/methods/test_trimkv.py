@@ -7,10 +7,16 @@ import math
 import pytest
 import torch
 
+from kvbench import tiny
+from kvbench.engine.loop import Engine
+from kvbench.engine.model.load import load
 from kvbench.eviction.new_tokens import NewTokens
+from kvbench.eviction.options import OptionError
 from kvbench.eviction.select import decide
 from kvbench.eviction.view import make_view
+from kvbench.records import Request
 from kvbench.registry import methods
+from kvbench.taskkit.synthetic.variants import VARIANTS
 
 TRIMKV, RETENTION = methods.get("trimkv"), methods.get("retention")
 
@@ -95,6 +101,55 @@ def test_a_floor_counts_as_the_released_code_does(floor):
         scores = list(RETENTION().score(one)[0])
         sure = int(floor * 12) if floor < 1 else int(floor)
         assert kept(RETENTION(floor=floor), one) == counted(scores, 48, sure)
+
+
+@pytest.mark.parametrize(("horizon", "offset"), [(1, 0), (1, 1), (2, 2)])
+def test_a_threshold_keeps_what_is_worth_enough(horizon, offset):
+    """The released rule, entry by entry: its worth at its age, summed over the horizon, against the threshold."""
+    g = torch.Generator().manual_seed(3)
+    log_beta = -(10 ** (3 * torch.rand(2, 2, 30, generator=g) - 3)) / 3
+    method = RETENTION(strategy="threshold", threshold=0.6, horizon=horizon, age_offset=offset)
+    views = [view(layer, method.allowed(None, 20, 30, 0), layer=i) for i, layer in enumerate(log_beta)]
+    for v in views:
+        v.layer_count = 2
+    wanted = []
+    for head in log_beta.flatten(0, 1).tolist():
+        worth = [sum(math.exp((30 - p + offset + k) * x) for k in range(horizon)) for p, x in enumerate(head)]
+        best = max(range(30), key=lambda p: (worth[p], p))
+        wanted.append(sorted({p for p in range(30) if worth[p] >= 0.6} | {best}))
+    assert kept(method, *views) == wanted
+    assert len({len(head) for head in wanted}) > 2
+
+
+def test_a_threshold_takes_no_budget_and_no_floor():
+    method = RETENTION(strategy="threshold")
+    assert (method.takes_budget, method.decode_bounded, RETENTION().takes_budget) == (False, False, True)
+    assert method.trigger(32).full(1.0, 100)  # entries fade whatever their number
+    with pytest.raises(OptionError, match=r"option .floor. must be 0 with strategy=threshold; got 0\.5\."):
+        RETENTION(strategy="threshold", floor=0.5)
+    with pytest.raises(OptionError, match="option 'threshold' must be above 0"):
+        RETENTION(strategy="threshold", threshold=0.0)
+
+
+def test_the_engine_evicts_to_a_threshold():
+    """With the built-in model's gates: the full cache's answer at a tiny threshold, fewer entries at a larger one."""
+    loaded = load(str(tiny.path()), device="cpu")
+    ids = tuple(loaded.tokenizer(VARIANTS["chain-4"].generate(7).prompt)["input_ids"])
+    request = Request(task="t", doc_id="d", prompt_ids=ids, max_new_tokens=70)
+
+    def answer(method, layout):
+        engine = Engine(loaded, method, budget=None, interval=16, slots=1, max_tokens=len(ids) + 70, layout=layout)
+        [answer] = engine.generate([request])
+        assert answer.status == "ok"
+        return answer
+
+    full = answer(methods.get("full")(), "dense")
+    sizes = []
+    for threshold in (1e-30, 0.5, 0.99):
+        found = [answer(RETENTION(strategy="threshold", threshold=threshold), "paged")]
+        assert found[0].token_ids == full.token_ids or threshold > 0.1
+        sizes.append(found[0].usage.entries_mean)
+    assert sizes[0] > sizes[1] > sizes[2]
 
 
 def test_a_floor_does_not_mind_what_is_not_valid():

@@ -12,13 +12,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from support.analyses import BUDGET, INTERVAL, STREAMING, dense, found, held_by_streaming, mean, most_attended
 from support.hostile import HOSTILE
 from support.models import build
 from support.traces import traces
 
 from kvbench.config.run_config import MethodChoice
-from kvbench.engine.attention.interface import route
 from kvbench.errors import UserError
+from kvbench.replay import correctness
 from kvbench.replay import read_analyses as study_module
 from kvbench.replay.analyses import api
 from kvbench.replay.analyses.api import Study, analyses, choose, top_mass
@@ -27,51 +28,6 @@ from kvbench.replay.analyses.tally import Tally
 from kvbench.replay.choices import FLOOR, FULL, ORACLE, Chosen
 from kvbench.replay.read_analyses import read
 from kvbench.report.plots import svg
-
-BUDGET, INTERVAL, SINKS = 24, 8, 4
-STREAMING = Chosen(method=MethodChoice(name="streaming-llm"), budget=BUDGET)
-
-
-def found(loaded, asked, name, *chosen, **more):
-    """The rows of one analysis."""
-    study = Study(task="t", traces=asked, interval=INTERVAL, **more)
-    [analysis] = [kind(study) for kind in choose([name])]
-    read(loaded, study, [analysis], chosen, max_tokens=200)
-    return analysis.rows()
-
-
-def dense(loaded, trace):
-    """{layer: attention [Hq, T, T] in double precision} of a trace without its last token, from one plain pass."""
-    ids, seen = [*trace.prompt, *trace.answer[:-1]], {}
-
-    def attend(call):
-        keys = call.key.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1)
-        logits = (call.query @ keys.transpose(-1, -2)).double() * call.scaling
-        future = torch.ones(len(ids), len(ids), dtype=torch.bool).triu(1)
-        seen[call.layer] = logits.masked_fill(future, float("-inf")).softmax(dim=-1)[0]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            call.query, call.key, call.value, is_causal=True, scale=call.scaling, enable_gqa=True
-        )
-        return out.transpose(1, 2)
-
-    with torch.inference_mode(), route(loaded.model, attend):
-        loaded.model(input_ids=torch.tensor([ids]), position_ids=torch.arange(len(ids))[None], attention_mask=None)
-    return seen
-
-
-def most_attended(paid):
-    """The fewest tokens with 90% of what is paid, one by one."""
-    chosen, mass, total = set(), 0.0, sum(paid)
-    for token in sorted(range(len(paid)), key=lambda j: -paid[j]):
-        if mass >= 0.9 * total:
-            break
-        chosen.add(token)
-        mass += paid[token]
-    return chosen
-
-
-def mean(values):
-    return sum(values) / len(values)
 
 
 def test_attended_tokens_are_the_fewest_that_carry_the_mass():
@@ -207,11 +163,6 @@ def test_batches_that_do_not_fit_are_read_in_parts(monkeypatch):
     for name, rows in whole.items():
         for row, other in zip(rows, found(loaded, asked, name), strict=True):
             assert row == pytest.approx(other, abs=1e-6)
-
-
-def held_by_streaming(seen):
-    """Of `seen` tokens right after an eviction."""
-    return {*range(SINKS), *range(seen - BUDGET + SINKS, seen)} if seen > BUDGET else set(range(seen))
 
 
 def test_density_of_what_streaming_keeps():
@@ -399,7 +350,7 @@ def test_every_kind_of_cache_is_counted_whole(method, options, copies):
 def test_nothing_found_is_shown_as_nothing(name):
     """Answers of one token have no windows and no blocks."""
     loaded, asked = build("qwen3"), traces([(20, 1)] * 2)
-    rows = found(loaded, asked, name, STREAMING) if name not in ("tokens", "retention-ratio") else []
+    rows = found(loaded, asked, name, STREAMING) if name not in ("tokens", "retention-ratio", "losses") else []
     assert rows == []
     kind = analyses()[name]
     assert kind.table(rows)[1] == []
@@ -422,20 +373,23 @@ def test_a_window_that_pays_nothing_to_old_tokens_is_no_pair():
 
 
 def test_an_unknown_name_is_told():
-    with pytest.raises(UserError, match=r"unknown analysis 'sparsty'. Did you mean 'sparsity'\? Known: density, "):
+    with pytest.raises(
+        UserError, match=r"unknown analysis 'sparsty'. Did you mean 'sparsity'\? Known: cache-sparsity, density, "
+    ):
         choose(["sparsty"])
 
 
 SMALL = "--task walk/orbit-100 --limit 2 --interval 16"
 METHODS = "--method gkv,streaming-llm --budget 48"
 SESSION = {
-    "attention": "replay --analysis overlap,patterns --analysis sparsity --task walk/orbit-100 --limit 2 "
-    "--out one --json",
-    "methods": f"replay --analysis density,survival,tokens,retention-ratio {METHODS} {SMALL} --out two --json",
+    "attention": "replay --analysis overlap,patterns,persistence,union,maps --analysis sparsity --task walk/orbit-100 "
+    "--limit 2 --out one --json",
+    "methods": "replay --analysis density,survival,tokens,retention-ratio,losses,cache-sparsity "
+    f"{METHODS} {SMALL} --out two --json",
     "again": f"replay --analysis density,tokens,retention-ratio {METHODS} {SMALL} --out three -q --json",
     "full": f"replay --analysis sparsity,density --method full {SMALL} -q --json",
     "sample": f"replay --analysis tokens {METHODS} {SMALL} --sample orbit-100-1000000001 -q --json",
-    "run": "run --method full --task walk/orbit-100 --limit 3 --run-name r1 -q",
+    "run": "run --method full,streaming-llm --budget 48 --interval 16 --task walk/orbit-100 --limit 3 --run-name r1 -q",
     "of a run": f"replay --analysis retention-ratio,overlap --run r1 {METHODS} --interval 16 --limit 2 -q --json",
     "sample of a run": f"replay --analysis tokens --run r1 {METHODS} --sample orbit-100-1000000002 -q --json",
     "help": "replay --help",
@@ -543,6 +497,46 @@ def test_answers_of_a_run_with_their_scores(session):
     assert [row["right"] for row in there["retention-ratio"]] == [row["right"] for row in here["retention-ratio"]]
     assert {row["answers"] for row in there["retention-ratio"]} == {2}
     assert there["overlap"]
+
+
+def test_each_method_s_own_right_answers(session, folder):
+    """The figure of the released script, from the rows of the run."""
+    assert {row["own_answers"] for row in document(session["methods"])["analyses"]["retention-ratio"]} == {0}
+    found = document(session["of a run"])["analyses"]["retention-ratio"]
+    rows = pd.read_parquet(folder / "results" / "r1" / "rows.parquet")
+    rows = rows[rows["method"] == "streaming-llm"]
+    right = rows[rows["score"] == 1]
+    script = [min(1, 48 / (r.prompt_tokens + r.output_tokens)) for r in right.itertuples()]
+    for row in found:
+        if row["method"] == "streaming-llm":
+            assert (row["own_answers"], row["own_right"]) == (3, len(right))
+            assert row["own"] == (pytest.approx(mean(script)) if script else None)
+        else:
+            assert (row["own_answers"], row["own"]) == (0, None)
+
+
+def test_own_ratios_are_read_by_method_options_and_budget(tmp_path, monkeypatch):
+    lines = [
+        {"task": "t", "status": "ok", "method": method, "options": json.dumps(options), "budget": budget}
+        | {"budget_share": share, "prompt_tokens": 30, "output_tokens": 70, "cluster_id": str(i), "score": score}
+        for i, (method, options, budget, share, score) in enumerate(
+            [
+                ("full", {}, None, None, 1.0),
+                ("streaming-llm", {"sinks": 4}, 24, None, 1.0),
+                ("streaming-llm", {"sinks": 4}, 24, None, 0.0),
+                ("streaming-llm", {"sinks": 2}, 24, None, 1.0),
+                ("streaming-llm", {"sinks": 4}, 48, None, 1.0),
+                ("streaming-llm", {"sinks": 4}, 15, 0.5, 1.0),
+            ]
+        )
+    ]
+    monkeypatch.setattr(correctness, "read_rows", lambda folder: pd.DataFrame(lines))
+    share = Chosen(method=MethodChoice(name="streaming-llm"), budget=0.5)
+    other = Chosen(method=MethodChoice(name="gkv"), budget=24)
+    own = correctness.own_ratios(tmp_path, "t", [FULL, STREAMING, share, other])
+    assert own == {FULL: [("0", 1.0)], STREAMING: [("1", 0.24), ("2", None)], share: [("5", 0.15)]}
+    [row] = found(build("qwen3"), traces([(45, 22)]), "retention-ratio", STREAMING, own=own)
+    assert (row["own_answers"], row["own_right"], row["own"], row["own_se"]) == (2, 1, 0.24, None)
 
 
 def test_one_question(session):

@@ -114,7 +114,7 @@ CONFIG = RunConfig(
 def row(method: str, **changes: Any) -> dict[str, Any]:
     """A row of gkv at one entry, or with changes."""
     options = canonical_json(choose.make(method, {}).options())
-    made = {"method": method, "task": "walk", "options": options, "budget": 1, "budget_share": None}
+    made = {"method": method, "task": "walk", "options": options, "budget": 1, "budget_share": None, "interval": None}
     own = choose.make(method, {})
     made |= {"method_version": version(method), "method_source": source_of(own).hash, "artefacts": None}
     return made | changes

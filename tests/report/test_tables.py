@@ -248,7 +248,6 @@ def test_a_run_of_failures_only_has_a_table_without_scores(make_run: Callable, r
         ({"model": "other"}, "r1 has model tiny and r2 has model other"),
         ({"seed": 7}, "seed 0 and r2 has seed 7"),
         ({"temperature": 0.6}, "temperature"),
-        ({"interval": 64}, "interval 32 and r2 has interval 64"),
         ({"attention": "flash"}, "r1 has attention sdpa and r2 has attention flash"),
         ({"stop": '["x"]'}, 'r1 has stop strings [] and r2 has stop strings ["x"]'),
         ({"prompt_style": "plain"}, "prompt style default and r2 has prompt style plain"),

@@ -17,17 +17,22 @@ from kvbench.config.run_config import MethodChoice
 from kvbench.console import faults
 from kvbench.engine.model.random_weights import supply
 from kvbench.engine.model.shape import on_meta
-from kvbench.engine.plan import Machine
+from kvbench.engine.plan import Machine, plan_cell
 from kvbench.errors import KVBenchError, SetupError, UserError
 from kvbench.eviction import choose
-from kvbench.runner.bench.rounds import Contest, Cost, as_json, bench, rise
-from kvbench.runner.bench.setting import Setting, build
+from kvbench.registry import methods
+from kvbench.runner.bench.results import Cost, as_json, rise
+from kvbench.runner.bench.rounds import Contest, NothingFits, bench
+from kvbench.runner.bench.setting import Load, Member, Setting, build, members
 from kvbench.runner.bench.shapes import SHAPES
 from kvbench.runner.bench.stopwatch import Stopwatch
-from kvbench.runner.bench.systems import EngineSystem, Generate, System
+from kvbench.runner.bench.systems import EngineSystem, Generate, System, systems
 from kvbench.runner.bench.vllm_process import vllm_seconds
 
-SMALL = Setting(new_tokens=24, budgets=(48,), interval=8, sequences=(2,), repeats=1, prompt=16)
+FULL = Member(MethodChoice(name="full"), None)
+TOVA = Member(MethodChoice(name="tova"), 48)
+SMALL = Setting(new_tokens=(24,), members=(TOVA,), interval=8, sequences=(2,), repeats=1, prompts=(16,))
+LOAD = Load(16, 24, 2)
 MACHINE = Machine(bandwidth=1e9, flops=1e9, memory=1 << 34)
 
 
@@ -37,16 +42,19 @@ def loaded():
 
 
 def test_all_systems_are_measured_in_every_round():
-    methods = (MethodChoice(name="full"), MethodChoice(name="tova"))
-    setting = replace(SMALL, methods=methods, budgets=(24, 48), sequences=(1, 2), repeats=2, new_tokens=12)
+    both = (MethodChoice(name="full"), MethodChoice(name="tova"))
+    setting = replace(SMALL, members=members(both, (24, 48)), sequences=(1, 2), repeats=2, new_tokens=(12,))
     rounds: list[str] = []
     results = bench(setting, rounds.append)
     names = ["full", "tova @24", "tova @48", "transformers"]
     assert setting.names() == names
-    assert [(r.sequences, r.system) for r in results] == [(n, name) for n in (1, 2) for name in names]
+    assert [(r.load.sequences, r.system) for r in results] == [(n, name) for n in (1, 2) for name in names]
     assert len(rounds) == 2 * 2 * 4
     for row in results:
-        assert row.decoded == row.sequences
+        assert row.decoded == row.load.sequences
+        assert row.failure is None
+        assert row.fresh is not None
+        assert row.warm is not None
         for speed in (row.fresh, row.warm):
             assert speed.low <= speed.rate <= speed.high
             assert speed.decode is not None
@@ -61,10 +69,10 @@ def test_all_systems_are_measured_in_every_round():
 
 def test_the_limit_and_the_entries_are_those_of_the_cache_as_it_was(loaded):
     """A cache that is far from full for most of the run must not be compared with the limit of a full one."""
-    setting = replace(SMALL, methods=(MethodChoice(name="full"), MethodChoice(name="tova")), baselines=())
-    full, tova = Contest(setting, loaded, print).rows(MACHINE, 2)
-    steps = range(SMALL.new_tokens)  # the first count is that of the prompt
-    assert full.entries == pytest.approx(sum(SMALL.prompt + step for step in steps) / len(steps))
+    setting = replace(SMALL, members=(FULL, TOVA), baselines=())
+    full, tova = Contest(setting, loaded, print, MACHINE).rows(LOAD)
+    steps = range(LOAD.new_tokens)  # the first count is that of the prompt
+    assert full.entries == pytest.approx(sum(LOAD.prompt + step for step in steps) / len(steps))
     assert tova.entries == pytest.approx(full.entries)  # 16 + 24 tokens stay below 48
     assert tova.roofline_share is not None
     assert tova.roofline_share > 0
@@ -72,18 +80,27 @@ def test_the_limit_and_the_entries_are_those_of_the_cache_as_it_was(loaded):
 
 def test_samples_share_a_prompt(loaded):
     setting = replace(SMALL, samples=3)
-    ids = setting.prompts(4)
+    ids = setting.ids(16, 4)
     assert ids[0].equal(ids[2])
     assert not ids[0].equal(ids[3])
-    system = EngineSystem(setting, loaded, MethodChoice(name="tova"), 48)
+    system = EngineSystem(setting, loaded, TOVA)
     assert [len(r.samples) for r in system._requests(ids, 2)] == [3, 1]
     assert system.run(ids, 4).sequences == 4
 
 
-@pytest.mark.parametrize("name", ["retention", "foresightkv", "lookaheadkv", "duo", "headkv"])
-def test_trained_methods_get_random_weights(loaded, name):
-    sample = EngineSystem(SMALL, loaded, MethodChoice(name=name), 48).run(SMALL.prompts(2), 4)
-    assert len(sample.usages) == 2
+def test_every_method_runs_and_random_weights_are_marked(loaded):
+    """All methods, at a budget that makes them evict. Oracles know the future, and speckv needs a draft model."""
+    trained = {"duo", "foresightkv", "headkv", "lookaheadkv", "retention", "trimkv"}
+    others = {"golden", "speckv"}
+    names = [name for name, _ in methods.items() if name not in others]
+    setting = replace(SMALL, members=members([MethodChoice(name=name) for name in names], (36,)), prompts=(40,))
+    for system in systems(setting, loaded):
+        if isinstance(system, EngineSystem):
+            done = system.run(setting.ids(40, 2), 12)
+            assert len(done.usages) == 2, system.name
+            assert system.random_weights == (system.name.partition(" ")[0] in trained), system.name
+    with pytest.raises(UserError, match="draft"):
+        EngineSystem(SMALL, loaded, Member(MethodChoice(name="speckv"), 36))
 
 
 def test_fewer_sequences_where_memory_ends(loaded):
@@ -99,14 +116,64 @@ def test_fewer_sequences_where_memory_ends(loaded):
                 raise torch.OutOfMemoryError("CUDA out of memory.")
             return Stopwatch(torch.device("cpu")).stop(len(ids), tokens)
 
-    contest = Contest(replace(SMALL, methods=(), baselines=()), loaded, print)
+    contest = Contest(replace(SMALL, members=(), baselines=()), loaded, print, MACHINE)
     greedy = Greedy()
-    first, second = contest._fitting(greedy, SMALL.prompts(9))
+    first, second = contest._fitting(greedy, LOAD, SMALL.ids(16, 9))
     assert (first.sequences, second.sequences) == (2, 2)
     assert greedy.asked == [9, 4, 2, 2, 2]
+    greedy.asked.clear()
+    contest._fitting(greedy, LOAD._replace(sequences=None), SMALL.ids(16, 9))
+    assert greedy.asked == [9, 7, 6, 5, 4, 3, 2, 2, 2]  # the most that fit
     greedy.run = lambda ids, tokens: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory."))
-    with pytest.raises(SetupError, match="one sequence does not fit"):
-        contest._fitting(greedy, SMALL.prompts(4))
+    assert contest._fitting(greedy, LOAD, SMALL.ids(16, 4)) == NothingFits("CUDA out of memory.")
+
+
+def test_a_system_that_never_fits_has_a_row_that_says_so(loaded, monkeypatch):
+    """The other systems are measured all the same."""
+
+    def fails(self, ids, tokens):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(Generate, "run", fails)
+    setting = replace(SMALL, new_tokens=(4,), repeats=2)
+    tova, baseline = Contest(setting, loaded, print, MACHINE).rows(Load(16, 4, 2))
+    assert tova.decoded == 2
+    assert (baseline.decoded, baseline.fresh, baseline.warm) == (0, None, None)
+    assert baseline.failure == "out of memory (CUDA out of memory. Tried to allocate 2 GiB)"
+
+
+def test_as_many_sequences_as_the_plan_of_the_given_memory(loaded):
+    """The plan is that of a run on a GPU; what it leaves over is less than another sequence needs."""
+    setting = replace(SMALL, members=(FULL, TOVA), new_tokens=(40,), sequences=(None, 3), memory=20 << 20)
+    contest = Contest(setting, loaded, print, MACHINE)
+    shape, [load, three] = contest.capacity.shape, setting.loads()
+    for system in contest.systems:
+        method, budget = system.planned
+        need = dict(budget=budget, interval=8, max_tokens=56, max_output=40, device=torch.device("cuda"))
+        need |= dict(sequences=1, dtype=loaded.dtype)
+        machine = replace(MACHINE, memory=20 << 20)
+        fitting = contest.plans[system.name, load]
+        assert plan_cell(shape, machine, method, slots=fitting, **need).slots == fitting
+        with pytest.raises(SetupError, match="do not fit"):
+            plan_cell(shape, machine, method, slots=fitting + 1, **need)
+    rows = contest.rows(load)
+    assert [row.decoded for row in rows] == [row.fitting for row in rows]
+    assert all(0 < row.fitting < 100 for row in rows)
+    assert [row.decoded for row in contest.rows(three)] == [min(3, row.fitting) for row in rows]
+    none = Contest(replace(setting, memory=1 << 20), loaded, print, MACHINE).rows(load)
+    assert [(row.decoded, row.failure) for row in none] == [(0, "out of memory (the plan of 0.000977 GiB)")] * 3
+
+
+def test_evictions_are_counted_and_timed(loaded):
+    """16 + 24 tokens at a budget of 20 and an interval of 8: ticks after 8, 16 and 24 tokens."""
+    setting = replace(SMALL, members=(FULL, TOVA._replace(budget=20)), baselines=())
+    full, tova = Contest(setting, loaded, print, MACHINE).rows(LOAD)
+    assert (full.evictions.count, full.evictions.each) == (0, None)
+    timing = EngineSystem(setting, loaded, setting.members[1]).run(setting.ids(16, 2), 24)
+    assert tova.evictions.count == timing.usages[0].evictions
+    assert tova.evictions.count == 2  # the answer ends before the third
+    assert tova.evictions.each == tova.evictions.seconds / 2 > 0
+    assert 0 < tova.evictions.share < 1
 
 
 def test_the_first_token_is_reckoned_back_from_the_first_step(monkeypatch):
@@ -132,7 +199,7 @@ def test_stretches_end_at_the_first_lap_past_them(monkeypatch):
 
 def test_every_system_is_measured_in_stretches(loaded):
     setting = replace(SMALL, stretch=8)
-    for row in Contest(setting, loaded, print).rows(MACHINE, 2):
+    for row in Contest(setting, loaded, print, MACHINE).rows(LOAD):
         for speed in (row.fresh, row.warm):
             assert [cost.tokens for cost in speed.costs] == [8, 16, 24]
             assert all(0 < cost.low <= cost.us <= cost.high for cost in speed.costs)
@@ -149,15 +216,15 @@ def test_a_rise_is_that_of_the_cheapest_rounds_without_the_first_stretch():
 
 
 def test_generate_has_its_first_lap_after_one_token(loaded):
-    sample = Generate(SMALL, loaded).run(SMALL.prompts(2), 6)
+    sample = Generate(SMALL, loaded).run(SMALL.ids(16, 2), 6)
     assert sample.first is not None
     assert 0 < sample.first < sample.seconds
 
 
 def test_continuous_batching_makes_every_token(loaded):
     pytest.importorskip("psutil", reason="transformers' continuous batching needs psutil on a CPU")
-    setting = replace(SMALL, methods=(), baselines=("continuous",), new_tokens=6)
-    [row] = Contest(setting, loaded, print).rows(MACHINE, 2)
+    setting = replace(SMALL, members=(), baselines=("continuous",), new_tokens=(6,))
+    [row] = Contest(setting, loaded, print, MACHINE).rows(Load(16, 6, 2))
     assert row.system == "continuous"
     assert row.warm.rate > 0
     assert row.first_seconds is None
@@ -179,18 +246,18 @@ class LLM:
 def test_vllm_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
     (tmp_path / "vllm.py").write_text(FAKE_VLLM)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(p for p in sys.path if p)}")
-    assert vllm_seconds(tmp_path, SMALL.prompts(2), 6, "float32") >= 0
+    assert vllm_seconds(tmp_path, SMALL.ids(16, 2), 6, "float32") >= 0
     with pytest.raises(RuntimeError, match="out of memory") as error:
-        vllm_seconds(tmp_path, SMALL.prompts(3), 6, "float32")
+        vllm_seconds(tmp_path, SMALL.ids(16, 3), 6, "float32")
     assert faults.out_of_memory(error.value)  # so that bench tries fewer sequences
     (tmp_path / "vllm.py").write_text("raise SystemExit(3)")
     (tmp_path / "kvbench-result.json").unlink()
     with pytest.raises(KVBenchError, match="ended without a result"):
-        vllm_seconds(tmp_path, SMALL.prompts(2), 6, "float32")
+        vllm_seconds(tmp_path, SMALL.ids(16, 2), 6, "float32")
 
 
 def test_what_a_measuring_process_raises_reaches_the_user(loaded):
-    contest = Contest(replace(SMALL, methods=(), baselines=()), loaded, print)
+    contest = Contest(replace(SMALL, members=(), baselines=()), loaded, print, MACHINE)
 
     def refuse():
         raise UserError("this cannot be served.")

@@ -42,7 +42,7 @@ def test_drafts_and_plug_ins(tmp_path, monkeypatch):
         "draft tiny": models.revision(TINY)
     }
     assert artefacts(make("gkv", {}), CONFIG, ["gkv", "walk"], TINY) is None
-    monkeypatch.setattr(plugins, "hash_of", lambda name: "ab" * 32 if name == "mine" else None)
+    monkeypatch.setattr(plugins, "hash_of", lambda name, *kinds: "ab" * 32 if name == "mine" else None)
     assert artefacts(make("gkv", {}), CONFIG, ["mine", "walk"], TINY) == {"plug-in mine": "ab" * 8}
 
 

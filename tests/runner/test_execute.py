@@ -13,6 +13,7 @@ from support.runs import CONFIGS, configuration, model_folder
 
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.errors import Interrupted, UserError
+from kvbench.report.load import load
 from kvbench.runner.execute import execute
 from kvbench.store import read_run, table_hash
 
@@ -23,6 +24,7 @@ ROWS = 3 * 12 * 2
 class Silent:
     """A progress that shows nothing."""
 
+    def prepare(self, text: str) -> None: ...
     def begin(self, total: int, done: int) -> None: ...
     def cell(self, text: str) -> None: ...
     def end(self) -> None: ...
@@ -153,8 +155,33 @@ def test_a_prompt_beyond_the_context_is_a_row_and_sizes_nothing(model, tmp_path)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     grid = Grid(methods=(MethodChoice(name="full"),), tasks=("file/q",))
     config = RunConfig(grids=(grid,), model=str(model), max_new_tokens=8, task_file=str(path))
+    said = []
+    execute(config, out=tmp_path / "out", dry_run=True, notice=said.append)
+    assert any("1 of 2 prompts leave no room for an answer in the model's context of" in text for text in said)
     result = execute(config, out=tmp_path / "out", run_name="r")
     assert result.plans[0].max_tokens < 200
     assert dict(result.failed) == {"prompt_too_long": 1}
+    segments = sorted((tmp_path / "out" / "r" / "journal").iterdir())
+    again = execute(config, out=tmp_path / "out", run_name="r", resume=True)
+    assert again.repeated
+    assert dict(again.failed) == {"prompt_too_long": 1}
+    assert sorted((tmp_path / "out" / "r" / "journal").iterdir()) == segments  # it was not tried again
+    assert not load([result.run_dir]).unfinished
     rows = read_run(result.run_dir).rows
     assert rows.set_index("doc_id").loc["long", "score"] != rows.set_index("doc_id").loc["long", "score"]  # null
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "least"),
+    [
+        ("snapkv", (("heads", "query"), ("window", 8)), 18),  # 9 for each of two query heads
+        ("snapkv-decode", (("window", 8),), 9),
+    ],
+)
+def test_a_row_says_the_budget_in_force_for_a_small_share(model, tmp_path, method, options, least):
+    grid = Grid(methods=(MethodChoice(name=method, options=options),), budgets=(0.001, 0.25), tasks=("lookup",))
+    config = RunConfig(grids=(grid,), model=str(model), limit=2, max_new_tokens=4)
+    rows = read_run(execute(config, out=tmp_path, run_name="r").run_dir).rows
+    assert set(rows[rows["budget_share"] < 0.01]["budget"]) == {least}
+    assert (rows["entries_after_evict"] == rows["budget"]).all()
+    assert len(set(rows["budget"])) > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 import torch
 import transformers
 from support.runs import model_folder
-from support.vision import IMAGE_TOKEN, model_reader, picture, repository
+from support.vision import FAMILIES, IMAGE_TOKEN, SQUARES, model_reader, picture, repository
 
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
+from kvbench.engine.images import joined
 from kvbench.errors import SetupError, UserError
 from kvbench.records import Images
 from kvbench.runner import image_processor, workload
@@ -94,7 +96,7 @@ def test_an_image_has_as_many_tokens_as_the_image_processor_makes_of_it(reader: 
     assert [i for i, token in enumerate(made.ids) if token == IMAGE_TOKEN] == [
         i for first, stop in images.spans for i in range(first, stop)
     ]
-    inputs = images.inputs(range(3))
+    inputs = joined(images.read())
     assert (inputs["image_grid_thw"].prod(-1) // 4).tolist() == spans(images)
     assert len(inputs["pixel_values"]) == 4 * sum(spans(images))
     once = [token for i, token in enumerate(made.ids) if not any(first < i < stop for first, stop in images.spans)]
@@ -104,9 +106,10 @@ def test_an_image_has_as_many_tokens_as_the_image_processor_makes_of_it(reader: 
 def test_some_images_are_read_as_they_are_among_all(reader: ModelReader) -> None:
     images = prompt(reader, asked(WIDE, SQUARE, LARGE)).images
     assert images is not None
-    every, two = images.inputs(range(3)), images.inputs(range(1, 3))
-    assert torch.equal(two["pixel_values"], every["pixel_values"][4 * TOKENS[WIDE] :])
-    assert torch.equal(two["image_grid_thw"], every["image_grid_thw"][1:])
+    alone = prompt(reader, asked(SQUARE)).images
+    assert alone is not None
+    for name, value in alone.read()[0].items():
+        assert torch.equal(images.read()[1][name], value)
 
 
 def test_a_prompt_is_named_by_its_text_and_the_bytes_of_all_images(reader: ModelReader, tmp_path: Path) -> None:
@@ -133,11 +136,11 @@ def test_pixels_are_made_on_request_and_files_must_stay_as_they_are(reader: Mode
     path.write_bytes(WIDE.data)
     images = prompt(reader, asked(Image(name="x.png", path=path))).images
     assert images is not None
-    first = images.inputs(range(1))["pixel_values"]
-    assert torch.equal(images.inputs(range(1))["pixel_values"], first)
+    first = images.read()[0]["pixel_values"]
+    assert torch.equal(images.read()[0]["pixel_values"], first)
     path.write_bytes(picture(size=(48, 32), seed=9).data)
     with pytest.raises(UserError, match=r"image 'x.png' changed during the run"):
-        images.inputs(range(1))
+        images.read()
 
 
 def test_the_context_ends_behind_its_images(reader: ModelReader) -> None:
@@ -166,7 +169,7 @@ def test_later_turns_with_images_are_new_prompts_with_all_images(reader: ModelRe
     assert spans(made.images) == [6]
     assert spans(follow.images) == [6, 4, 16]
     assert follow.images is not None
-    assert len(follow.images.inputs(range(3))["pixel_values"]) == 4 * 26
+    assert len(joined(follow.images.read())["pixel_values"]) == 4 * 26
     assert [p["turn"] for p in made.pictures] == [1, 2, 2]
     assert made.max_tokens >= len(follow.ids) + 6
 
@@ -206,7 +209,10 @@ def test_an_answer_cannot_pass_for_an_image(reader: ModelReader) -> None:
         (asked(WIDE, text="none"), "question 'a' has a turn with 1 image, but 0 places for images in its text."),
         (asked(WIDE, text=IMAGE * 2), "question 'a' has a turn with 1 image, but 2 places for images in its text."),
         (asked(WIDE, text=f"{IMAGE} <|image_pad|>"), "holds '<|image_pad|>' 2 times, not once per image (1)."),
-        (asked(Image(name="n.png", path=Path("/none/n.png"))), "image 'n.png' does not exist."),
+        (
+            asked(Image(name="n.png", path=Path("/none/n.png"))),
+            "image 'n.png' does not exist (looked for '/none/n.png').",
+        ),
         (asked(Image(name="n.png", data=WIDE.data[:99])), "image 'n.png' is broken"),
         (asked(picture("thin.png", (4000, 2))), "image 'thin.png' of 4000x2 pixels: absolute aspect ratio"),
     ],
@@ -259,7 +265,7 @@ def test_models_that_cannot_see_are_refused(model: Path, tmp_path: Path, monkeyp
         load(bare)
     settings = {"image_processor_type": "CLIPImageProcessor"}
     (bare / "preprocessor_config.json").write_text(json.dumps(settings))
-    with pytest.raises(UserError, match=r"image processor 'CLIPImageProcessor\w*' gives no grid of patches"):
+    with pytest.raises(UserError, match=r"its processor 'Qwen3VLProcessor' gives no grid of patches"):
         load(bare)
     (bare / "preprocessor_config.json").write_text("{")
     with pytest.raises(SetupError, match="m"):
@@ -309,7 +315,7 @@ def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return go
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "glm4v"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_full_cache_answers_as_transformers_does(run: Any, family: str, tmp_path: Path) -> None:
     turn, model = asked(WIDE, LARGE), repository(tmp_path / "model", family)
     rows = run("full", "gkv", "h2o", turns=(turn,), model=model)
@@ -319,16 +325,71 @@ def test_the_full_cache_answers_as_transformers_does(run: Any, family: str, tmp_
     assert made.images is not None
     whole = transformers.AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).eval()
     ids = torch.tensor([made.ids])
-    options = dict(mm_token_type_ids=(ids == IMAGE_TOKEN).int(), max_new_tokens=6, do_sample=False)
-    out = whole.generate(ids, attention_mask=torch.ones_like(ids), **made.images.inputs(range(2)), **options)
+    options: dict[str, Any] = dict(max_new_tokens=6, do_sample=False)
+    if family not in SQUARES:
+        options["mm_token_type_ids"] = (ids == IMAGE_TOKEN).int()
+    out = whole.generate(ids, attention_mask=torch.ones_like(ids), **joined(made.images.read()), **options)
     expected = reader.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
     assert rows.output["full"] == expected
     assert set(rows.images) == {2}
-    assert set(rows.image_tokens) == {22}
-    assert json.loads(rows.image_list["gkv"])[1] == dict(name="l.png", width=64, height=64, tokens=16, turn=1)
+    assert set(rows.image_tokens) == {sum(spans(made.images))}
+    shown = json.loads(rows.image_list["gkv"])
+    assert reader.vision is not None
+    at = [place.start() for place in re.finditer(re.escape(reader.vision.text), rows.prompt["gkv"])]
+    large = dict(name="l.png", width=64, height=64, tokens=spans(made.images)[1], turn=1)
+    assert shown[1] == large | {"at": at[1]}
+    assert [image["at"] for image in shown] == at
     assert (rows.entries_after_evict[["gkv", "h2o"]] == 24).all()
     assert rows.kept_images["full"] == rows.kept_text["full"] == 1
     assert (rows.kept_images[["gkv", "h2o"]] < 1).all()
+
+
+@pytest.mark.parametrize("family", SQUARES)
+def test_a_prompt_is_what_the_family_s_processor_makes_of_its_text_and_images(family: str, tmp_path: Path) -> None:
+    folder = repository(tmp_path / "model", family)
+    reader, pictures = model_reader(folder), (WIDE, SQUARE, picture("tall.png", (30, 100)), LARGE)
+    made = prompt(reader, asked(*pictures, text=f"a {IMAGE} b {IMAGE} c {IMAGE}{IMAGE} d"))
+    assert made.images is not None
+    assert reader.vision is not None
+    settings = json.loads((folder / "processor_config.json").read_text())
+    processor = image_processor.without_videos(settings["processor_class"]).from_args_and_dict(
+        (), settings, image_processor=reader.vision.processor, tokenizer=reader.tokenizer, video_processor=None
+    )
+    files = [image_files.read(image).image for image in pictures]
+    official = processor(text=made.text, images=files, add_special_tokens=False, return_tensors="pt")
+    assert official["input_ids"][0].tolist() == list(made.ids)
+    assert torch.equal(joined(made.images.read())["pixel_values"], official["pixel_values"])
+
+
+def test_a_question_without_images_reaches_a_template_that_takes_lists_only(tmp_path: Path) -> None:
+    reader = model_reader(repository(tmp_path / "model", "llava"))
+    made = prompt(reader, Turn(question="so?", system="Be brief."), Turn(question="and then?"))
+    system, asked = "<|im_start|>system\nBe brief.<|im_end|>\n", "<|im_start|>user\nso?<|im_end|>\n"
+    assert made.text == f"{system}{asked}<|im_start|>assistant\n"
+    assert made.talk is not None
+    assert reader.tokenizer.decode(made.talk.follow(("Two.",)).ids).endswith(  # type: ignore[union-attr]
+        "<|im_start|>user\nand then?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("llava", {"processor_class": "PixtralProcessor"}, "its processor 'PixtralProcessor' gives no grid of patches"),
+        ("llava", {"patch_size": None}, "its processor files lack a setting"),
+        ("internvl", {"image_seq_length": None}, "its processor files lack a setting"),
+        ("llava_onevision", {"num_image_tokens": None}, "its processor files lack a setting"),
+    ],
+)
+def test_processors_that_kvbench_does_not_know_get_a_line(
+    family: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = repository(tmp_path / "model", family)
+    settings = json.loads((folder / "processor_config.json").read_text())
+    (folder / "processor_config.json").write_text(json.dumps(settings | changes))
+    with pytest.raises((UserError, SetupError), match=message) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("multi_turn", ["keep", "reset"])
@@ -356,6 +417,12 @@ def test_a_plan_counts_image_tokens_and_reads_no_weights(model: Path, tmp_path: 
     (cell,) = planned.plans
     assert {len(row.prompt.ids) for row in cell.rows} == {cell.max_tokens - 6}
     assert cell.rows[0].prompt.ids.count(IMAGE_TOKEN) == 22
+    monkeypatch.setattr(workload, "load_task", lambda name, file: talk(Turn(question="so?")))
+    text = execute(configuration(model, "full"), out=tmp_path, dry_run=True, notice=lambda text: None)
+    monkeypatch.setattr(workload, "load_task", lambda name, file: talk(asked(*[picture("x.png", (128, 128))] * 9)))
+    large = execute(configuration(model, "full"), out=tmp_path, dry_run=True, notice=lambda text: None)
+    patches = 9 * 16 * 16
+    assert large.plans[0].plan.peak_bytes - text.plans[0].plan.peak_bytes > patches * 4 * (8 * 8 * 3 * 2 + 6 * 64)
 
 
 def test_a_changed_image_is_another_prompt_for_a_resumed_run(model: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -378,8 +445,8 @@ def test_plans_hold_no_pixels(run: Any, monkeypatch: pytest.MonkeyPatch) -> None
     real = image_files.read
     monkeypatch.setattr(image_files, "read", lambda image: read.append(image.name) or real(image))
     run("full", turns=(asked(WIDE, LARGE),))
-    # once per file for the plan, then once per prompt
-    assert read == ["wide.png", "l.png", *["wide.png", "l.png"] * 2]
+    # once per file for the plan, once for the memory of the largest prompt, then once per prompt
+    assert read == ["wide.png", "l.png", *["wide.png", "l.png"] * 3]
 
 
 def test_methods_that_cannot_have_images_are_refused_before_weights(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,12 @@ import transformers
 from kvbench import tiny
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.errors import UserError
-from kvbench.runner.workload import TaskWork, applied_budget, make_method, version
+from kvbench.eviction.options import budget_in_force
+from kvbench.runner.workload import TaskWork, make_method, version
 from kvbench.sources.data import Data
 from kvbench.store import row_key
 
+GROUP = 4
 MODEL = {"model": "tiny", "model_revision": "r"}
 
 
@@ -37,7 +39,7 @@ def no_images() -> Any:
 def planned(tokenizer: Any, made: RunConfig) -> tuple[TaskWork, list[dict[str, Any]], list[str]]:
     (name,) = made.tasks
     work = TaskWork.load(name, made, Data(env={}), tokenizer, "qwen3", 32768, vision=no_images)
-    rows = [row for cell in made.cells() for row in work.rows(cell, made, MODEL, "float32")]
+    rows = [row for cell in made.cells() for row in work.rows(cell, made, MODEL, "float32", GROUP)]
     return work, [dict(row.identity) for row in rows], [row.key for row in rows]
 
 
@@ -46,8 +48,8 @@ def test_a_share_means_entries_of_each_prompt_and_never_too_few(tokenizer: Any) 
     assert [row["budget"] for row in rows] == [round(len(p.ids) * 0.25) for p in work.prompts]
     assert {row["budget_share"] for row in rows} == {0.25}
     (cell,) = config("gkv", 0.01).cells()
-    assert applied_budget(0.01, make_method(cell), 168) == make_method(cell).min_budget() == 17
-    assert applied_budget(5, make_method(cell), 168) == 5  # refused before, never raised in silence
+    assert budget_in_force(make_method(cell), 0.01, 168, GROUP) == make_method(cell).min_budget() == 17
+    assert budget_in_force(make_method(cell), 5, 168, GROUP) == 5  # refused before, never raised in silence
 
 
 def test_a_share_and_the_number_it_means_are_different_rows(tokenizer: Any) -> None:
@@ -82,13 +84,13 @@ def test_a_query_agnostic_run_knows_where_the_context_ends(tokenizer: Any, task:
     aware, _, _ = planned(tokenizer, dataclasses.replace(made, compress="query-aware"))
     assert [p.ids for p in work.prompts] == [p.ids for p in aware.prompts]
     (cell,) = made.cells()
-    (requests,) = work.batches(work.rows(cell, made, MODEL, "float32"), 0)
+    (requests,) = work.batches(work.rows(cell, made, MODEL, "float32", GROUP), 0)
     for request, prompt in zip(requests, work.prompts):
         at = request.compress_at
         assert at is not None
         assert tokenizer.decode(request.prompt_ids[:at]) == prompt.doc.turns[0].context
         assert tokenizer.decode(request.prompt_ids[at:]) == prompt.doc.turns[0].question
-    (requests,) = aware.batches(aware.rows(cell, made, MODEL, "float32"), 0)
+    (requests,) = aware.batches(aware.rows(cell, made, MODEL, "float32", GROUP), 0)
     assert {r.compress_at for r in requests} == {None}
 
 

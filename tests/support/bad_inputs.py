@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 from kvbench import tiny
 from kvbench.registry import tasks
 from kvbench.store.lock import RunLock
+from support import vision
 from support.hub import COMMIT, Repo
 
 GOOD = [{"id": "q1", "question": "1 + 1?", "answer": 2}, {"id": "q2", "question": "2 + 2?", "answer": 4}]
@@ -85,6 +86,7 @@ def fill(folder: Path) -> None:
     (folder / "linked").symlink_to("target")
     (folder / "folder").mkdir()
     _models(folder)
+    _images(folder)
 
 
 def _models(folder: Path) -> None:
@@ -133,6 +135,24 @@ def _models(folder: Path) -> None:
     }
     _write(folder / "small/config.json", qwen | small | {"vocab_size": 9})
     save_file({"w": np.zeros(1, np.float32)}, folder / "small/model.safetensors")
+
+
+def _images(folder: Path) -> None:
+    """A model that sees, questions with images, a template that places one image of a message, quantised weights."""
+    vision.repository(folder / "sees")
+    whole = vision.picture().data
+    (folder / "whole.png").write_bytes(whole)
+    (folder / "torn.png").write_bytes(whole[: len(whole) // 2])
+    (folder / "text.png").write_bytes(b"<svg xmlns='http://www.w3.org/2000/svg'/>")
+    for name, images in (("none", ["nothere.png"]), ("torn", ["torn.png"]), ("text", ["text.png"])):
+        _write(folder / f"{name}.jsonl", {"question": "Which?", "answer": "3", "images": images})
+    _write(folder / "two.jsonl", {"question": "Which?", "answer": "3", "images": ["whole.png"] * 2})
+    once = vision.TEMPLATE.replace("part.type == 'image' %}", "part.type == 'image' and loop.first %}")
+    (folder / "once.jinja").write_text(once.replace("{% else %}{{ part", "{% elif part.type == 'text' %}{{ part"))
+    own = ("*.py", "__pycache__", "card.json")
+    shutil.copytree(tiny.path(), folder / "gptq", ignore=shutil.ignore_patterns(*own))
+    config = json.loads((folder / "gptq/config.json").read_text(encoding="utf-8"))
+    _write(folder / "gptq/config.json", config | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
 
 
 def _write(file: Path, content: Mapping[str, object]) -> None:

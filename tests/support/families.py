@@ -63,7 +63,6 @@ class Family:
         changes: how its configuration differs from the smallest one of its model type.
         refused: a part of the message; None where it runs.
         estimated: a plan without weights is estimated.
-        late: refused only when its weights are loaded.
     """
 
     name: str
@@ -72,7 +71,6 @@ class Family:
     changes: dict[str, Any] = field(default_factory=dict)
     refused: str | None = None
     estimated: bool = False
-    late: bool = False
     seed: int = 0
 
 
@@ -178,7 +176,11 @@ FAMILIES = [
     Family("Qwen3.5 MoE", "qwen3_5_moe", HYBRID),
     # refused
     Family(
-        "Jamba", "jamba", STATE, {"attn_layer_period": 2, "attn_layer_offset": 1}, refused="do not continue", late=True
+        "Jamba",
+        "jamba",
+        STATE,
+        {"attn_layer_period": 2, "attn_layer_offset": 1},
+        refused="layers of type 'mamba' JambaMambaDecoderLayer do not continue",
     ),
     Family("Falcon Mamba", "falcon_mamba", STATE, refused="neither a KV cache"),
     Family("Mamba", "mamba", STATE, refused="neither a KV cache"),
@@ -201,7 +203,7 @@ FAMILIES = [
     Family("DiffLlama", "diffllama", OTHER, refused="twice"),
     Family("Doge", "doge", OTHER, refused="a mask of its own"),
     Family("Moshi", "moshi", OTHER, refused="sliding window"),
-    Family("Kosmos-2.5", "kosmos-2.5", OTHER, refused="without the tokens before it", late=True),
+    Family("Kosmos-2.5", "kosmos-2.5", OTHER, refused="counts positions"),
     Family("Llama 4", "llama4", OTHER, refused="chunked_attention"),
     Family(
         "Llama 3.2 Vision",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvbench.engine.images import joined
 from kvbench.engine.model.load import prepare
 from kvbench.records import Images, Request, Sampling
 from support import zoo
@@ -39,9 +40,6 @@ def load(model_type, scale=0.5):
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(scale)
-    # Random models draw these too, and the reference would take them for images.
-    model.lm_head.register_buffer("special", torch.arange(500, 506), persistent=False)
-    model.lm_head.register_forward_hook(lambda head, args, out: out.index_fill(-1, head.special, -30.0))
     return prepare(model, Words())
 
 
@@ -73,10 +71,9 @@ def ask(loaded, doc, texts, grids, new_tokens, samples=1, **more):
             tokens = pictures[i][1]
             spans.append((len(ids) + 1, len(ids) + 1 + tokens))
             ids += [501, *[500] * tokens, 502]
-    names = pictures[0][0] if pictures else ()
     images = Images(
         spans=tuple(spans),
-        inputs=lambda some: {name: torch.cat([pictures[i][0][name] for i in some]) for name in names},
+        read=lambda: [read for read, _ in pictures],
     )
     return Request(
         task="t",
@@ -101,8 +98,7 @@ def mixed(loaded, **more):
 
 def generated(loaded, request, **more):
     ids = torch.tensor([request.prompt_ids])
-    count = len(request.images.spans) if request.images else 0
-    given = request.images.inputs(range(count)) if count else {}
+    given = joined(request.images.read()) if request.images else {}
     if "image_grid_thw" in given:
         given |= {"mm_token_type_ids": (ids == 500).int()}
     mask, length = torch.ones_like(ids), request.max_new_tokens

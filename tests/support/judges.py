@@ -70,20 +70,20 @@ def say(text: str, model: str = "judge-1-0711") -> Act:
 
 
 def hang(handler: BaseHTTPRequestHandler, got: Got) -> None:
-    time.sleep(1.5)
+    time.sleep(3)
 
 
 def drip_headers(handler: BaseHTTPRequestHandler, got: Got) -> None:
     """Never silent for long, never done."""
     handler.wfile.write(b"HTTP/1.0 200 OK\r\nX-Slow: ")
-    for _ in range(15):
+    for _ in range(30):
         handler.wfile.write(b"a")
         time.sleep(0.1)
 
 
 def drip_body(handler: BaseHTTPRequestHandler, got: Got) -> None:
     handler.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n")
-    for _ in range(15):
+    for _ in range(30):
         handler.wfile.write(b" ")
         time.sleep(0.1)
 

@@ -39,6 +39,12 @@ TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+FIRST = (  # images before texts, contents as lists only: the form of LLaVA's templates
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% for part in m.content | selectattr('type', 'equalto', 'image') %}<|image_pad|>\n{% endfor %}"
+    "{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ part.text }}{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 PATCH = 8  # pixels; four patches make one token
 PREPROCESSOR = {
     "patch_size": PATCH,
@@ -53,11 +59,62 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # image processor, vision p
     "qwen3_vl": ("Qwen2VLImageProcessorFast", {"deepstack_visual_indexes": [0], "num_position_embeddings": 64}),
     "qwen2_5_vl": ("Qwen2VLImageProcessor", {"fullatt_block_indexes": [1], "window_size": 32}),
     "glm4v": ("Glm4vImageProcessor", {"image_size": 64}),
+    "internvl": ("GotOcr2ImageProcessorFast", {"image_size": [32, 32], "patch_size": [PATCH, PATCH]}),
+    "llava": ("CLIPImageProcessor", {"image_size": 32}),
+    "llava_onevision": ("LlavaOnevisionImageProcessor", {"image_size": 32}),
+}
+# Families whose images are squares of 32 by 32 pixels: more of the configuration, of the image processor, of the
+# processor and of the tokenizer; the chat template.
+SQUARES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+    "internvl": (
+        {"downsample_ratio": 0.5},
+        {"size": {"height": 32, "width": 32}, "crop_to_patches": False, "min_patches": 1, "max_patches": 3},
+        {"processor_class": "InternVLProcessor", "image_seq_length": 4},
+        {
+            "start_image_token": "<|vision_start|>",
+            "end_image_token": "<|vision_end|>",
+            "context_image_token": "<|image_pad|>",
+            "video_token": "<|video_pad|>",
+        },
+        TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>\n"),
+    ),
+    "llava": (
+        {"vision_feature_select_strategy": "default", "vision_feature_layer": -2},
+        {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}},
+        {
+            "processor_class": "LlavaProcessor",
+            "image_token": "<|image_pad|>",
+            "patch_size": PATCH,
+            "num_additional_image_tokens": 1,
+            "vision_feature_select_strategy": "default",
+        },
+        {},
+        FIRST,
+    ),
+    "llava_onevision": (
+        {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+        | {"image_grid_pinpoints": [[32, 32], [32, 64], [64, 32], [64, 64]], "vision_aspect_ratio": "anyres_max_9"},
+        {"size": {"height": 32, "width": 32}, "image_grid_pinpoints": [[32, 32], [32, 64], [64, 32], [64, 64]]},
+        {
+            "processor_class": "LlavaOnevisionProcessor",
+            "image_token": "<|image_pad|>",
+            "video_token": "<|video_pad|>",
+            "num_image_tokens": 16,
+            "vision_feature_select_strategy": "full",
+            "vision_aspect_ratio": "anyres_max_9",
+        },
+        {},
+        FIRST,
+    ),
 }
 
 
 def config(family: str = "qwen3_vl", **text: Any) -> Any:
     """The configuration of a small model of one of `FAMILIES`. text: what differs in its text part."""
+    if family in SQUARES:
+        token = {"image_token_id" if family == "internvl" else "image_token_index": IMAGE_TOKEN}
+        vision = {"patch_size": PATCH} | FAMILIES[family][1]
+        return zoo.configuration(family, {"text_config": text, "vision_config": vision} | token | SQUARES[family][0])
     vision = {"patch_size": PATCH, "spatial_merge_size": 2, "depth": 2} | FAMILIES[family][1]
     return zoo.configuration(
         family, {"text_config": {"rope_parameters": ROPE} | text, "vision_config": vision, **IMAGE_TOKENS}
@@ -72,11 +129,14 @@ def repository(folder: Path, family: str = "qwen3_vl", seed: int = 0, **text: An
     whole["added_tokens"] += [plain | {"id": id_, "content": content} for content, id_ in SPECIAL.items()]
     (folder / "tokenizer.json").write_text(json.dumps(whole), encoding="utf-8")
     settings = json.loads((tiny.path() / "tokenizer_config.json").read_text(encoding="utf-8"))
-    settings |= {"chat_template": TEMPLATE, "eos_token": "<|im_end|>"}
+    _, images, processor, tokens, template = SQUARES.get(family, ({}, PREPROCESSOR, {}, {}, TEMPLATE))
+    settings |= {"chat_template": template, "eos_token": "<|im_end|>", "extra_special_tokens": tokens}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     (folder / "preprocessor_config.json").write_text(
-        json.dumps(PREPROCESSOR | {"image_processor_type": FAMILIES[family][0]}), encoding="utf-8"
+        json.dumps(images | {"image_processor_type": FAMILIES[family][0]}), encoding="utf-8"
     )
+    if processor:
+        (folder / "processor_config.json").write_text(json.dumps(processor), encoding="utf-8")
     transformers.GenerationConfig(
         eos_token_id=SPECIAL["<|im_end|>"], pad_token_id=257, do_sample=False
     ).save_pretrained(folder)

@@ -199,3 +199,22 @@ def test_scores(answer: object, text: str, value: float, strict: float):
 
 def test_fold():
     assert fold(r" $\text{The  Cat}$ ") == fold("the cat.") == "the cat"
+
+
+@pytest.mark.parametrize(
+    ("fields", "note"),
+    [
+        (
+            {"image": "a.png"},
+            "x.jsonl: the model does not see 'image' (2 questions); name image files in a list 'images'.",
+        ),
+        ({"image_path": "a.png", "Video": ["v"], "image": None}, "'image_path' (2 questions), 'Video' (2 questions)"),
+        ({"imagery": "vivid", "reimaged": "x", "picture": ""}, None),
+        ({"images": []}, None),
+    ],
+)
+def test_fields_that_the_model_never_sees_get_one_line(fields: dict[str, object], note: str | None):
+    task = FileTask(write(item(**fields), item(id="b", **fields), item(id="c")))
+    notes = task.notes()
+    assert len(notes) == (note is not None)
+    assert note is None or note in notes[0]

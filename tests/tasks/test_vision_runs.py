@@ -73,8 +73,28 @@ def test_vneedle_runs_to_its_end_and_after_a_kill(model: Path, tmp_path: Path):
     assert rows["score_partial"].between(0, 1).all()
     evicting = rows[rows["method"] != "full"]
     assert (evicting["entries_after_evict"].dropna() <= 48).all()
+    shown = Command("show whole --sample spread-4-0 --html q.html", cwd=tmp_path).end()
+    assert shown.code == 0, shown.err
+    assert "[image 1]<|image_pad|>" in shown.out
+    page = (tmp_path / "q.html").read_text()
+    assert page.count("<article>") == len(METHODS)
+    assert page.count('src="data:image/jpeg;base64,') == 4  # one in the prompt, three in later turns
     modes = rows.groupby("task")["multi_turn_cache"].unique().map(list).to_dict()
     assert modes == {"vneedle/grid-3": ["keep"], "vneedle/spread-4": ["reset (images)"]}
+
+
+@pytest.mark.parametrize("family", sorted(vision.SQUARES))
+def test_vneedle_runs_on_models_whose_images_are_squares(family: str, tmp_path: Path):
+    folder = vision.repository(tmp_path / "m", family)
+    words = "--method full,gkv --task vneedle/grid-3,vneedle/spread-4 --run-name r"
+    ended = run(folder, words, cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    rows = read_run(tmp_path / "results" / "r").rows
+    assert set(rows["status"]) == {"ok"}
+    assert (rows["image_tokens"] > 0).all()
+    evicting = rows[rows["method"] == "gkv"]
+    assert (evicting["evictions"] > 0).all()
+    assert (evicting["kept_images"] < 1).all()
 
 
 def test_a_picture_that_changed_between_kill_and_resume_is_refused(model: Path, tmp_path: Path):

@@ -107,14 +107,15 @@ def _cells(row: dict[str, Any]) -> list[str]:
     def shown(form: str, value: float | None, scale: float = 1) -> str:
         return "" if value is None else form.format(value * scale)
 
+    warm, evictions = row["warm"] or {}, row["evictions"] or {}
     return [
         row["system"],
         str(row["decoded"]),
-        shown("{:,.0f}", row["warm"]["rate"]),
-        shown("{:,.0f}", row["warm"]["decode"]),
+        shown("{:,.0f}", warm.get("rate")),
+        shown("{:,.0f}", warm.get("decode")),
         shown("{:.3g} s", row["first_seconds"]),
-        shown("{:.1%}", row["evict_share"]),
-        shown("{:.3g} µs", row["evict_us"]),
+        shown("{:.1%}", evictions.get("share")),
+        shown("{:.3g} µs", evictions.get("us")),
         shown("{:,.0f}", row["entries"]),
         shown("{:.0%}", row["roofline_share"]),
         shown("{:,.1f} GiB", row["peak_bytes"], 2**-30),

@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 import torch
+from support.recipes import change, options_of
 
 from kvbench import tiny
 from kvbench.engine.loop import Engine
+from kvbench.engine.model.load import load
 from kvbench.engine.model.weights import Base
 from kvbench.errors import RunInUseError, SetupError, UserError
 from kvbench.train import prepare as recipes
 from kvbench.train import traces
-from kvbench.train.answers import AnswerFile
-from kvbench.train.catalogue import RECIPES
+from kvbench.train.answers import Answer, AnswerFile, SharedAnswers
 from kvbench.train.lock import alone
 from kvbench.train.loop import HELD_OUT, LOG, train
+from kvbench.train.processes import Processes
 
 SAMPLES, TESTED = 6, 2
 ASKED = [{"question": f"# Facts: cod 3{i}, bow 46,\nAsk: cod?\nThink:"} for i in range(5)]
@@ -35,14 +37,23 @@ from dataclasses import replace
 from pathlib import Path
 from kvbench import tiny
 from kvbench.train import prepare as recipes
-from kvbench.train.catalogue import RECIPES
+from kvbench.registry import recipes as registered
+from kvbench.train.catalogue import entry_of
+from kvbench.train.entry import FLAGS
 
-entry = RECIPES["lookaheadkv"] = replace(RECIPES["lookaheadkv"], held_out={TESTED})
+entry = registered._members["lookaheadkv"] = replace(entry_of("lookaheadkv"), held_out={TESTED})
 numbers = dict(samples={SAMPLES}, steps=2, lr=1e-3, batch=2, seed=0, device="cpu")
-options = dict(entry.options) | dict(entry.tiny)
+options = {{name: value for name, value in entry.settings("tiny").items() if name not in FLAGS}}
 recipes.prepare("lookaheadkv", str(tiny.path()), data=None, **numbers, options=options, out=Path(sys.argv[1]),
                 on_answer=lambda done: done == 3 and os.kill(os.getpid(), signal.SIGKILL))
 """
+
+
+class Elsewhere(Processes):
+    """Processes of which the first has a folder of its own."""
+
+    def wait(self) -> None:
+        pass
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +85,8 @@ def engines(monkeypatch) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def prepare(monkeypatch):
-    monkeypatch.setitem(RECIPES, "lookaheadkv", entry := replace(RECIPES["lookaheadkv"], held_out=TESTED))
-    own = dict(entry.options) | dict(entry.tiny)
+    entry = change(monkeypatch, "lookaheadkv", held_out=TESTED)
+    own = options_of(entry)
 
     def run(out: Path, data: Path | None = None, seed: int = 0, **options: Any) -> recipes.Ready:
         numbers: dict[str, Any] = {"samples": SAMPLES, "steps": 2, "lr": 1e-3, "batch": 2, "seed": seed}
@@ -128,13 +139,13 @@ def test_a_kill_while_answers_are_collected_changes_nothing(tmp_path, prepare, e
 
 
 def test_wrong_answers_are_not_asked_for_again(tmp_path, prepare, engines, monkeypatch):
-    monkeypatch.setattr(traces, "judge", lambda answer: lambda text: answer == "right")
+    monkeypatch.setattr(traces, "judge", lambda answer, *_: lambda text: answer == "right")
     data = tmp_path / "q.jsonl"
     rows = [row | {"answer": "wrong" if i == 3 else "right"} for i, row in enumerate(ASKED)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     first = prepare(tmp_path / "out", data)
     assert [t.name for t in first.recipe.traces] == ["line-3", "line-5"]
-    assert {row["name"]: row["kept"] for row in lines(tmp_path / "out")[1:]} == {
+    assert {row["name"]: row["right"] for row in lines(tmp_path / "out")[1:]} == {
         f"line-{i}": i != 4 for i in range(1, 6)
     }
     again = prepare(tmp_path / "out", data)
@@ -151,17 +162,17 @@ def test_answers_that_were_asked_otherwise_are_refused(tmp_path, prepare, engine
     data = tmp_path / "q.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ASKED))
     out = tmp_path / "out"
-    prepare(out, data, longest=2)
+    prepare(out, data, max_tokens=2)
     assert {len(row["answer"]) for row in lines(out)[1:]} == {2}
     message = "'.*out' holds answers of another training: {}.* Choose another --out, or remove the folder.$"
-    with pytest.raises(UserError, match=message.format("longest 2, now 3; ")):
-        prepare(out, data, longest=3)
+    with pytest.raises(UserError, match=message.format("max_tokens 2, now 3; ")):
+        prepare(out, data, max_tokens=3)
     with pytest.raises(UserError, match=message.format("seed 0, now 1")):
-        prepare(out, data, seed=1, longest=2)
+        prepare(out, data, seed=1, max_tokens=2)
     load = recipes.load
     monkeypatch.setattr(recipes, "load", lambda *args, **how: replace(load(*args, **how), fingerprint="other"))
     with pytest.raises(UserError, match=message.format("another model")):
-        prepare(out, data, longest=2)
+        prepare(out, data, max_tokens=2)
     assert len(engines) == 1
 
 
@@ -171,41 +182,94 @@ def test_two_trainings_do_not_ask_into_one_folder(tmp_path, prepare):
     assert not (tmp_path / "answers.jsonl").exists()
 
 
-def test_only_the_first_process_writes(tmp_path, prepare, engines, monkeypatch):
+def test_answers_of_another_process_are_moved_into_the_common_file(tmp_path, prepare, engines):
+    """As a kill leaves them: in part already moved, and with a line that was cut short."""
     first = prepare(tmp_path)
-    file = tmp_path / recipes.ANSWERS
-    whole = file.read_bytes()
-    monkeypatch.setenv("RANK", "1")
-    assert prepare(tmp_path).recipe.traces == first.recipe.traces
-    assert len(engines) == 1
-    file.write_bytes(whole[:-9])  # the first one is about to write
-    assert prepare(tmp_path).recipe.traces == first.recipe.traces
+    file, part = tmp_path / recipes.ANSWERS, tmp_path / "answers.1.jsonl"
+    header, *stored = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([header, *stored[:5]]))
+    part.write_bytes(b"".join([header, *stored[3:7], stored[7][:9]]))
+    again = prepare(tmp_path)
+    assert again.recipe.traces == first.recipe.traces
     assert len(engines[1]["ended"]) == 1
-    assert file.read_bytes() == whole[:-9]
-    file.unlink()
-    assert prepare(tmp_path).recipe.traces == first.recipe.traces
-    assert not file.exists()
+    assert file.read_bytes() == b"".join([header, *stored])
+    assert not part.exists()
+    part.write_bytes(header.replace(b'"seed":0', b'"seed":1'))
+    with pytest.raises(UserError, match="holds answers of another training: seed 1, now 0"):
+        prepare(tmp_path)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_processes_without_a_common_folder_are_told_so(tmp_path, rank):
+    apart = Elsewhere(count=2, rank=rank)
+    asked = [traces.Question(name=name, ids=(5, 6), max_new_tokens=2) for name in ("a", "b")]
+    file = SharedAnswers(tmp_path / "answers.jsonl", {}, apart)
+    with pytest.raises(SetupError, match=r"answers of other processes are not in .*; give an --out that all processes"):
+        traces.collect(load(str(tiny.path()), device="cpu"), asked, file=file, processes=apart)
+
+
+def test_choices_among_answers_ask_nothing_again(tmp_path, prepare, engines):
+    """What an answer must be, and how much of it is used, may change when the answers are there."""
+    first = prepare(tmp_path)
+    longest = max(len(t.answer) for t in (*first.recipe.traces, *first.recipe.test))
+    cut = prepare(tmp_path, truncate=3)
+    assert [t.answer for t in cut.recipe.traces] == [t.answer[:3] for t in first.recipe.traces]
+    least = min(len(t.answer) for t in first.recipe.traces) + 1
+    long = prepare(tmp_path, min_tokens=least)
+    assert long.recipe.traces == [t for t in first.recipe.traces if len(t.answer) >= least]
+    assert len(long.recipe.traces) < len(first.recipe.traces)
+    with pytest.raises(
+        UserError, match=f"there is nothing to learn. Of all answers, .* shorter than {longest + 1} tok"
+    ):
+        prepare(tmp_path, min_tokens=longest + 1)
+    assert len(engines) == 1
+    with pytest.raises(UserError, match=r"temperature 0\.0, now 0\.6; top_p 1\.0, now 0\.95; top_k 0, now 20"):
+        prepare(tmp_path, temperature=0.6, top_p=0.95, top_k=20)
+
+
+def test_unfinished_answers_are_dropped_where_asked(tmp_path, prepare, engines):
+    data = tmp_path / "q.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in ASKED))
+    assert len(prepare(tmp_path / "out", data, max_tokens=2).recipe.traces) == 3
+    assert {row["ended"] for row in lines(tmp_path / "out")[1:]} == {False}
+    with pytest.raises(UserError, match="Of all answers, 5 unfinished"):
+        prepare(tmp_path / "out", data, max_tokens=2, unfinished="drop")
+    assert len(engines) == 1
+
+
+def test_sampled_answers_follow_from_the_seed(tmp_path, prepare):
+    drawn = {"temperature": 3.0, "top_k": 5, "wrong": "keep"}
+    first, again = (prepare(tmp_path / name, **drawn).recipe for name in ("a", "b"))
+    assert (first.traces, first.test) == (again.traces, again.test)
+    greedy, other = prepare(tmp_path / "c", wrong="keep").recipe, prepare(tmp_path / "d", top_p=0.01, **drawn).recipe
+    assert first.traces != greedy.traces
+    assert other.traces == greedy.traces  # only the likeliest token is in so small a set
 
 
 def test_a_file_of_answers(tmp_path):
-    file = AnswerFile(tmp_path / "a.jsonl", {"model": "m", "seed": 1})
-    assert file.read() == {}
-    file.add("a", prompt=(1, 2), answer=(3, 4), kept=True)
-    file.add("b", prompt=(1,), answer=(5,), kept=False)
-    assert file.read() == {"a": (3, 4), "b": None}
-    whole = file.path.read_bytes()
+    path, asked = tmp_path / "a.jsonl", {"model": "m", "seed": 1}
+    file, shared = AnswerFile(path, asked), SharedAnswers(path, asked)
+    assert shared.gather() == {}
+    answers = {"a": Answer((3, 4), right=True, ended=True), "b": Answer((5,), right=False, ended=True)}
+    shared.add("a", (1, 2), answers["a"])
+    shared.add("b", (1,), answers["b"])
+    assert shared.gather() == answers
+    whole = path.read_bytes()
     header, *_ = whole.splitlines(keepends=True)
     for end in range(len(header)):  # torn before its first line was whole: nothing is known of it
-        file.path.write_bytes(whole[:end])
-        assert file.read() == {}
-        assert file.path.read_bytes() == header
+        path.write_bytes(whole[:end])
+        assert file.rows() == {}
+        assert path.read_bytes() == b""
+    shared.add("a", (1, 2), answers["a"])
+    shared.add("b", (1,), answers["b"])
+    assert path.read_bytes() == whole
     for bad in (b"{\n", b"[]\n", b'{"name": "c"}\n'):
-        file.path.write_bytes(whole + bad + b"{}\n")
+        path.write_bytes(whole + bad + b"{}\n")
         with pytest.raises(SetupError, match=rf"is damaged after its first {len(whole)} bytes\. Remove it to generate"):
-            file.read()
-    file.path.unlink()
-    file.path.mkdir()
+            file.rows()
+    path.unlink()
+    path.mkdir()
     with pytest.raises(SetupError, match=r"a\.jsonl' cannot be read: is a directory"):
-        file.read()
+        file.rows()
     with pytest.raises(SetupError, match=r"a\.jsonl' cannot be written: is a directory"):
-        file.add("a", prompt=(1,), answer=(2,), kept=True)
+        shared.add("a", (1,), answers["a"])

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.models import build
+from support.recipes import change
 
 from kvbench import tiny
 from kvbench.cli.app import main
@@ -21,7 +22,6 @@ from kvbench.errors import SetupError, UserError
 from kvbench.eviction.api import Weights
 from kvbench.records import Request
 from kvbench.registry import methods
-from kvbench.train.catalogue import RECIPES
 from kvbench.train.head_data import Example, passkey_examples, tiny_examples
 from kvbench.train.loop import train
 from kvbench.train.recipe import Settings
@@ -277,12 +277,13 @@ def test_the_command(tmp_path, capsys):
 
 def test_a_folder_model_reads_english(tmp_path, capsys, monkeypatch):
     """A copy of the built-in model is not the built-in model; its byte tokens can spell anything."""
-    monkeypatch.setitem(RECIPES, "duo", replace(RECIPES["duo"], held_out=1))
+    change(monkeypatch, "duo", held_out=1)
     copy = shutil.copytree(tiny.path(), tmp_path / "copy", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     arguments = ["train", "duo", "--model", str(copy), "--out", str(tmp_path), "--samples", "1", "--steps", "1"]
     assert main([*arguments, "--batch", "1", "--opt", "tokens=1500", "-q"]) == 0
     card = json.loads((tmp_path / "duo.json").read_text())
     more = card["made"]["settings"]["more"]
     assert (more["sinks"], more["recent"], more["tokens"]) == (128, 256, 1500)
-    assert main([*arguments, "--data", "q.jsonl"]) == 2
-    assert "duo has its own training texts; it takes no --data." in capsys.readouterr().err
+    (data := tmp_path / "q.jsonl").write_text('{"question": "a"}\n')
+    assert main([*arguments, "--data", str(data)]) == 2
+    assert "duo has its own training texts; it takes no --data and no settings" in capsys.readouterr().err

@@ -76,7 +76,7 @@ class Led(ForesightKV):
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gemma2"])  # gemma2: a sliding layer, capped logits
-@pytest.mark.parametrize("features", ["paper6", "released8"])
+@pytest.mark.parametrize("features", ["paper6", "released8", "attn"])
 @pytest.mark.parametrize("prompt", [40, 20])  # beyond the budget, and below
 def test_inputs_are_what_the_engine_shows_the_method(name, features, prompt):
     loaded, [trace] = build(name), random_traces(1, prompt=prompt, answer=45)
@@ -287,7 +287,7 @@ def test_the_command(tmp_path: Path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"features": "paper8"}, "--opt features must be paper6 or released8; got 'paper8'."),
+        ({"features": "paper8"}, "--opt features must be one of paper6, released8, attn; got 'paper8'."),
         ({"within": "most"}, "--opt within must be mean or max; got 'most'."),
         ({"budget": 1}, "--opt budget must be 2 or more; got 1."),
         ({"margin": 0.0}, "--opt margin must be above 0; got 0."),

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from support.models import BASE, VOCABULARY, Words, build
+from support.recipes import change
 
 import kvbench.train.recipes.gates as module
 from kvbench import tiny
@@ -26,7 +27,7 @@ from kvbench.eviction.terms.retention import gated_attention
 from kvbench.records import Request
 from kvbench.replay.batches import replay
 from kvbench.replay.choices import Chosen
-from kvbench.train.catalogue import RECIPES
+from kvbench.train.catalogue import BUILT_IN
 from kvbench.train.forward import forward
 from kvbench.train.loop import train
 from kvbench.train.recipe import Settings
@@ -39,8 +40,7 @@ FORMS = [(gate, tie) for gate in ("rg", "rg2", "rg3", "rg10") for tie in ("none"
 
 
 def settings(recipe, **more):
-    entry = RECIPES[recipe.name]
-    options = dict(entry.options) | dict(entry.tiny) | {"width": 8} | more
+    options = BUILT_IN[recipe.name].settings("tiny") | {"width": 8} | more
     return Settings(steps=12, lr=2e-2, warmup=2, batch=4, more=options)
 
 
@@ -144,6 +144,16 @@ def test_a_loss_belongs_to_its_step_and_share(random_model):
     assert recipe.loss(3, slice(0, 4))[0].item() != recipe.loss(4, slice(0, 4))[0].item()
     halves = [recipe.loss(3, slice(0, 2))[0].item(), recipe.loss(3, slice(2, 4))[0].item()]
     assert recipe.loss(3, slice(0, 4))[0].item() == pytest.approx(sum(halves) / 2, rel=1e-5)
+
+
+def test_the_held_out_figure_evicts_with_the_horizon(random_model):
+    near, far = (
+        RetentionRecipe(random_model, settings(RetentionRecipe, bias=1.0, budget=5, horizon=n), drawn(), drawn())
+        for n in (1, 60)
+    )
+    assert module._without_file(far.rules.method).horizon == 60
+    assert near._evicted() != far._evicted()
+    assert near._means(near.test)[2] == far._means(far.test)[2]  # the loss knows no horizon
 
 
 def test_long_traces_are_read_one_by_one(random_model):
@@ -263,8 +273,7 @@ def test_mistakes(random_model, option, message):
 
 @pytest.mark.parametrize("recipe", BOTH)
 def test_the_command(tmp_path: Path, capsys, recipe, monkeypatch):
-    entry = dataclasses.replace(RECIPES[recipe.name], held_out=3)
-    monkeypatch.setitem(RECIPES, recipe.name, entry)
+    change(monkeypatch, recipe.name, held_out=3)
     command = ["train", recipe.name, "--out", str(tmp_path), "--samples", "3", "--steps", "2", "--batch", "2"]
     assert main([*command, "--opt", "width=4", "--opt", "form=scale", "--json", "-q"]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from support.models import ARCHITECTURES, build
+from support.recipes import change
 
 from kvbench import tiny
 from kvbench.cli.app import main
@@ -21,7 +22,8 @@ from kvbench.engine.model.load import load
 from kvbench.engine.model.weights import Base
 from kvbench.errors import UserError
 from kvbench.train import sparse_pass
-from kvbench.train.catalogue import RECIPES
+from kvbench.train.collection import Collection
+from kvbench.train.data_file import read_questions
 from kvbench.train.loop import LOG, train
 from kvbench.train.recipe import Settings
 from kvbench.train.recipes import gkv_rl
@@ -29,9 +31,10 @@ from kvbench.train.recipes.gkv_distill import DistillRecipe
 from kvbench.train.recipes.gkv_rl import RLRecipe, advantages, log_probs
 from kvbench.train.sparse_masks import Lifetimes, SparseAttention
 from kvbench.train.sparse_pass import Part, add_up
-from kvbench.train.traces import Question, Trace, built_in, collect, prompts_of
+from kvbench.train.traces import Question, Trace, built_in, collect
 
-MORE = {"method": "gkv", "budget": 112, "interval": 32, "temperature": 0.6, "slots": 32, "micro": 8, "recompute": "off"}
+MORE = {"method": "gkv", "budget": 112, "interval": 32, "slots": 32, "micro": 8, "recompute": "off"}
+MORE |= {"temperature": 0.6, "kl_temperature": 0.6}
 ROLL = MORE | {"temperature": 1.5, "group": 6}
 RANDOM = {**MORE, "method": "gkv(window=4)", "budget": 16, "interval": 8, "temperature": 1.0}
 
@@ -243,7 +246,7 @@ def test_rewards_of_random_models_rise(architecture, monkeypatch):
 
 def test_the_loss_of_distillation_is_that_of_its_definition(loaded, asked, answers):
     """T^2 KL, a mean over the tokens of the batch; shares of it add up to the whole."""
-    more = MORE | {"temperature": 2.0}
+    more = MORE | {"kl_temperature": 2.0}
     recipe = DistillRecipe(loaded, settings(more), answers, asked[1])
     whole, _ = recipe.loss(0, slice(0, 4))
     halves = [recipe.loss(0, slice(0, 2))[0].item(), recipe.loss(0, slice(2, 4))[0].item()]
@@ -306,7 +309,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_losses(kind, asked, ans
 
 def test_the_commands_leave_a_model(tmp_path: Path, capsys, monkeypatch):
     for kind in ("gkv-distill", "gkv-rl"):
-        monkeypatch.setitem(RECIPES, kind, dataclasses.replace(RECIPES[kind], held_out=2))
+        change(monkeypatch, kind, held_out=2)
         out = tmp_path / kind
         command = ["train", kind, "--out", str(out), "--samples", "4", "--steps", "2", "--batch", "2", "-q", "--json"]
         assert main(command) == 0
@@ -325,7 +328,7 @@ def test_the_commands_leave_a_model(tmp_path: Path, capsys, monkeypatch):
 
 
 def test_the_model_comes_with_the_weights_that_it_was_trained_with(tmp_path: Path, capsys, monkeypatch):
-    monkeypatch.setitem(RECIPES, "gkv-distill", dataclasses.replace(RECIPES["gkv-distill"], held_out=2))
+    change(monkeypatch, "gkv-distill", held_out=2)
     command = ["train", "gkv-distill", "--out", str(tmp_path), "--samples", "4", "--steps", "2", "--batch", "2", "-q"]
     assert main([*command, "--opt", "method=retention", "--opt", "budget=48"]) == 0
     run = ["run", "--model", str(tmp_path / "model"), "--method", "retention", "--budget", "48", "--task", "chain"]
@@ -379,7 +382,7 @@ def test_a_model_that_could_not_be_saved_is_refused_before_it_is_trained(loaded,
 def test_answers_are_compared_as_mathematics(loaded, tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_text('{"question": "half", "answer": "\\\\frac{1}{2}"}\n')
-    right = prompts_of(path, loaded, 7)[0].judge
+    right = next(read_questions(path, loaded, Collection())).judge
     assert right("It is \\boxed{0.5}.")
     assert not right("It is \\boxed{5}.")
 

@@ -18,7 +18,7 @@ from kvbench.errors import SetupError
 from kvbench.eviction.api import Weights
 from kvbench.taskkit.synthetic.problem import HELD_OUT
 from kvbench.train import head_data
-from kvbench.train.catalogue import RECIPES, TABLES
+from kvbench.train.catalogue import BUILT_IN, TABLES
 from kvbench.train.head_data import Example, text_examples, tiny_examples
 from kvbench.train.recipes.head_tables import attention_shares, importance
 
@@ -209,7 +209,7 @@ def test_usage_errors_and_help_need_no_torch(calls, tmp_path):
     assert [result.torch for result in results] == [False] * len(lines)
     assert [result.code for result in results] == [0, 2, 2, 2, 2]
     assert "kvbench train headkv --model tiny" in results[0].out
-    known = ", ".join((*RECIPES, *TABLES))
+    known = ", ".join((*sorted(BUILT_IN), *TABLES))
     assert f"cannot train 'headvk'. Did you mean 'headkv'? There are {known}." in results[1].err
     assert f"cannot train 'gates'. There are {known}." in results[2].err
     assert "--samples must be 1 or more; got 0." in results[3].err

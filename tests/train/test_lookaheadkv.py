@@ -12,16 +12,19 @@ from kvbench.methods.lookaheadkv import LookaheadKV
 
 from kvbench import tiny
 from kvbench.cli.app import main
+from kvbench.engine.adapter import PROJECTIONS
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import load
 from kvbench.engine.model.weights import Base
 from kvbench.errors import UserError
 from kvbench.records import Request
 from kvbench.taskkit.synthetic.problem import HELD_OUT
+from kvbench.train.collection import Collection
+from kvbench.train.data_file import read_questions
 from kvbench.train.loop import train
 from kvbench.train.recipe import Settings
 from kvbench.train.recipes.lookaheadkv import LookaheadRecipe
-from kvbench.train.traces import built_in, collect, prompts_of
+from kvbench.train.traces import built_in, collect
 
 MORE = {"rows": 4, "rank": 2, "alpha": 8.0, "budget": 32}
 SETTINGS = Settings(steps=12, lr=5e-3, warmup=2, batch=4, more=MORE)
@@ -54,7 +57,7 @@ def test_traces_are_right_answers_to_problems_that_no_evaluation_asks(loaded, tr
 def test_only_right_answers_are_kept(loaded):
     questions = [dataclasses.replace(q, judge=lambda text: False) for q in built_in(("lookup",), 3, 0, loaded)]
     assert collect(loaded, questions) == []
-    assert len(collect(loaded, questions, correct=False)) == 3
+    assert len(collect(loaded, questions, Collection(wrong="keep"))) == 3
 
 
 def test_the_target_is_the_models_own_attention(loaded, traces):
@@ -72,6 +75,26 @@ def test_the_target_is_the_models_own_attention(loaded, traces):
     n = len(trace.prompt)
     wanted = torch.stack([a[0, :, n:, :n].mean(dim=1) for a in out.attentions])
     torch.testing.assert_close(target, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("places", "names"), [("q_proj, v_proj", {"q_proj", "v_proj"}), ("none", set()), ("all", set(PROJECTIONS))]
+)
+def test_an_adapter_has_its_places(loaded, traces, tmp_path: Path, places, names):
+    settings = dataclasses.replace(SETTINGS, steps=1, more=MORE | {"places": places})
+    recipe = LookaheadRecipe(loaded, settings, *traces)
+    assert {name.rpartition(".")[2] for name in recipe.parameters()} - {"embeddings"} == names
+    assert len(recipe.parameters()) == 1 + 2 * 4 * len(names)
+    done = train(recipe, tmp_path, base=Base(name="tiny", config=loaded.model.config))
+    method = LookaheadKV(lookahead=str(done.path))
+    engine = Engine(loaded, method, budget=40, interval=128, slots=1, max_tokens=300)
+    request = Request(task="t", doc_id="d", prompt_ids=traces[0][0].prompt, max_new_tokens=4)
+    assert [answer.status for answer in engine.generate([request])] == ["ok"]
+
+
+def test_an_unknown_place_is_refused(loaded):
+    with pytest.raises(UserError, match=r"--opt places takes all, none, or some of q_proj, .*; got 'qproj'"):
+        LookaheadRecipe.check(loaded, MORE | {"places": "qproj"})
 
 
 def test_the_guess_is_what_the_method_keeps(loaded, traces, tmp_path: Path):
@@ -131,7 +154,7 @@ def test_the_command(tmp_path: Path, capsys):
         (["--opt", "rank=-1"], "--opt rank must be 1 or more; got -1."),
         (["--opt", "rows=0"], "--opt rows must be 1 or more; got 0."),
         (["--lr", "0"], "--lr must be a finite number > 0; got 0."),
-        (["--data", "/nowhere.jsonl"], "/nowhere.jsonl does not exist."),
+        (["--data", "/nowhere.jsonl"], "--data '/nowhere.jsonl' does not exist."),
     ],
 )
 def test_mistakes(tmp_path: Path, capsys, arguments, message):
@@ -144,9 +167,9 @@ def test_mistakes(tmp_path: Path, capsys, arguments, message):
 def test_questions_of_a_file(loaded, tmp_path: Path):
     path = tmp_path / "q.jsonl"
     path.write_text('{"question": "one two"}\n{"prompt": "three"}\n')
-    asked = prompts_of(path, loaded, 7)
+    asked = list(read_questions(path, loaded, Collection(max_tokens=7)))
     assert [q.name for q in asked] == ["line-1", "line-2"]
     assert {q.max_new_tokens for q in asked} == {7}
     path.write_text('{"question": ""}\n')
-    with pytest.raises(UserError, match=r"q.jsonl:1: field 'question' is missing or empty"):
-        prompts_of(path, loaded, 7)
+    with pytest.raises(UserError, match=r"q.jsonl:1: 'question' is empty"):
+        list(read_questions(path, loaded, Collection()))

@@ -29,7 +29,7 @@ import re, sys
 import torch, transformers
 from kvbench.engine.model.load import prepare
 from kvbench.train.recipes import duo, gates
-from kvbench.train.catalogue import RECIPES
+from kvbench.train.catalogue import BUILT_IN
 from kvbench.train.head_data import Example
 from kvbench.train.recipe import Settings
 from kvbench.train.traces import Trace
@@ -49,7 +49,7 @@ def recipe(loaded, n):
     ids = tuple(torch.randint(512, (n,), generator=torch.Generator().manual_seed(n)).tolist())
     if what == "trimkv":
         given = Trace(name=str(n), prompt=ids[:-8], answer=ids[-8:])
-        return gates.TrimKVRecipe(loaded, settings(RECIPES[what].options), [given], [given])
+        return gates.TrimKVRecipe(loaded, settings(BUILT_IN[what].options), [given], [given])
     given = Example(ids, (n - 8, n - 2), ((1,), (1,)))
     made = duo.DuoRecipe(loaded, settings(dict(sinks=4, recent=64, reg=0.05)), [given], [given])
     made.again = what == "duo recomputed"

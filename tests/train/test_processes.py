@@ -1,4 +1,7 @@
-"""Two processes under torchrun come to what one comes to, also after a kill; only the first writes and speaks."""
+"""Two processes under torchrun come to what one comes to, also after kills; they share out the questions.
+
+Apart from answers, only the first writes and speaks.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,15 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.recipes import change
 
 from kvbench.cli.app import main
 from kvbench.errors import SetupError, UserError
-from kvbench.train.catalogue import RECIPES
 from kvbench.train.loop import HELD_OUT, LOG
 from kvbench.train.processes import Processes, joined, own_device
 
@@ -24,13 +26,16 @@ COMMAND = ["train", "lookaheadkv", "--samples", "4", "--steps", str(STEPS), "--b
 COMMAND += ["--opt", "rank=2", "--json"]
 
 # The command, with less held out and a checkpoint at every step. The first process kills itself after the checkpoint
-# that KILL names; any other process that writes, renames or deletes in the folder ends with code 3.
+# that KILL names, the second one after the answer that KILL_ANSWER names; any other process that writes, renames or
+# deletes in the folder once the training has begun ends with code 3. Every answer is noted in a file beside the folder.
 CHILD = """
 import os, signal, sys
 from dataclasses import replace
 import kvbench.train.loop as loop
 from kvbench.cli.app import main
-from kvbench.train.catalogue import RECIPES
+from kvbench.registry import recipes
+from kvbench.train.answers import SharedAnswers
+from kvbench.train.catalogue import entry_of
 
 folder, kill = sys.argv[sys.argv.index("--out") + 1], int(os.environ.get("KILL", "0"))
 
@@ -51,10 +56,19 @@ def begin(*args):
     training = True
     return began(*args)
 
+def add(self, name, *answer):
+    added(self, name, *answer)
+    notes.append(name)
+    with open(folder + ".answers", "a") as file:
+        file.write(f"{os.environ['RANK']} {name}\\n")
+    if os.environ["RANK"] == "1" and len(notes) == int(os.environ.get("KILL_ANSWER", "0")):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+notes, added, SharedAnswers.add = [], SharedAnswers.add, add
 training, kept, began = False, loop.checkpoint.save, loop._Training.begin
 loop.checkpoint.save, loop._Training.begin = save, begin
 loop.train.__kwdefaults__["checkpoint_seconds"] = 0
-RECIPES["lookaheadkv"] = replace(RECIPES["lookaheadkv"], held_out=2)
+recipes._members["lookaheadkv"] = replace(entry_of("lookaheadkv"), held_out=2)
 if os.environ["RANK"] != "0":
     sys.addaudithook(watch)
 sys.exit(main(sys.argv[1:]))
@@ -83,16 +97,20 @@ def rows(folder: Path, name: str) -> list[dict[str, float]]:
 def one(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(RECIPES, "lookaheadkv", replace(RECIPES["lookaheadkv"], held_out=2))
+        change(patch, "lookaheadkv", held_out=2)
         assert main([*COMMAND, "-q", "--out", str(folder)]) == 0
     return folder
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """Killed after its fourth step, and started again."""
+    """Killed after the second process's second answer, then after the fourth step, and started again."""
     folder = tmp_path_factory.mktemp("two") / "out"
     folder.mkdir()
+    killed = torchrun(folder, KILL_ANSWER="2")
+    assert killed.returncode != 0
+    assert (folder / "answers.1.jsonl").read_text().count("\n") == 3, killed.stderr
+    assert not (folder / LOG).exists()
     killed = torchrun(folder, KILL="4")
     assert killed.returncode != 0
     assert len(rows(folder, LOG)) == 4, killed.stderr
@@ -112,6 +130,15 @@ def test_losses_and_weights_are_those_of_one_process(one, two):
     for name, tensor in ours.items():
         # AdamW moves a parameter by the learning rate however small its gradient is, so rounding shows most there.
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-4)
+
+
+def test_the_processes_share_out_the_questions(one, two):
+    """Each answer is generated once, by either process, and is the one that a single process generates."""
+    noted = [line.split(" ", 1) for line in two[0].with_suffix(".answers").read_text().splitlines()]
+    ours, theirs = (rows(folder, "answers.jsonl") for folder in (two[0], one))
+    assert sorted(name for _, name in noted) == sorted(row["name"] for row in theirs[1:])
+    assert {rank for rank, _ in noted} == {"0", "1"}
+    assert {row["name"]: row for row in ours[1:]} == {row["name"]: row for row in theirs[1:]}
 
 
 def test_the_first_process_alone_writes_and_speaks(one, two):

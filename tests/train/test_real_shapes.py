@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from support.recipes import change, options_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from kvbench import registry
@@ -25,7 +25,7 @@ from kvbench.eviction.terms.foresight import scorer_shapes
 from kvbench.records import Request
 from kvbench.train import head_data, traces
 from kvbench.train import prepare as recipes
-from kvbench.train.catalogue import RECIPES
+from kvbench.train.catalogue import BUILT_IN
 from kvbench.train.loop import LOG, train
 
 QUESTIONS = [f"{who} {what} {when} What did {who.lower()} do ?" for who in head_data.SUBJECTS for what in
@@ -35,17 +35,17 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", dict(num_attention_heads=8, num_key_value_heads=2)),
     "llama-mha": ("Llama", dict(num_attention_heads=4, num_key_value_heads=4)),
 }
-GKV = {"method": "gkv(window=4)", "budget": 24, "interval": 8, "longest": 24, "slots": 4, "micro": 2}
+GKV = {"method": "gkv(window=4)", "budget": 24, "interval": 8, "max_tokens": 24, "slots": 4, "micro": 2}
 # What makes a recipe small. One that is not named here runs with its defaults.
 SMALL: dict[str, dict[str, Any]] = {
-    "lookaheadkv": {"rows": 3, "rank": 2, "budget": 8, "longest": 24},
-    "trimkv": {"width": 8, "budget": 24, "interval": 8, "longest": 24},
-    "retention": {"width": 8, "budget": 24, "interval": 8, "longest": 24},
+    "lookaheadkv": {"rows": 3, "rank": 2, "budget": 8, "max_tokens": 24},
+    "trimkv": {"width": 8, "budget": 24, "interval": 8, "max_tokens": 24},
+    "retention": {"width": 8, "budget": 24, "interval": 8, "max_tokens": 24},
     "duo": {"sinks": 4, "recent": 16, "tokens": 450},
-    "foresightkv": {"budget": 24, "interval": 8, "hidden": 4, "longest": 24},
-    "foresightkv-grpo": {"budget": 24, "interval": 8, "group": 2, "reward": "all", "longest": 24},
+    "foresightkv": {"budget": 24, "interval": 8, "hidden": 4, "max_tokens": 24},
+    "foresightkv-grpo": {"budget": 24, "interval": 8, "group": 2, "reward": "all", "max_tokens": 24},
     "gkv-distill": GKV,
-    "gkv-rl": GKV | {"longest": 40, "group": 6, "temperature": 2.0},
+    "gkv-rl": GKV | {"max_tokens": 40, "group": 6, "temperature": 2.0},
 }
 
 
@@ -95,12 +95,11 @@ def folder(request, tokenizer, tmp_path_factory) -> Path:
 @pytest.fixture
 def prepared(folder, tmp_path, monkeypatch):
     """prepared(name): a recipe by the way that the command takes, with questions of a file."""
-    monkeypatch.setattr(traces, "judge", lambda answer: lambda text: zlib.crc32(text.encode()) % 2 == 0)
+    monkeypatch.setattr(traces, "judge", lambda *known: lambda text: zlib.crc32(text.encode()) % 2 == 0)
 
     def prepare(name: str) -> recipes.Ready:
-        entry = replace(RECIPES[name], held_out=2)
-        monkeypatch.setitem(RECIPES, name, entry)
-        options = dict(entry.options) | SMALL.get(name, {})
+        entry = change(monkeypatch, name, held_out=2)
+        options = options_of(entry, str(folder)) | SMALL.get(name, {})
         if name == "foresightkv-grpo":  # goes on from a scorer
             options["init"] = _random_scorer(folder, tmp_path, options["features"])
         data = tmp_path / "questions.jsonl"
@@ -135,7 +134,7 @@ def _random_scorer(folder: Path, out: Path, features: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_two_steps_on_a_real_shape(name, prepared, folder, tmp_path):
     ready = prepared(name)
     recipe, config = ready.recipe, ready.loaded.model.config

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from support.recipes import change, options_of
 
 from kvbench import tiny
 from kvbench.engine.model.load import load
@@ -13,7 +14,7 @@ from kvbench.errors import KVBenchError, UserError
 from kvbench.sources import models
 from kvbench.train import prepare as recipes
 from kvbench.train import traces
-from kvbench.train.catalogue import RECIPES
+from kvbench.train.catalogue import BUILT_IN
 from kvbench.train.recipe import Recipe
 
 ASKED = [{"question": f"# Facts: cod 3{i}, bow 46,\nAsk: cod?\nThink:"} for i in range(8)]
@@ -22,10 +23,10 @@ ASKED = [{"question": f"# Facts: cod 3{i}, bow 46,\nAsk: cod?\nThink:"} for i in
 @pytest.fixture
 def ready(tmp_path, monkeypatch):
     def prepare(name, rows, **own):
-        monkeypatch.setitem(RECIPES, name, entry := replace(RECIPES[name], held_out=2))
+        entry = change(monkeypatch, name, held_out=2)
         data = tmp_path / "questions.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        options = dict(entry.options) | dict(entry.tiny) | {"longest": 32} | own
+        options = options_of(entry) | {"max_tokens": 32} | own
         numbers = {"steps": 1, "lr": 1e-3, "batch": 1, "seed": 0, "options": options, "device": "cpu", "out": tmp_path}
         return recipes.prepare(name, str(tiny.path()), data=str(data), samples=4, **numbers)
 
@@ -47,7 +48,8 @@ def test_the_first_questions_are_held_out(prepared):
 def test_nothing_right_is_nothing_to_learn(prepared, name):
     with pytest.raises(
         UserError,
-        match=r"none of the 4 questions rightly; there is nothing to learn\. See its answers in '.*answers\.jsonl'",
+        match=r"no answer to the 4 questions can be used; there is nothing to learn\. Of all answers, 6 wrong\. "
+        r"See the answers in '.*answers\.jsonl'",
     ):
         prepared(name, [row | {"answer": "seven"} for row in ASKED])
 
@@ -55,7 +57,7 @@ def test_nothing_right_is_nothing_to_learn(prepared, name):
 @pytest.mark.parametrize("name", ["gkv-distill", "gkv-rl"])
 def test_what_is_right_must_be_known_before_anything_is_asked(prepared, name, monkeypatch):
     monkeypatch.setattr(recipes, "collect", lambda *args, **more: pytest.fail("the model was asked"))
-    with pytest.raises(UserError, match=f"{name} needs right answers"):
+    with pytest.raises(UserError, match="this recipe needs right answers; --data has none in a column"):
         prepared(name, ASKED)
 
 
@@ -67,6 +69,11 @@ def test_what_is_right_must_be_known_before_anything_is_asked(prepared, name, mo
         ("foresightkv", {"margin": 0.0}, "--opt margin must be above 0"),
         ("foresightkv-grpo", {"group": 1}, "--opt group must be 2 or more"),
         ("foresightkv-grpo", {"init": "nowhere"}, "nowhere.* does not exist"),
+        ("trimkv", {"top_p": 0.0}, "--opt top_p must be above 0 and at most 1; got 0.0"),
+        ("trimkv", {"temperature": -1.0}, "--opt temperature must be 0 or more; got -1.0"),
+        ("trimkv", {"min_tokens": 33}, "--opt min_tokens 33 is above max_tokens 32, so every answer would be dropped"),
+        ("trimkv", {"unfinished": "maybe"}, "--opt unfinished must be keep or drop; got 'maybe'"),
+        ("gkv-distill", {"kl_temperature": 0.0}, "--opt kl_temperature must be above 0; got 0"),
         ("gkv-distill", {"recompute": "maybe"}, "--opt recompute must be one of auto, on, off"),
     ],
 )
@@ -83,11 +90,11 @@ def test_a_model_without_an_end_token_answers_nothing(prepared, monkeypatch):
 
 
 def test_too_few_questions(prepared):
-    with pytest.raises(UserError, match="--data has 2 questions that leave the model room to answer; more than 2 are"):
+    with pytest.raises(UserError, match=r"--data has 2 questions or texts that fit .*; more than 2 are needed"):
         prepared("trimkv", ASKED[:2])
 
 
-ASKING = [name for name, entry in RECIPES.items() if entry.learns_from != "examples"]
+ASKING = [name for name, entry in BUILT_IN.items() if entry.learns_from != "examples"]
 DEFAULTS = dict.fromkeys(ASKING, 4096) | {"lookaheadkv": 512}
 
 
@@ -104,9 +111,9 @@ class Given(Recipe):
 @pytest.fixture
 def given(monkeypatch):
     """Any recipe's data, whatever it would make of them, by a judge who finds everything right."""
-    monkeypatch.setattr(traces, "judge", lambda answer: lambda text: True)
-    for name, entry in RECIPES.items():
-        monkeypatch.setitem(RECIPES, name, replace(entry, location=f"{__name__}:Given"))
+    monkeypatch.setattr(traces, "judge", lambda *known: lambda text: True)
+    for name in BUILT_IN:
+        change(monkeypatch, name, location=f"{__name__}:Given")
 
 
 def most_tokens(item):
@@ -114,12 +121,12 @@ def most_tokens(item):
 
 
 @pytest.mark.parametrize("name", ASKING)
-def test_longest_is_the_same_option_everywhere(name, given, prepared):
-    assert RECIPES[name].options["longest"] == DEFAULTS[name]
-    recipe = prepared(name, [row | {"answer": "1"} for row in ASKED], longest=2)
+def test_max_tokens_is_the_same_option_everywhere(name, given, prepared):
+    assert BUILT_IN[name].defaults()["max_tokens"] == DEFAULTS[name]
+    recipe = prepared(name, [row | {"answer": "1"} for row in ASKED], max_tokens=2)
     assert {most_tokens(item) for item in (*recipe.given, *recipe.test)} == {2}  # of three
-    with pytest.raises(UserError, match="--opt longest must be 1 or more; got 0"):
-        prepared(name, ASKED, longest=0)
+    with pytest.raises(UserError, match="--opt max_tokens must be 1 or more; got 0"):
+        prepared(name, ASKED, max_tokens=0)
 
 
 def test_answers_serve_a_recipe_that_asks_the_same(given, prepared, monkeypatch):

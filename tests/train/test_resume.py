@@ -6,18 +6,18 @@ Up to the last bits: those of some matrix products depend on where tensors lie i
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.recipes import change, options_of
 
 from kvbench import tiny
 from kvbench.engine.model.weights import Base
 from kvbench.train import prepare as recipes
-from kvbench.train.catalogue import RECIPES
+from kvbench.train.catalogue import BUILT_IN
 from kvbench.train.loop import HELD_OUT, LOG, Trained, train
 
 STEPS, CUT = 4, 3
@@ -36,17 +36,17 @@ class Cut(Exception):
 
 
 def run(name: str, out: Path, stop: int | None = None) -> Trained:
-    entry = RECIPES[name]
+    entry = BUILT_IN[name]
     ready = recipes.prepare(
         name,
         str(tiny.path()),
         data=None,
         samples=8,
         steps=STEPS,
-        lr=entry.tiny_lr or entry.lr,
+        lr=entry.settings("tiny")["lr"],
         batch=2,
         seed=0,
-        options=dict(entry.options) | dict(entry.tiny) | SMALL.get(name, {}),
+        options=options_of(entry) | SMALL.get(name, {}),
         device="cpu",
         out=out,
     )
@@ -67,9 +67,9 @@ def weights(done: Trained) -> dict[str, torch.Tensor]:
     return load_file(done.path / "model.safetensors" if done.path.is_dir() else done.path)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_a_training_that_was_cut_off_comes_to_the_same_end(name, tmp_path, monkeypatch):
-    monkeypatch.setitem(RECIPES, name, replace(RECIPES[name], held_out=2))
+    change(monkeypatch, name, held_out=2)
     straight, cut = tmp_path / "straight", tmp_path / "cut"
     for folder in (straight, cut):
         folder.mkdir()

@@ -14,6 +14,7 @@ from kvbench.engine.attention.interface import AttentionCall, Handler
 from kvbench.engine.attention.latent import Latents, projections
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.reference import KeptHistory
+from kvbench.records import Images
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,17 @@ class Pass:
     queries: dict[int, torch.Tensor]  # of each layer, [Hq, T, D] post-RoPE, as the engine stores them
 
 
-def dense_pass(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, keys: Sequence[int]) -> Pass:
+def dense_pass(
+    loaded: LoadedModel,
+    ids: Sequence[int],
+    history: KeptHistory,
+    keys: Sequence[int],
+    images: Images | None,
+) -> Pass:
     """Run a whole sequence without a cache (`reference.dense_logits`), and record the queries of every layer.
 
     history: the log of evictions; the pass hides evicted entries by a mask. keys: the names of the sequence in this
-    log.
+    log; images: of the prompt, which `ids` begin with.
     """
     queries: dict[int, torch.Tensor] = {}
     route, expanding = reference.route, projections(loaded.model)
@@ -45,4 +52,4 @@ def dense_pass(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, ke
         return route(model, recorded)
 
     with patch.object(reference, "route", routed):
-        return Pass(reference.dense_logits(loaded, ids, history, keys), queries)
+        return Pass(reference.dense_logits(loaded, ids, history, keys, images), queries)

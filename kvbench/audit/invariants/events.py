@@ -31,6 +31,12 @@ class Eviction:
         return sum(map(len, self.before)) > sum(map(len, self.kept))
 
     @property
+    def images(self) -> set[int]:
+        """The positions of the prompt's images."""
+        spans = self.request.images.spans if self.request.images else ()
+        return {at for first, last in spans for at in range(first, last)}
+
+    @property
     def where(self) -> str:
         return f"{self.request.doc_id} prompt, sample {self.sample}, layer {self.layer}, {self.seen} tokens seen"
 

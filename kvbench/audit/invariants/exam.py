@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
-import torch
-
 from kvbench.audit.invariants.dense import Pass, dense_pass
+from kvbench.audit.invariants.prompts import generate_inputs
 from kvbench.audit.invariants.subject import Subject
 from kvbench.audit.invariants.trial import Bench, Trial, noise_keys
 from kvbench.audit.outcome import Broken, NotApplicable, Stopped
@@ -20,6 +19,7 @@ from kvbench.engine.setup import rules_for
 from kvbench.errors import SetupError, UserError
 from kvbench.eviction.api import Method, Protect
 from kvbench.eviction.choose import make
+from kvbench.eviction.modality import check_images
 from kvbench.integrations.transformers_cache import EvictionCache
 from kvbench.records import Request, Sampling
 
@@ -85,13 +85,15 @@ class Exam:
                 f"the audit needs sequences of {self.max_tokens} tokens, but the model's context has "
                 f"{self.loaded.context}"
             )
+        self.requests = self._requests()
         try:
             geometry = fit(self.loaded.geometry, self.method, self.max_tokens)
             rules_for(self.method, self.loaded, INTERVAL, geometry)  # fails for weights of another model
+            if any(request.images for request in self.requests):
+                check_images(type(self.method).__name__, self.method)
         except (UserError, SetupError) as error:
             raise NotApplicable(str(error)) from None
         self.evicting = [g for g in geometry if g.evicts]
-        self.requests = self._requests()
         self.results: dict[Any, Any] = {}  # of methods decorated with `once`
 
     @property
@@ -194,35 +196,36 @@ class Exam:
         trial = self.main(way)
         ids = [*request.prompt_ids, *trial.done[request.doc_id, sample].token_ids[:-1]]
         history = trial.history if masked else KeptHistory()
-        return dense_pass(self.loaded, ids, history, noise_keys(request, sample))
+        return dense_pass(self.loaded, ids, history, noise_keys(request, sample), request.images)
 
     def greedy(self) -> tuple[list[list[int]], list[list[int]]]:
         """Return the greedy tokens of the engine, and those of `model.generate` with an `EvictionCache`.
 
-        Both continue the same two prompts, or the same single prompt if the method runs probes.
+        Both continue the same two long prompts, or a single one if the method runs probes.
         """
-        first = self.requests[0].prompt_ids
-        prompts = [first] if self.method.during("prefill").needs().probes else [first, first[::-1]]
+        rows = 1 if self.method.during("prefill").needs().probes else 2
+        prompts = self.subject.prompts([self.size + LONG] * rows, seed=2)
         # EvictionCache gives its sequences these names, and noise is a hash of them.
-        one = replace(self.requests[0], task="generate", samples=(0,), sampling=Sampling())
-        requests = [replace(one, doc_id=str(row), prompt_ids=ids) for row, ids in enumerate(prompts)]
-        trial = self._bench(self.layouts[0], slots=len(prompts)).run(requests)
+        requests = [
+            Request(task="generate", doc_id=str(row), prompt_ids=p.ids, images=p.images, max_new_tokens=OUTPUT)
+            for row, p in enumerate(prompts)
+        ]
+        trial = self._bench(self.layouts[0], slots=rows).run(requests)
         model, vocabulary = self.loaded.model, self.loaded.model.get_input_embeddings().weight.shape[0]
         config = copy.deepcopy(model.generation_config)
         config.pad_token_id = 0
         config.eos_token_id = vocabulary  # the id of no token: transformers would replace None by the model's end token
         config.max_new_tokens, config.do_sample = OUTPUT, False
-        ids = torch.tensor([list(prompt) for prompt in prompts], device=self.loaded.device)
+        inputs = generate_inputs(requests, self.loaded.device)
         try:
             lengths: dict[str, Any] = {"budget": self.budget, "interval": INTERVAL, "max_tokens": self.max_tokens}
             cache = EvictionCache(model, self.method, **lengths, tokenizer=self.loaded.tokenizer)
         except SetupError as error:
             raise NotApplicable(str(error)) from None
         with cache:
-            mask = torch.ones_like(ids)
-            out = model.generate(ids, attention_mask=mask, generation_config=config, past_key_values=cache)
+            out = model.generate(**inputs, generation_config=config, past_key_values=cache)
         mine = [list(trial.done[request.doc_id, 0].token_ids) for request in requests]
-        return mine, out[:, ids.shape[1] :].tolist()
+        return mine, out[:, self.size + LONG :].tolist()
 
     def _bench(self, layout: AuditLayout, budget: float | None = None, slots: int = SLOTS, **reading: Any) -> Bench:
         return Bench(
@@ -238,17 +241,17 @@ class Exam:
 
     def _requests(self) -> list[Request]:
         """Return three requests: one prompt is shorter than the budget, two are longer. The first has two samples."""
-        vocabulary = self.loaded.model.get_input_embeddings().weight.shape[0]
-        generator = torch.Generator().manual_seed(1)
-        lengths = {"long": (LONG, (0, 1)), "short": (SHORT, (0,)), "middle": (MIDDLE, (0,))}
+        lengths = {"long": self.size + LONG, "short": self.size + SHORT, "middle": self.size + MIDDLE}
+        prompts = self.subject.prompts([*lengths.values()], seed=1)
         return [
             Request(
                 task="audit",
                 doc_id=name,
-                prompt_ids=tuple(torch.randint(0, vocabulary, (self.size + beyond,), generator=generator).tolist()),
-                samples=samples,
+                prompt_ids=prompt.ids,
+                images=prompt.images,
+                samples=(0, 1) if name == "long" else (0,),
                 max_new_tokens=OUTPUT,
                 sampling=Sampling(temperature=1.0),
             )
-            for name, (beyond, samples) in lengths.items()
+            for name, prompt in zip(lengths, prompts)
         ]

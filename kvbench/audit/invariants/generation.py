@@ -69,19 +69,26 @@ def budget(exam: Exam, way: Way) -> None:
 
 
 def protect(exam: Exam, way: Way) -> None:
-    """Every head keeps those entries of sinks, recent tokens and prompts that it held and that the method protects."""
+    """Every head keeps the entries that it held of sinks, recent tokens, prompts or text that the method protects."""
     evicts(exam)
     _drops(exam, way)
     protects = False
     for e in evictions(exam, exam.main(way)):
         p = e.acting.protect(e.allowed).at(INTERVAL)
-        protects = protects or bool(p.sinks or p.recent or p.prompt)
+        images = e.images if p.text else set()
+        protects = protects or bool(p.sinks or p.recent or p.prompt or images)
         ends = max(p.sinks, len(e.request.prompt_ids) if p.prompt else 0)
         for head, (before, kept) in enumerate(zip(e.before, e.kept)):
-            lost = {at for at in before if at < ends or at >= e.seen - p.recent} - set(kept)
+            always = {at for at in before if at < ends or at >= e.seen - p.recent}
+            lost = always - set(kept)
             if lost:
                 raise Broken(
                     f"{len(lost)} protected entries evicted, first at position {min(lost)}: {e.where}, head {head}"
+                )
+            text, shown = before - images - set(kept), images & set(kept) - always
+            if text and shown:
+                raise Broken(
+                    f"{len(text)} entries of text evicted while {len(shown)} of images stay: {e.where}, head {head}"
                 )
     if not protects:
         declared = any(p.sinks or p.recent or p.prompt for p in exam.protects())

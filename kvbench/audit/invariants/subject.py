@@ -1,13 +1,14 @@
-"""The models on which methods are audited: by default the built-in model and four random ones.
+"""The models on which methods are audited: by default the built-in model and the random ones.
 
-These have GQA, MHA, MQA, and linear attention before full attention. The user may name another model instead.
+These have GQA, MHA, MQA, linear attention before full attention, and images in their prompts. The user may name
+another model instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,14 +19,15 @@ import torch
 import transformers
 
 from kvbench import tiny
+from kvbench.audit.invariants.prompts import Prompt, random_prompts
 from kvbench.audit.outcome import NotApplicable
-from kvbench.engine.model.load import LoadedModel, load, prepare
+from kvbench.engine.model.load import LoadedModel, auto_class, load, prepare
 from kvbench.engine.model.random_weights import filled, supply
 from kvbench.errors import UserError
 from kvbench.eviction.api import Method
 from kvbench.sources.models import TINY, describe
 
-# Name -> (configuration class, layers, query heads, KV heads, head dimension, other fields).
+# Name -> (configuration class, layers, query heads, KV heads, head dimension, other fields of the text model).
 RANDOM: dict[str, tuple[str, int, int, int, int, dict[str, Any]]] = {
     "gqa": ("Qwen3Config", 3, 4, 2, 16, {}),
     "mha": ("LlamaConfig", 2, 2, 2, 16, {}),
@@ -40,6 +42,24 @@ RANDOM: dict[str, tuple[str, int, int, int, int, dict[str, Any]]] = {
             "linear_value_head_dim": 8,
         },
     ),
+    "vision": (
+        *("Qwen3VLConfig", 2, 4, 2, 16),
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}},
+    ),
+}
+# Further fields of a configuration whose text model is one of its parts.
+VISION: dict[str, Any] = {
+    "image_token_id": 511,
+    "vision_config": {
+        "depth": 2,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "intermediate_size": 24,
+        "patch_size": 2,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    },
 }
 SCALE = 2.0  # factor of random weights: without it attention is almost uniform, which would hide mistakes
 
@@ -71,6 +91,10 @@ class Subject:
             return supply(method, self.loaded, self.scratch)
         except UserError as error:
             raise NotApplicable(str(error)) from None
+
+    def prompts(self, lengths: Sequence[int], seed: int) -> list[Prompt]:
+        """Return a random prompt of each length, as this model reads prompts."""
+        return random_prompts(self.loaded.model, lengths, seed)
 
     @cached_property
     def _saved(self) -> str:
@@ -107,19 +131,24 @@ def named_subject(name: str, scratch: Path) -> Subject:
 
 def random_subject(name: str, scratch: Path) -> Subject:
     """Make a model with random weights and the sizes ``RANDOM[name]``; it has the built-in model's tokenizer."""
-    kind, layers, heads, kv_heads, dim, others = RANDOM[name]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.path())
-    heads_of = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": dim}
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 512, "max_position_embeddings": 4096}
-    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    config = getattr(transformers, kind)(num_hidden_layers=layers, **heads_of, **sizes, **ids, **others)
+    config = _config(*RANDOM[name])
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = auto_class(config).from_config(config)
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(SCALE)
     return Subject(name, endless(prepare(model.eval(), tokenizer)), None, _below(scratch, name))
+
+
+def _config(kind: str, layers: int, heads: int, kv_heads: int, dim: int, others: dict[str, Any]) -> Any:
+    heads_of = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": dim}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 512, "max_position_embeddings": 4096}
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    text = {"num_hidden_layers": layers, **heads_of, **sizes, **ids, **others}
+    make = getattr(transformers, kind)
+    return make(text_config=text, **VISION) if "text_config" in make.sub_configs else make(**text)
 
 
 def endless(loaded: LoadedModel) -> LoadedModel:

@@ -1,4 +1,6 @@
-"""Records the logits from which the engine draws tokens, and the views (of a layer's cache) that methods receive."""
+"""Records the logits from which the engine draws tokens, and the first views (of a layer's cache) that methods receive,
+at most `MOST` of each kind.
+"""
 
 from __future__ import annotations
 

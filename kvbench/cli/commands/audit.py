@@ -16,6 +16,7 @@ from kvbench.cli.options import Document, Plugins, Text, Texts, plain
 from kvbench.config.plugins import load_plugins
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
+from kvbench.console.progress import preparing
 from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.options import describe as describe_options
@@ -51,7 +52,7 @@ def audit(
         Text,
         plain(
             "--model",
-            "Model to check on: folder or hub name. Default: the built-in model and three small random ones.",
+            "Model to check on: folder or hub name. Default: the built-in model and five small random ones.",
             "MODEL",
         ),
     ] = None,
@@ -108,9 +109,10 @@ def audit(
     if model is not None:
         describe_model(model)
 
-    from kvbench.audit import table
-    from kvbench.audit.invariants.checks import audit as check_all
-    from kvbench.audit.invariants.subject import subjects
+    with preparing("loading torch", quiet=quiet):
+        from kvbench.audit import table
+        from kvbench.audit.invariants.checks import audit as check_all
+        from kvbench.audit.invariants.subject import subjects
 
     with subjects(model) as models, Counter("methods x models", len(chosen) * len(models), quiet=quiet) as counter:
         checks = check_all(chosen, models, counter.begin_next)

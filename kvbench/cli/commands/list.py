@@ -1,4 +1,7 @@
-"""``kvbench list methods|tasks|models|runs [NAME]``: lists all of them, or shows one in full. Imports no torch."""
+"""``kvbench list KIND [NAME]``: lists methods, tasks, recipes, models, suites or runs, or shows one in full.
+
+It imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvbench import registry
+from kvbench.cli import suites
 from kvbench.cli.options import Document, Plugins, plain
+from kvbench.cli.recipe_rows import recipe_row, recipe_rows
 from kvbench.config.plugins import load_plugins
 from kvbench.console import terminal
 from kvbench.errors import UserError, bare, quote
@@ -25,9 +30,13 @@ EPILOG = """Examples:
   kvbench list methods gkv
   kvbench list methods snapkv+gkv
   kvbench list tasks --json
+  kvbench list recipes foresightkv
+  kvbench list suites
+  kvbench list suites gkv-fig4
   kvbench list runs
 """
-KINDS = ("methods", "tasks", "models", "runs")
+KINDS = ("methods", "tasks", "recipes", "models", "suites", "runs")
+FLAGS = {"options": "--method-opt NAME=VALUE", "settings": "--opt NAME=VALUE, or the flag", "presets": "--preset NAME"}
 FEW = 3  # names of one cell in the table of runs
 OF_LM_EVAL: dict[str, Any] = {
     "name": f"{LM_EVAL}NAME",
@@ -40,15 +49,21 @@ OF_LM_EVAL: dict[str, Any] = {
 
 
 def list_(
-    kind: Annotated[str, typer.Argument(metavar="methods|tasks|models|runs", help="What to list.", show_default=False)],
+    kind: Annotated[
+        str,
+        typer.Argument(metavar="methods|tasks|recipes|models|suites|runs", help="What to list.", show_default=False),
+    ],
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Show one method, task or model in full.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="Show one method, task, recipe, model or suite in full.", show_default=False
+        ),
     ] = None,
     plugin: Plugins = None,
     out: Annotated[str | None, plain("--out", "With runs: the folder of all runs. Default: results.", "DIR")] = None,
     json: Document = False,
 ) -> None:
-    """List methods, tasks, models or runs; with a name, show one method, task or model, its options and defaults."""
+    """List methods, tasks, recipes, models, suites or runs; with a name, show one in full, with its defaults."""
     if kind not in KINDS:
         raise UserError(f"cannot list {quote(kind)}.{did_you_mean(kind, KINDS)} There are {', '.join(KINDS)}.")
     if kind == "runs":
@@ -57,7 +72,13 @@ def list_(
     if out is not None:
         raise UserError(f"--out {quote(out)} names the folder of all runs; use it with 'kvbench list runs' only.")
     load_plugins(plugin or [])
-    rows, one = {"methods": (_methods, _method), "tasks": (_tasks, _task), "models": (_models, _model)}[kind]
+    rows, one = {
+        "methods": (_methods, _method),
+        "tasks": (_tasks, _task),
+        "recipes": (recipe_rows, recipe_row),
+        "models": (_models, _model),
+        "suites": (suites.listed, suites.one),
+    }[kind]
     if name is not None:
         entry = one(name)
         if json:
@@ -295,7 +316,7 @@ def _print_one(entry: dict[str, Any]) -> None:
             lines = _cell(value).splitlines() or [""]
             console.print(f"{key:<{width}}  {lines[0]}", *(" " * (width + 2) + line for line in lines[1:]), sep="\n")
             continue
-        console.print(f"\n{key} (--method-opt NAME=VALUE)\n")
+        console.print(f"\n{key} ({FLAGS[key]})\n")
         table = terminal.grid(*value[0])
         for item in value:
             table.add_row(*(_cell(cell) for cell in item.values()))

@@ -52,8 +52,13 @@ def record(
     folder = one_run(run, Path(typed["out"]))
     gathered = gather(typed, os.environ)
     config = continued(folder.parent, folder.name, gathered, needed=TO_ASK)
-    with hub.only(asked(config, gathered)):
-        rows = _record(config, folder, sample, count, Readings(quiet=typed["quiet"]))
+    progress = Readings(quiet=typed["quiet"])
+    progress.prepare("loading the model and reading the prompts")
+    try:
+        with hub.only(asked(config, gathered)):
+            rows = _record(config, folder, sample, count, progress)
+    finally:
+        progress.end()
     if not rows:
         raise UserError(
             f"run {quote(folder.name)} has no eviction to record. No method dropped an entry on the questions "
@@ -86,19 +91,16 @@ def _record(
     )
     recorder = Recorder(loaded=loaded, config=config, inputs=inputs, say=terminal.warning, on_read=progress.next)
     found: list[Decisions] = []
-    try:
-        for name, work in inputs.works.items():
-            ids = [prompt.doc.doc_id for prompt in work.prompts]
-            chosen = [sample] * (sample in ids) if sample is not None else ids[:count]
-            if is_gated(name):
-                terminal.note(f"task {quote(name)} is gated: its texts are not recorded.")
-            elif chosen:
-                rows = answers(folder, name, chosen)
-                progress.task(name, len(rows), "answers")
-                found += recorder.record(work, rows)
-                progress.end()
-    finally:
-        progress.end()
+    for name, work in inputs.works.items():
+        ids = [prompt.doc.doc_id for prompt in work.prompts]
+        chosen = [sample] * (sample in ids) if sample is not None else ids[:count]
+        if is_gated(name):
+            terminal.note(f"task {quote(name)} is gated: its texts are not recorded.")
+        elif chosen:
+            rows = answers(folder, name, chosen)
+            progress.task(name, len(rows), "answers")
+            found += recorder.record(work, rows)
+            progress.end()
     if sample is not None and not found:
         raise UserError(
             f"--sample {quote(sample)}: no method evicted entries on this question, in any task of the run. Choose "

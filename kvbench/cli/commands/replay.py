@@ -21,7 +21,7 @@ from kvbench.cli.commands.show import one_run
 from kvbench.cli.options import Plugins, plain, takes
 from kvbench.cli.replayed_run import check_same, named, of_run
 from kvbench.cli.request import build
-from kvbench.config.layers import gather
+from kvbench.config.layers import Given, gather
 from kvbench.config.parsers import parse, split
 from kvbench.config.plugins import load_plugins
 from kvbench.config.run_config import Grid, RunConfig
@@ -35,7 +35,7 @@ from kvbench.replay.analyses.api import choose as choose_analyses
 from kvbench.replay.work import Readings, Work
 from kvbench.report import plots
 from kvbench.sources import adapters, hub
-from kvbench.sources.models import describe
+from kvbench.sources.models import TINY, describe
 from kvbench.sources.models import revision as revision_of
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ EPILOG = f"""Examples:
   kvbench replay --method gkv,rkv --budget 48 --interval 32 --task walk --limit 16 --json
   kvbench replay --method golden --method-opt golden.within=mean --budget 32 --task chain
   kvbench replay --method h2o,snapkv --budget 25% --run results/first --out replayed
+  kvbench replay --suite foresightkv-table2 --method-opt foresightkv.scorer=DIR --out table2
   kvbench replay --analysis overlap,sparsity --task walk --out looked
   kvbench replay --analysis tokens --method gkv,rkv --budget 64 --task walk --limit 1 --out looked
 
@@ -90,7 +91,7 @@ Sample = Annotated[str | None, plain("--sample", "With --analysis: only the answ
         "seed",
         "max_new_tokens",
     ),
-    *("stop", "interval", "data", "device", "dtype", "json", "quiet"),
+    *("suite", "config", "stop", "interval", "data", "device", "dtype", "json", "quiet"),
 )
 def replay(
     context: typer.Context,
@@ -113,38 +114,45 @@ def replay(
     if given := gather({"plugin": plugin}, os.environ).typed("plugin"):
         load_plugins(parse(given.source, PARSERS["plugin"], given.value))
     problems, quiet = Problems(), bool(typed["quiet"])
-    flags = dict(context.params) | {"limit": limit or LIMIT}
+    flags = dict(context.params)
     kinds = _kinds(analysis, flags, problems)
     if out is not None and any(kind.plotted for kind in kinds):
         with problems.collect():
             plots.check()
     problems.stop()
     alone = bool(kinds) and all(issubclass(kind, AttentionAnalysis) for kind in kinds)
-    names = ["full"] if alone else _names(method, problems)
+    names = ["full"] if alone else _names(method, problems) if method or not _has_methods(flags) else []
     problems.stop()
     listed = [name for name in names if name != ALL]
     config = _config(flags, [*listed, *(registry.methods.names() if ALL in names else [])], run, problems)
     if config is not None and ALL in names and not config.budgets:
         problems.errors.append(UserError("--budget is missing. Example: --budget 512."))
+    if config is not None and kinds and not alone and len(config.intervals) > 1:
+        several = ", ".join(map(str, config.intervals))
+        problems.errors.append(UserError(f"--analysis takes a single interval, not {several}. Give --interval."))
     problems.stop()
     assert config is not None
     most = parse("--limit", PARSERS["limit"], limit) if limit is not None else None
     asked = Work(
-        named=[m for m in config.methods if m.name in listed],
-        every=[m for m in config.methods if m.name not in listed],
+        named=[m for m in config.methods if m.name in listed or ALL not in names],
         run=run,
         most=most,
         kinds=kinds,
         sample=sample,
     )
     _check(config, problems)
-    if typed["model"] is None and run is None and not quiet:
+    if typed["model"] is None and config.model == TINY and run is None and not quiet:
         terminal.note(f"no --model given: using the built-in model {quote(config.model)}.")
 
-    from kvbench.replay.output import LEGEND, show_analysis, show_result, write, write_analyses
+    progress = Readings(quiet=quiet)
+    progress.prepare("loading torch and transformers")
+    try:
+        from kvbench.replay.output import LEGEND, show_analysis, show_result, write, write_analyses
 
-    with hub.only(None if run is None else named(config, typed["task"])):
-        results, found, left_out = _work(config, asked, Readings(quiet=quiet))
+        with hub.only(None if run is None else named(config, typed["task"])):
+            results, found, left_out = _work(config, asked, progress)
+    finally:
+        progress.end()
     document = _document(config, asked, left_out)
     if kinds:
         document = {"analyses": {kind.name: rows for kind, rows in found.items()}} | document
@@ -190,6 +198,12 @@ def _kinds(given: list[str] | None, flags: Mapping[str, Any], problems: Problems
     return []
 
 
+def _has_methods(flags: Mapping[str, Any]) -> bool:
+    """Return whether the suite or the config file names methods. Raises UserError for a file that cannot be read."""
+    gathered = gather({}, {}, flags["suite"], flags["config"])
+    return gathered.first("method") is not None or any("method" in block for block in gathered.blocks)
+
+
 def _names(given: list[str] | None, problems: Problems) -> list[str]:
     with problems.collect():
         if not given:
@@ -204,7 +218,12 @@ def _config(flags: Mapping[str, Any], methods: list[str], run: str | None, probl
     run's configuration and the typed options. None after an error; errors go to `problems`."""
     typed = {**flags, "method": methods, "plugin": None}  # plug-ins are loaded already
     if run is None:
-        return build(gather(typed, os.environ), problems)
+        with problems.collect():
+            gathered = gather(typed, os.environ, flags["suite"], flags["config"])
+            if gathered.first("limit") is None:
+                gathered.flags["limit"] = Given(LIMIT, "--limit")
+            return build(gathered, problems)
+        return None
     with problems.collect():
         return of_run(typed | {"plugin": flags["plugin"]}, run, problems)
     return None
@@ -233,15 +252,14 @@ def _work(
     from kvbench.replay.session import Session
     from kvbench.runner.inputs import read_inputs
 
+    progress.prepare("reading the model's configuration and the prompts")
     inputs = read_inputs(_unscored(config), terminal.warning)
     folder = one_run(asked.run, Path("results")) if asked.run is not None else None
     if folder is not None:
         check_same(config, folder, inputs)
-    try:
-        session = Session(config, inputs, asked, folder, progress)
-        session.run()
-    finally:
-        progress.end()
+    session = Session(config, inputs, asked, folder, progress)
+    progress.prepare("loading the model's weights")
+    session.run()
     return session.results, session.rows, session.left_out
 
 
@@ -255,7 +273,7 @@ def _document(config: RunConfig, asked: Work, left_out: list[LeftOut]) -> dict[s
         "adapter": adapter.identity if (adapter := adapters.find(config.adapter)) else None,
         "run": asked.run,
         "settings": {
-            "interval": config.interval,
+            "interval": config.interval if len(config.intervals) == 1 else list(config.intervals),
             "limit": config.limit if asked.run is None else asked.most,
             "seed": config.seed,
             "device": config.device,

@@ -22,6 +22,7 @@ EPILOG = """Examples:
   kvbench report results/demo --summary --format latex > demo.tex
   kvbench report results/demo --memory
   kvbench report results/math --by category
+  kvbench report results/q4b --published
   kvbench report results/demo --plot figures
 """
 FORMATS = ("text", "markdown", "latex", "csv", "json")
@@ -50,6 +51,7 @@ def report(
     by: Annotated[str | None, plain("--by", "Show the scores of each category of questions.", "category")] = None,
     summary: Annotated[bool, plain("--summary", "Show only the overview, without the tables of each task.")] = False,
     memory: Annotated[bool, plain("--memory", "Show nominal and measured bytes instead of scores.")] = False,
+    published: Annotated[bool, plain("--published", "Show scores that papers print beside ours.")] = False,
     require_complete: Annotated[
         bool, plain("--require-complete", "End with exit code 4 if a run is unfinished.")
     ] = False,
@@ -60,15 +62,17 @@ def report(
         raise UserError(f"--format {quote(format)}: choose {', '.join(FORMATS)}.")
     if by is not None and by not in BY:
         raise UserError(f"--by {quote(by)}: choose {', '.join(BY)}.")
-    if memory and by:
-        raise UserError("--memory and --by are different reports; give one of them.")
-    if (memory or by) and html is not None:
-        raise UserError(f"--html shows the scores; leave out {'--memory' if memory else '--by'}.")
-    if (memory or by) and baseline is not None:
-        raise UserError(f"{'--memory' if memory else '--by'} compares nothing; leave out --baseline.")
-    if (memory or by) and plot is not None:
-        raise UserError(f"--plot draws the report of scores; leave out {'--memory' if memory else '--by'}.")
-    if summary and (memory or by or json or format in ("csv", "json")):
+    others = [name for name, given in {"--memory": memory, "--by": by, "--published": published}.items() if given]
+    if len(others) > 1:
+        raise UserError(f"{' and '.join(others)} are different reports; give one of them.")
+    for other in others:
+        if html is not None:
+            raise UserError(f"--html shows the scores; leave out {other}.")
+        if baseline is not None:
+            raise UserError(f"{other} compares no methods; leave out --baseline.")
+        if plot is not None:
+            raise UserError(f"--plot draws the report of scores; leave out {other}.")
+    if summary and (others or json or format in ("csv", "json")):
         raise UserError("--summary shortens the tables of scores; it takes --format text, markdown or latex.")
 
     from kvbench.report.agree import ALL
@@ -76,6 +80,7 @@ def report(
     from kvbench.report.categories import CategoryReport
     from kvbench.report.load import find_runs, load
     from kvbench.report.memory import MemoryReport
+    from kvbench.report.published_report import PublishedReport
     from kvbench.report.render import FORMATS as DRAWN
     from kvbench.report.render import write
     from kvbench.report.scores import ScoreReport
@@ -89,6 +94,8 @@ def report(
         tables = MemoryReport.make(loaded)
     elif by:
         tables = CategoryReport.make(loaded)
+    elif published:
+        tables = PublishedReport.make(loaded)
     else:
         tables = ScoreReport.make(loaded, baseline, summary=summary)
     in_tables = format in ("text", "markdown", "latex") and not json

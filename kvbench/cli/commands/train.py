@@ -5,8 +5,7 @@ Imports torch only when the work begins.
 
 from __future__ import annotations
 
-import math
-import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,56 +14,77 @@ import typer
 
 from kvbench.cli.counter import Counter
 from kvbench.cli.draw import draw
-from kvbench.cli.options import Text, Texts, plain
-from kvbench.config.parsers import BadValue, number, parse, whole
+from kvbench.cli.options import Plugins, Text, Texts, plain, takes
+from kvbench.cli.train_settings import command_line, settings_of
+from kvbench.config.parsers import number, parse, whole
+from kvbench.config.plugins import load_plugins
 from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
-from kvbench.errors import UserError, quote
-from kvbench.eviction.options import parse_value
-from kvbench.registry import did_you_mean
+from kvbench.console.progress import preparing
+from kvbench.errors import UserError, bare, quote
+from kvbench.registry import did_you_mean, recipes
 from kvbench.report import plots
 from kvbench.sources.models import TINY, describe
 from kvbench.store import check_out
-from kvbench.train.catalogue import RECIPES, TABLES, Entry
+from kvbench.train.catalogue import BUILT_IN, TABLES, entry_of
+from kvbench.train.data_rows import data_files
+from kvbench.train.entry import COUNTS, FLAGS, PROMPTING, Entry
+from kvbench.train.prompting import Prompting
 
 if TYPE_CHECKING:
     from kvbench.train.loop import Trained
-    from kvbench.train.recipe import Settings
     from kvbench.train.recipes.head_tables import HeadTable
 
 EPILOG = """Examples:
   kvbench train lookaheadkv --model tiny --out runs/lookahead                  # the built-in model's own problems
   kvbench train lookaheadkv --model Qwen/Qwen3-4B --data questions.jsonl --out runs/q4 --opt rows=32 --opt rank=8
   kvbench train gkv-distill --model tiny --out runs/distilled                  # runs/distilled/model is a model
+  kvbench train foresightkv --preset paper --model Qwen/Qwen3-4B --data questions.jsonl --out runs/scorer
+  kvbench train my-recipe --plugin my_recipe.py --out runs/mine                # docs/plugins.md
   kvbench train headkv --model tiny --out tables
   kvbench train duo --model tiny --out tables --steps 600 --batch 4 --json --plot figures
+  kvbench train trimkv --model MODEL --data traces.parquet --opt max_tokens=16384 --out runs/trimkv    # given answers
 """
 CONTINUES = "interrupted: answers and the last checkpoint are saved; the same command continues from there."
-NAMES = (*RECIPES, *TABLES)
+WHAT = f"What to train: {', '.join((*BUILT_IN, *TABLES))}, or a plug-in's recipe."
+SETTINGS = "A setting of the recipe; repeatable. 'kvbench list recipes METHOD' shows all."
 SHOWN = 8
 TABLE_SAMPLES = 32
 
 
+@takes("thinking")
 def train(
-    kind: Annotated[str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(NAMES)}.")],
+    kind: Annotated[str, typer.Argument(metavar="METHOD", help=WHAT)],
     out: Annotated[str, plain("--out", "Folder for the trained weights, or the table.", "DIR")],
     model: Annotated[
         str, typer.Option("--model", metavar="MODEL", help="Model: folder, hub name, or tiny (built in).")
     ] = TINY,
     data: Annotated[
         Text,
-        plain("--data", "File of JSON lines with a field 'question'. Default: problems of built-in tasks.", "FILE"),
+        plain(
+            "--data",
+            "Questions, conversations or texts: JSON lines, CSV, parquet, or a folder. Default: built-in problems.",
+            "FILE",
+        ),
     ] = None,
+    prompt_style: Annotated[
+        Text, plain("--prompt-style", "Wording of questions, as in kvbench run. Default: plain.", "NAME")
+    ] = None,
+    system: Annotated[Text, plain("--system", "System message of questions that have none.", "TEXT")] = None,
     samples: Annotated[Text, plain("--samples", "Number of texts to read, or of questions to ask.", "N")] = None,
     steps: Annotated[Text, plain("--steps", "Number of optimiser steps.", "N")] = None,
     lr: Annotated[Text, plain("--lr", "Peak learning rate.", "X")] = None,
     batch: Annotated[Text, plain("--batch", "Number of answers per step.", "N")] = None,
-    opt: Annotated[Texts, plain("--opt", "A setting of the recipe; repeatable.", "NAME=VALUE")] = None,
+    preset: Annotated[Text, plain("--preset", "Settings of this name instead of the defaults: paper.", "NAME")] = None,
+    opt: Annotated[Texts, plain("--opt", SETTINGS, "NAME=VALUE")] = None,
+    plugin: Plugins = None,
     seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")] = "0",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
     plot: Annotated[Text, plain("--plot", "Folder for figures of the training log, SVG and PDF.", "DIR")] = None,
     json: Annotated[bool, plain("--json", "Last line of stdout is one JSON document.")] = False,
     quiet: Annotated[bool, plain("--quiet -q", "Print no progress and no table.")] = False,
+    *,
+    typed: Mapping[str, Any],
 ) -> None:
     """Train what a method needs for a model, or estimate a table of heads from the model's attention.
 
@@ -72,8 +92,10 @@ def train(
     After a kill the same command continues from the last checkpoint. A method finds its file beside the model, or by
     its option.
     """
-    if kind not in NAMES:
-        raise UserError(f"cannot train {quote(kind)}.{did_you_mean(kind, list(NAMES))} There are {', '.join(NAMES)}.")
+    load_plugins(plugin or [])
+    names = [*recipes.names(), *TABLES]
+    if kind not in names:
+        raise UserError(f"cannot train {quote(kind)}.{did_you_mean(kind, names)} There are {', '.join(names)}.")
     problems = Problems()
     numbers: dict[str, Any] = {}
     positive = number("a finite number > 0", lambda x: x > 0)
@@ -81,63 +103,59 @@ def train(
     for name, raw in (("samples", samples), ("seed", seed), ("steps", steps), ("lr", lr), ("batch", batch)):
         with problems.collect():
             numbers[name] = None if raw is None else parse(f"--{name}", parsers[name], raw)
-    options: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     with problems.collect():
-        options = _options(kind, model, opt or [])
-    only_trained = {"--data": data, "--steps": steps, "--lr": lr, "--plot": plot}
+        settings = settings_of(kind, model, preset, opt or [])
+    words = {"thinking": typed["thinking"], "prompt_style": prompt_style, "system": system}
+    given = {name: value for name, value in (numbers | words).items() if value is not None}
+    prompting = Prompting()
+    with problems.collect():
+        prompting = Prompting(**{name: (settings | given).get(name, default) for name, default in PROMPTING.items()})
+    only_trained: dict[str, Any] = {"--data": data, "--steps": steps, "--lr": lr, "--preset": preset, "--plot": plot}
+    only_trained |= {f"--{name.replace('_', '-')}": name in given for name in words}
     with problems.collect():
         if kind in TABLES and (unused := [n for n, v in only_trained.items() if v]):
             raise UserError(f"{kind} is estimated, not trained; it takes no {unused[0]}.")
     with problems.collect():
+        if preset and data is None and prompting.settings():
+            raise UserError(f"--preset {bare(preset)} is for questions of a file; give --data FILE.")
+    with problems.collect():
         describe(model)
+    with problems.collect():
+        if data is not None:
+            data_files(Path(data))
     with problems.collect():
         if plot is not None:
             plots.check()
     problems.stop()
-    training = _Training(kind, model, check_out(out), data, numbers, options, device, plot, json, quiet)
-    if kind in RECIPES:
-        with signals.phase(lambda: CONTINUES):
+    settings |= given
+    training = _Training(
+        kind, model, check_out(out), data, prompting, settings, plugin or [], device, plot, json, quiet
+    )
+    if kind not in TABLES:
+        from kvbench.train.processes import joined
+
+        with signals.phase(lambda: CONTINUES), joined():
             training.train()
     else:
         training.estimate()
-
-
-def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
-    """Return the recipe's own settings: the values of --opt and, for settings that are not given, the recipe's
-    defaults. given: the texts of --opt."""
-    known: dict[str, Any] = {}
-    if kind in RECIPES:
-        known = dict(RECIPES[kind].options) | dict(RECIPES[kind].tiny if model == TINY else {})
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UserError(f"--opt takes NAME=VALUE; got {quote(text)}.")
-        if name not in known:
-            listed = ", ".join(known) or "none"
-            raise UserError(f"{kind} has no setting {quote(name)}.{did_you_mean(name, list(known))} It has {listed}.")
-        try:
-            known[name] = parse_value(value, type(known[name]))
-            if isinstance(known[name], float) and not math.isfinite(known[name]):
-                raise ValueError(value)
-        except ValueError:
-            need = {int: "a whole number", float: "a finite number"}.get(type(known[name]), "text")
-            raise UserError(BadValue(need, quote(value)).sentence(f"--opt {name}")) from None
-    return known
 
 
 @dataclass(frozen=True, slots=True)
 class _Training:
     """The checked options of the command, with methods that do its work.
 
-    numbers: the values of samples, steps, lr, batch and seed by name; None stands for the recipe's default.
+    settings: the value of every setting by name: samples, steps, lr, batch, seed, the optimiser's, the recipe's; and
+    the preset's name.
     """
 
     kind: str
     model: str
     folder: Path
     data: str | None
-    numbers: dict[str, Any]
-    options: dict[str, Any]
+    prompting: Prompting
+    settings: dict[str, Any]
+    plugins: list[str]
     device: str
     plot: str | None
     json: bool
@@ -145,31 +163,33 @@ class _Training:
 
     def train(self) -> None:
         """Train weights by a recipe, and print the result. Of several processes, only the first prints."""
-        from kvbench.engine.model.weights import Base
-        from kvbench.train.log_figure import log_figure
-        from kvbench.train.loop import LOG, steps_done
-        from kvbench.train.loop import train as run_loop
-        from kvbench.train.prepare import prepare
-        from kvbench.train.processes import is_first
+        with preparing("loading torch and transformers", quiet=self.quiet):
+            from kvbench.engine.model.weights import Base
+            from kvbench.train.log_figure import log_figure
+            from kvbench.train.loop import LOG, steps_done
+            from kvbench.train.loop import train as run_loop
+            from kvbench.train.prepare import prepare
+            from kvbench.train.processes import is_first
 
-        entry: Entry = RECIPES[self.kind]
+        entry: Entry = entry_of(self.kind)
         first = is_first()
         quiet = self.quiet or not first
-        samples, name = self.numbers["samples"] or entry.traces, f"{self.kind} {self.model}"
+        samples, seed, name = self.settings["samples"], self.settings["seed"], f"{self.kind} {self.model}"
+        options = {name: value for name, value in self.settings.items() if name not in (*FLAGS, "seed")}
+        if not quiet:
+            self._say_preset(entry)
         with Counter("answers", samples + entry.held_out, quiet=quiet) as counter:
             counter.cell(f"{name}: the model answers")
             ready = prepare(
                 self.kind,
                 self.model,
                 data=self.data,
-                samples=samples,
-                steps=self.numbers["steps"] or entry.steps,
-                lr=self.numbers["lr"] or (entry.tiny_lr if self.model == TINY else None) or entry.lr,
-                batch=self.numbers["batch"] or entry.batch,
-                seed=self.numbers["seed"],
-                options=self.options,
+                options=options,
+                seed=seed,
+                **{name: self.settings[name] for name in COUNTS},
                 device=self.device,
                 out=self.folder,
+                prompting=self.prompting,
                 on_answer=counter.at,
             )
         before = steps_done(self.folder)
@@ -184,7 +204,9 @@ class _Training:
                 self.folder,
                 base=Base(name=self.model, config=ready.loaded.model.config, fingerprint=ready.loaded.fingerprint),
                 revision=ready.revision,
-                command=_command(self.kind, self.model, self.data, ready.recipe.settings),
+                command=command_line(
+                    self.kind, self.model, self.data, self.plugins, self.prompting, ready.recipe.settings
+                ),
                 on_step=on_step,
             )
         if not first:
@@ -199,11 +221,23 @@ class _Training:
         if self.json:
             terminal.data(done.card | {"path": str(done.path)})
 
+    def _say_preset(self, entry: Entry) -> None:
+        """Print what the preset stands for, and whether it has values for this very model."""
+        if (name := self.settings["preset"]) in (None, TINY):  # the built-in model's needs no word
+            return
+        preset = entry.presets[name]
+        terminal.note(f"preset {name}: {preset.about}.")
+        if preset.models and not preset.names_model(self.model):
+            chosen = ", ".join(f"{setting}={self.settings[setting]}" for setting in next(iter(preset.models.values())))
+            known = ", ".join(preset.models)
+            terminal.note(f"preset {name} has values of {known}, none of {bare(self.model)}; {chosen} is used.")
+
     def estimate(self) -> None:
         """Estimate the importance of every head from the model's attention, and print the most important ones."""
-        from kvbench.train.recipes.head_tables import make
+        with preparing("loading torch and transformers", quiet=self.quiet):
+            from kvbench.train.recipes.head_tables import make
 
-        samples, seed = self.numbers["samples"] or TABLE_SAMPLES, self.numbers["seed"]
+        samples, seed = self.settings.get("samples", TABLE_SAMPLES), self.settings["seed"]
         with Counter("samples", samples, quiet=self.quiet) as counter:
             counter.cell(f"{self.kind} {self.model}")
             table = make(self.model, self.folder, samples=samples, seed=seed, device=self.device, on_example=counter.at)
@@ -211,16 +245,6 @@ class _Training:
             _print_table(table)
         if self.json:
             terminal.data(table.card | {"path": str(table.path)})
-
-
-def _command(kind: str, model: str, data: str | None, settings: Settings) -> str:
-    """Return the command line that repeats this training, for the card of the weights. It has the name of the data
-    file but no other path of this machine."""
-    numbers = f"--steps {settings.steps} --lr {settings.lr:g} --batch {settings.batch} --seed {settings.seed}"
-    own = "".join(" --opt " + shlex.quote(f"{name}={settings.more[name]}") for name in RECIPES[kind].options)
-    file = f" --data {shlex.quote(Path(data).name)}" if data else ""
-    head = f"kvbench train {kind} --model {shlex.quote(model)}{file}"
-    return f"{head} --samples {settings.more['samples']} {numbers}{own} --out DIR"
 
 
 def _print_trained(done: Trained) -> None:

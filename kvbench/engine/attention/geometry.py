@@ -15,7 +15,7 @@ import torch
 
 from kvbench.console import faults
 from kvbench.console.faults import words
-from kvbench.engine.attention.interface import AttentionCall, route, run
+from kvbench.engine.attention.interface import AttentionCall, route, run, text_model
 from kvbench.engine.cache.recurrent import RecurrentStates, StateShape
 from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.eviction.api import State
@@ -24,6 +24,7 @@ from kvbench.eviction.api import State
 STATEFUL = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})  # hybrid: beside keys and values
 MEMORYLESS = frozenset({"moe", "mlp"})  # nothing but a feed-forward part
 SLIDING = frozenset({"sliding_attention", "hybrid_sliding"})
+OWN_POSITIONS = frozenset({"kosmos_2_5_text_model"})  # model types that begin to count at another number than 0
 
 
 class ProbeFailed(UserError):
@@ -123,14 +124,25 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
     found = states.shapes() if states is not None else ()
     served = {*layers, *(s.layer for s in found), *(at for at, kind in enumerate(kinds) if kind in MEMORYLESS)}
     if not layers or len(served) != wanted:
-        missing = wanted - len(served if layers else layers)
+        missing = [at for at in range(wanted) if not layers or at not in served]
         raise UserError(
-            f"architecture {quote(type(model).__name__)} is not supported: {missing} of {wanted} layers have neither "
-            "a KV cache nor a state that kvbench can manage (a state or an attention path of their own)."
+            f"architecture {quote(type(model).__name__)} is not supported: {len(missing)} of {wanted} layers have "
+            "neither a KV cache nor a state that kvbench can manage: layers of type "
+            f"{layer_type(model, missing[0])}, with a state or an attention path of their own."
         )
     geometry = tuple(layers[i] for i in sorted(layers))
     _check_windows(model.config, geometry)
     return geometry, found
+
+
+def layer_type(model: Any, index: int) -> str:
+    """Return the type of a layer for messages: its kind in the configuration, if given there, and its class."""
+    text = model.config.get_text_config()
+    kinds = getattr(text, "layers_block_type", None) or getattr(text, "layer_types", None)
+    modules = text_model(model).modules()
+    layers = (m for m in modules if isinstance(m, torch.nn.ModuleList) and len(m) == text.num_hidden_layers)
+    names = ([quote(kinds[index])] if kinds else []) + [type(stack[index]).__name__ for stack in layers][:1]
+    return " ".join(names)
 
 
 def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
@@ -211,6 +223,8 @@ def refuse_unsupported(config: Any) -> None:
         raise UserError(f"model type {name} has layers of kind {', '.join(sorted(foreign))}, which are not supported.")
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(f"model type {name} is an encoder-decoder; kvbench serves decoder-only models.")
+    if text.model_type in OWN_POSITIONS:
+        raise UserError(f"model type {name} counts positions in its own way; it is not supported.")
     rope = getattr(text, "rope_parameters", None) or {}
     longest = getattr(text, "max_position_embeddings", 0) or 0
     kind, before = rope.get("rope_type"), rope.get("original_max_position_embeddings") or longest

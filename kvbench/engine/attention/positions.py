@@ -1,5 +1,8 @@
-"""Checks of a loaded model: it uses the positions that the engine passes, rather than counting tokens in transformers'
-cache; it continues its states; its latent layers attend as their expanded heads do.
+"""Checks of a loaded model, in short forward passes.
+
+(1) The model uses the positions that the engine passes, rather than counting tokens in transformers' cache. (2) Its
+recurrent layers, when a text is read in pieces, continue from the state that the last piece left. (3) Its latent layers
+give the same outputs from latents as from the keys and values of all heads.
 """
 
 from __future__ import annotations

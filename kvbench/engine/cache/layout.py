@@ -15,9 +15,9 @@ from kvbench.engine.cache.paged import PagedCache
 from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.cache.slot_cache import Shape, SlotCache
 from kvbench.errors import UserError, quote
-from kvbench.eviction import budget as budgets
 from kvbench.eviction.api import Method
 from kvbench.eviction.columns import expanded
+from kvbench.eviction.options import budget_in_force
 
 Layout = Literal["auto", "dense", "paged"]
 
@@ -46,9 +46,7 @@ def entry_budget(method: Method, budget: float | None, prompt_len: int, group: i
     """
     if budget is None or not method.takes_budget:
         return None
-    entries = budgets.entries(budget, prompt_len)
-    if isinstance(budget, float):
-        entries = max(entries, method.min_budget() * (group if method.per_query_head else 1))
+    entries = budget_in_force(method, budget, prompt_len, group)
     return entries // group if method.per_query_head else entries
 
 
@@ -82,8 +80,9 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
     """Return the geometry of the cache for a method and sequences of at most `longest` tokens.
 
     Sliding windows of at least `longest` tokens become full attention. For a method that keeps entries per query head,
-    every query head counts as a KV head. Raises UserError when no layer can be evicted, or when the method spreads its
-    budget unevenly and the evicted layers differ in heads, or needs entries per head where all heads share them.
+    every query head of an evicted layer counts as a KV head. Raises UserError if the method evicts and every layer has
+    a sliding window; if it spreads its budget unevenly and the evicted layers differ in heads or dimensions; or if
+    heads share entries (latent attention) and the method keeps entries per query head or has weights.
     """
     fitted = layer_shapes.for_lengths(geometry, longest)
     if method.evicts:

@@ -65,33 +65,33 @@ class RecurrentStates(Cache):
         """Return the shapes of all states that exist."""
         return tuple(
             StateShape(layer=layer, kind=kind, place=place, shape=tuple(state.shape[1:]), dtype=state.dtype)
-            for layer, kind, place, state in self._each()
+            for layer, kind, place, state in self.each()
         )
 
     def install(self, source: RecurrentStates, row: int, rows: torch.Tensor) -> None:
         """Copy one sequence's states, row `row` of `source`, to the rows `rows` of these states."""
-        for (*_, mine), (*_, theirs) in zip(self._each(), source._each(), strict=True):
+        for (*_, mine), (*_, theirs) in zip(self.each(), source.each(), strict=True):
             mine[rows] = theirs[row].to(mine.dtype)
 
     def copy(self, rows: Sequence[int] | None = None) -> RecurrentStates:
         """Return a copy of these rows (None: of all), which forward passes change apart from this object."""
         other = RecurrentStates(len(self._of_layers), self._of_layers[0].number_of_states)
-        for at, kind, place, state in self._each():
+        for at, kind, place, state in self.each():
             other._put(at, kind, place, state if rows is None else state[list(rows)])
         return other
 
     def saved(self) -> list[torch.Tensor]:
         """Return a copy of all states in the host's memory, for `restore`."""
-        return [state.cpu().clone() for *_, state in self._each()]
+        return [state.cpu().clone() for *_, state in self.each()]
 
     def restore(self, saved: Sequence[torch.Tensor]) -> None:
         """Put the states back as they were `saved`, in place."""
-        for (*_, state), before in zip(self._each(), saved, strict=True):
+        for (*_, state), before in zip(self.each(), saved, strict=True):
             state.copy_(before)
 
     def bytes(self) -> int:
         """Return the bytes of all rows."""
-        return sum(state.nbytes for *_, state in self._each())
+        return sum(state.nbytes for *_, state in self.each())
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         """Return whether a forward pass has written the states (or one of them) of a layer; None: of the last layer."""
@@ -119,7 +119,7 @@ class RecurrentStates(Cache):
         getattr(layer, f"{kind}_states")[place].copy_(state)
         layer.has_previous_state[place] = True
 
-    def _each(self) -> Iterator[tuple[int, str, int, torch.Tensor]]:
+    def each(self) -> Iterator[tuple[int, str, int, torch.Tensor]]:
         """Yield (layer, kind, place, state) of every state."""
         for at, layer in enumerate(self._of_layers):
             for kind, states in (("conv", layer.conv_states), ("recurrent", layer.recurrent_states)):

@@ -16,8 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kvbench.engine.attention.interface import AttentionCall, route, run
+from kvbench.engine.attention.interface import route, run
 from kvbench.engine.cache.recurrent import RecurrentStates, StateShape
+from kvbench.engine.model.continuation import no_attention
 
 
 def pass_bytes(model: Any, states: Sequence[StateShape], tokens: int, dtype: torch.dtype) -> int:
@@ -29,14 +30,9 @@ def pass_bytes(model: Any, states: Sequence[StateShape], tokens: int, dtype: tor
     meta = torch.device("meta")
     before = RecurrentStates.allocate(states, 1, meta)
     ids = torch.zeros(1, tokens, dtype=torch.long, device=meta)
-    with torch.inference_mode(), route(model, _no_attention), LiveBytes({torch.bfloat16: dtype.itemsize}) as live:
+    with torch.inference_mode(), route(model, no_attention), LiveBytes({torch.bfloat16: dtype.itemsize}) as live:
         run(model, before, input_ids=ids, position_ids=ids, logits_to_keep=1)
     return live.peak
-
-
-def _no_attention(call: AttentionCall) -> torch.Tensor:
-    b, heads, t, _ = call.query.shape
-    return call.value.new_empty(b, t, heads, call.value.shape[-1])
 
 
 class LiveBytes(TorchDispatchMode):

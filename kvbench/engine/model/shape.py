@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,9 @@ from kvbench.engine.attention.geometry import LayerGeometry, ProbeFailed, read_l
 from kvbench.engine.attention.interface import text_model
 from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.model.activations import pass_bytes
+from kvbench.engine.model.continuation import check_continues
 from kvbench.engine.model.load import LoadedModel, auto_class
+from kvbench.engine.model.tower import tower_bytes
 from kvbench.errors import quote
 from kvbench.sources.quantised import StoredBytes
 
@@ -35,6 +38,7 @@ class ModelShape:
         stored: bytes of weights that stay quantised in memory; None: all are numbers of the run's dtype.
         width: numbers per token that a layer's activations hold at their widest; `vocabulary`: logits per token.
         traced: bytes of a pass over so many tokens in this dtype, from the model's code; None without states.
+        images: the most bytes of the vision part while it reads images, and the bytes that remain; see `tower`.
     """
 
     geometry: tuple[LayerGeometry, ...]
@@ -47,6 +51,9 @@ class ModelShape:
     vocabulary: int = 0
     stored: StoredBytes | None = None
     traced: Callable[[int, torch.dtype], int] | None = field(default=None, compare=False, repr=False)
+    images: Callable[[Mapping[str, torch.Tensor], torch.dtype], tuple[int, int]] | None = field(
+        default=None, compare=False, repr=False
+    )
 
     def activations(self, tokens: int, dtype: torch.dtype) -> int:
         """Return the bytes of activations, without attention, while one sequence reads `tokens` tokens in a pass."""
@@ -75,7 +82,10 @@ def read_shape(config: Any) -> ModelShape:
 
     Raises UserError when the model is not supported, ProbeFailed when the layers can be read only from a loaded model.
     """
-    return shape_of_model(on_meta(config))
+    model = on_meta(config)
+    geometry, states = read_layers(model)
+    check_continues(model, states)
+    return _shape(model, geometry, states)
 
 
 def shape_of_model(model: Any) -> ModelShape:
@@ -153,6 +163,9 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateS
     def traced(tokens: int, dtype: torch.dtype) -> int:
         return pass_bytes(*weightless(), tokens, dtype)
 
+    def images(read: Mapping[str, torch.Tensor], dtype: torch.dtype) -> tuple[int, int]:
+        return tower_bytes(on_meta(copy.deepcopy(config)).to(dtype), read)  # names another attention in it
+
     return ModelShape(
         geometry=geometry,
         states=states,
@@ -163,6 +176,7 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateS
         width=_width(decoder),
         vocabulary=int(head.weight.shape[0]) if head is not None else 0,
         traced=traced if states else None,
+        images=images,
     )
 
 

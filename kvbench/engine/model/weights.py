@@ -122,7 +122,7 @@ def load_weights(
         UserError: the method needs trained weights, no path was given, and the model's folder has none.
     """
     path = find(weights, model_folder, _name(config, model_folder))
-    card = _read_card(card_path(path))
+    card = read_card(path)
     try:
         data = path.read_bytes()
         tensors = load(data)
@@ -188,7 +188,9 @@ def _name(config: Any, folder: Path | None) -> str:
     return TINY if folder == tiny.path() else str(get("_name_or_path", None) or folder or "MODEL")
 
 
-def _read_card(path: Path) -> dict[str, Any]:
+def read_card(weights: Path) -> dict[str, Any]:
+    """Return the card of a file of weights. Raises SetupError if it is missing or damaged."""
+    path = card_path(weights)
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -5,6 +5,7 @@ attention that queries paid to the entry (softmax over all entries):
 
     paper6       sums of A over the newest 8, 16 and 32 queries and over the chunk; cumulative; decayed cumulative
     released8    max, min and sum of A over the chunk; the same sum three times more; cumulative; decayed cumulative
+    attn         as paper6, without key and value: the ablation of the paper's Table 5
 
 "paper6" is the paper's list, "released8" the released code's. The code's sums over the newest 16, 8 and 32 queries
 slice the axis of query heads by mistake, so all three equal the sum over the chunk. Each feature is a block of g
@@ -15,7 +16,7 @@ chunk; the decayed sum is multiplied by 0.9 at every eviction.
 
     phi = w2 . gelu(x w1 + b1) + b2        one network per layer and KV head; large phi: evict
 
-Tensors: w1 [L, Hk, D, h], b1 [L, Hk, h], w2 [L, Hk, h], b2 [L, Hk], D = d + dv + 6 g or 8 g.
+Tensors: w1 [L, Hk, D, h], b1 [L, Hk, h], w2 [L, Hk, h], b2 [L, Hk], D = d + dv + 6 g or 8 g, or 6 g.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from kvbench.eviction.terms.window_attention import Reduce
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
-Features = Literal["paper6", "released8"]
-COUNT: dict[Features, int] = {"paper6": 6, "released8": 8}  # per query head
+Features = Literal["paper6", "released8", "attn"]
+COUNT: dict[Features, int] = {"paper6": 6, "released8": 8, "attn": 6}  # per query head
 WINDOWS = (8, 16, 32)
 DECAY = 0.9
 HIDDEN = 16  # units, in the paper and its code
@@ -38,7 +39,8 @@ HIDDEN = 16  # units, in the paper and its code
 def scorer_shapes(features: Features, model: Sizes, hidden: int = HIDDEN) -> Shapes:
     """Return the shapes of a scorer's tensors for a model of these sizes."""
     layers, heads = model["num_hidden_layers"], model["num_key_value_heads"]
-    inputs = 2 * model["head_dim"] + COUNT[features] * (model["num_attention_heads"] // heads)
+    content = 0 if features == "attn" else 2 * model["head_dim"]
+    inputs = content + COUNT[features] * (model["num_attention_heads"] // heads)
     return {
         "w1": (layers, heads, inputs, hidden),
         "b1": (layers, heads, hidden),
@@ -53,7 +55,7 @@ def attention_statistics(view: LayerView, features: Features) -> dict[str, torch
     They are "sum", and for "released8" also "max" and "min", over the queries. A query pays 0 to entries newer than
     itself.
     """
-    kinds: tuple[Reduce, ...] = ("sum",) if features == "paper6" else ("sum", "max", "min")
+    kinds: tuple[Reduce, ...] = ("sum", "max", "min") if features == "released8" else ("sum",)
     return {kind: view.attend(reduce_g=None, reduce_q=kind) for kind in kinds}
 
 
@@ -67,7 +69,7 @@ def scorer_input(
     """Return the scorer's input, [b, Hk, N, D].
 
     Args:
-        view: has values; for "paper6" also the newest 32 queries.
+        view: has values, except for "attn"; except for "released8" also the newest 32 queries.
         chunk: "sum", and for "released8" also "max" and "min", of the attention in the chunk, each [b, Hk, g, N].
         cumulative, decayed: [b, Hk, g, N], the chunk included.
     """
@@ -77,9 +79,10 @@ def scorer_input(
     else:
         newest = (view.last_queries(window) for window in WINDOWS)
         attention = [*(some.attend(reduce_g=None, reduce_q="sum") for some in newest), total]
-    assert view.values is not None
-    blocks = torch.cat([*attention, cumulative, decayed], dim=2).transpose(-1, -2)
-    x = torch.cat([view.keys.float(), view.values.float(), blocks], dim=-1)
+    x = torch.cat([*attention, cumulative, decayed], dim=2).transpose(-1, -2)
+    if features != "attn":
+        assert view.values is not None
+        x = torch.cat([view.keys.float(), view.values.float(), x], dim=-1)
     return x if view.mask is None else torch.where(view.mask[..., None], x, 0.0)
 
 

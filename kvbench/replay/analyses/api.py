@@ -44,6 +44,8 @@ class Study:
     text: Callable[[int], str] = str  # the text of a token id
     # By (doc_id, sample), whether the answer's score is 1; empty unless an analysis has `scored`.
     right: Mapping[tuple[str, int], bool] = field(default_factory=dict)
+    # Answers that a run generated with each method, see `correctness.own_ratios`; empty without a run.
+    own: Mapping[Chosen, Sequence[tuple[str, float | None]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,36 @@ class Moment:
         return self.chosen.budget is None or self.seen > entries(self.chosen.budget, self.prompt)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The attention that w <= WINDOW successive queries of b answers pay in one layer to the entries that a method
+    holds.
+
+    chosen, traces, layer: as in `Moment` and `Window`. first: position of the first query.
+    """
+
+    chosen: Chosen
+    traces: list[int]
+    layer: int
+    first: int
+    weights: torch.Tensor  # [b, Hq, w, n] float32, n places of entries
+    visible: torch.Tensor  # [b, Hq, w, n] whether the query sees an entry there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """Negative log-likelihoods in nats of t successive tokens of b answers, under a method and with the full cache.
+
+    chosen, traces: as in `Moment`. first: the first token's number in the answer, from 0.
+    """
+
+    chosen: Chosen
+    traces: list[int]
+    first: int
+    evicted: torch.Tensor  # [b, t]
+    full: torch.Tensor  # [b, t]
+
+
 class Analysis(ABC):
     """The base class of analyses. Each instance analyses one task.
 
@@ -134,11 +166,16 @@ class AttentionAnalysis(Analysis):
 
 
 class MethodAnalysis(Analysis):
-    """The base class of analyses of the entries that methods hold. Their method `moment` gets these entries when a
-    block of the answer begins, and at the end."""
+    """The base class of analyses of readings with a method. Subclasses override the methods that they need."""
 
-    @abstractmethod
-    def moment(self, moment: Moment) -> None: ...
+    def moment(self, moment: Moment) -> None:
+        """Receive the entries that the method holds, when a block of the answer begins and at the end."""
+
+    def attended(self, look: Look) -> None:
+        """Receive the attention of at most 16 successive queries to the entries that the method holds."""
+
+    def predicted(self, losses: Losses) -> None:
+        """Receive the losses of successive tokens of the answers."""
 
 
 _known: dict[str, type[Analysis]] = {}

@@ -4,7 +4,9 @@
     script  the released script's ratio: min(1, C / (P + O)), with budget C, P prompt tokens and O answer tokens
 
 Both are means over the answers whose score is 1. The full cache generated the answers, so they are the same for every
-method. docs/analyses.md computes the script's ratio over the right answers of each method.
+method. The paper's figure is over each method's own right answers. With ``--run`` these are read from the run:
+
+    own     the released script's ratio, over the right answers that the run generated with the method and budget
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class RetentionRatio(MethodAnalysis):
         """Return a row of results per method and budget.
 
         Columns: answers (the number of answers that were read), right (how many of them have the score 1; only these
-        count).
+        count), own_answers and own_right (the same for the answers that the run generated with the method).
         """
         return [
             {
@@ -60,6 +62,7 @@ class RetentionRatio(MethodAnalysis):
                 "answers": self._seen[chosen],
                 "right": int(self.tally.total((chosen,), "right")),
                 **figures,
+                **_own(self.study.own.get(chosen, ())),
             }
             for (chosen,), figures in self.tally.figures(ratio=("ratio", "right"), script=("script", "right"))
         ]
@@ -81,7 +84,7 @@ class RetentionRatio(MethodAnalysis):
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:
-        head = ["task", "method", "budget", "right", "ratio", "se", "script"]
+        head = ["task", "method", "budget", "right", "ratio", "se", "script", "own right", "own", "own se"]
         return head, [
             [
                 r["task"],
@@ -89,6 +92,21 @@ class RetentionRatio(MethodAnalysis):
                 size(r),
                 f"{r['right']}/{r['answers']}",
                 *cells(r, "ratio", "ratio_se", "script"),
+                f"{r['own_right']}/{r['own_answers']}" if r["own_answers"] else "-",
+                *cells(r, "own", "own_se"),
             ]
             for r in rows
         ]
+
+
+def _own(answers: Sequence[tuple[str, float | None]]) -> Row:
+    """Return the columns about answers that a run generated with the method. answers: see `Study.own`."""
+    from kvbench.replay.figures import jackknife, numbered
+
+    right = [(cluster, ratio) for cluster, ratio in answers if ratio is not None]
+    row: Row = {"own_answers": len(answers), "own_right": len(right), "own": None, "own_se": None}
+    if right:
+        sums = {"ratio": [ratio for _, ratio in right], "right": [1.0] * len(right)}
+        clusters = numbered(cluster for cluster, _ in right)
+        row["own"], row["own_se"] = jackknife(sums, clusters, lambda s: s["ratio"] / s["right"])
+    return row

@@ -2,39 +2,29 @@
 
     write(report, Path("report.html"))
 
-The page loads nothing: its content security policy allows its own stylesheet, the one script whose hash it names, and
-pictures in `data:`. `_clean` removes control characters and secrets from every value of the template, and Jinja escapes
-the value. The script reads its data from one JSON element and puts them into the page as text; no character of the data
-can end the element. SVG comes from vl-convert, which escapes the texts of a figure.
+The page loads nothing (`kvbench.report.page.template`). The script reads its data from one JSON element and puts them
+into the page as text; no character of the data can end the element. SVG comes from vl-convert, which escapes the texts
+of a figure.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from kvbench import __version__
-from kvbench.errors import SetupError, quote
 from kvbench.eviction.budget import named, order
 from kvbench.report.agree import sentence
 from kvbench.report.blocks import Block
 from kvbench.report.load import Loaded
 from kvbench.report.overview import overview
-from kvbench.report.page import blocks, figures, kept, lengths, matrix, published, questions, scored
+from kvbench.report.page import blocks, figures, kept, lengths, matrix, published, questions, scored, template
 from kvbench.report.page.text import shown
 from kvbench.report.scores import ScoreReport, block
 from kvbench.store import manifest
-from kvbench.store.files import reason, replacing
 
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src '{script}'; img-src data:; base-uri 'none'; "
-    "form-action 'none'"
-)
 SCRIPTS = ("page.js", "questions.js", "tokens.js")  # one script on the page, in this order
 FORMATS: dict[str, Any] = {  # functions and constants of the template
     "lines": blocks.lines,
@@ -52,35 +42,13 @@ ENDING = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}  # may end a sc
 def html(report: ScoreReport) -> str:
     """Return the page's HTML."""
     shown.cache_clear()
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    script = "\n".join(map(_file, SCRIPTS))
-    style, source = _file("page.css"), _file("page.html")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, finalize=_clean, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["svg"] = Markup
     values = _values(report)
-    return environment.from_string(source).render(
-        values,
-        policy=POLICY.format(script=f"sha256-{_digest(script)}"),
-        script=Markup(script),
-        style=Markup(style),
-        data=Markup(_json(values["data"])),
-    )
+    return template.render("page.html", values | {"data": _json(values["data"])}, SCRIPTS)
 
 
 def write(report: ScoreReport, path: Path) -> Path:
     """Write the page to `path`. An older file there is replaced. Raises SetupError if the file cannot be written."""
-    page = html(report).encode("utf-8", "backslashreplace")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as target:
-            target.write(page)
-    except OSError as error:
-        raise SetupError(f"cannot write the page {quote(path)} ({reason(error)}).") from None
-    return path
+    return template.write(html(report), path)
 
 
 def _values(report: ScoreReport) -> dict[str, Any]:
@@ -148,21 +116,6 @@ def _settings(path: Path) -> dict[str, Any]:
     }
 
 
-def _clean(value: Any) -> Any:
-    """Clean a value before the template prints it. Markup stays unchanged, because it is HTML that kvbench made."""
-    if value is None:
-        return ""
-    return shown(value) if type(value) is str else value
-
-
 def _json(data: Any) -> str:
     """Return JSON in which no character can end the script element around it."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(ENDING)
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def _file(name: str) -> str:
-    return (files(__package__) / name).read_text(encoding="utf-8")

@@ -60,7 +60,7 @@ function card(question, answer, base) {
   else Object.assign(made.dataset, { method: answer.method, budget: answer.budget });
   const scores = Object.entries(answer.scores).map(([name, value]) => `${name.replace("_", " ")} ${+value.toFixed(3)}`);
   const ended = answer.stop === "length" ? "truncated" : answer.stop;
-  const facts = [...scores, answer.tokens === null ? "" : `${answer.tokens} tokens`, ended];
+  const facts = [...scores, answer.tokens === null ? "" : `${answer.tokens} tokens`, ended, ...answer.kept];
   if (data.runs > 1) facts.push(`run ${answer.run}`);
   if (answer.status !== "ok") facts.push(answer.status, answer.note);
   made.append(element("h4", budgeted(answer)), element("p", facts.filter(Boolean).join(", "), { className: "facts" }));
@@ -87,6 +87,8 @@ function ask() {
   at("asked-withheld").textContent = question.withheld;
   at("asked-prompt").hidden = !question.prompt[0];
   at("asked-prompt").querySelector("pre").textContent = question.prompt.filter(Boolean).join("\n");
+  at("asked-images").hidden = !question.images.length;
+  at("asked-images").replaceChildren(...question.images.map((text) => element("li", text)));
   const others = question.answers.filter((answer) => answer !== base);
   at("answers").replaceChildren(...[base, ...others].map((answer) => card(question, answer, base)));
   filter();

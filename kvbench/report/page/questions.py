@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.eviction.budget import Budget, named
 from kvbench.report.cells import FULL, method_label
+from kvbench.report.image_list import images, kept_shares
 from kvbench.report.page.scored import Scored
 from kvbench.report.page.text import cut, shown
 from kvbench.report.scores import ScoreReport
@@ -37,6 +38,7 @@ LONGEST = 20  # characters of a word before the first difference; Chinese and Ja
 COLUMNS = (
     *("row_key", "task", "doc_id", "sample", "method", "options", "budget", "budget_share", "status", "stop_reason"),
     *("score", "score_partial", "score_strict", "extracted", "output_tokens", "evictions", "prompt_tokens", "note"),
+    *("image_list", "kept_text", "kept_images"),
 )
 SCORES = ("score", "score_partial", "score_strict")
 
@@ -164,6 +166,7 @@ def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[s
         "id": shown(name),
         "headline": headline_of(task),
         "prompt": cut("" if withheld else prompt or "", f"column prompt of texts.parquet, row_key {key}"),
+        "images": [] if withheld else [shown(image.text) for image in images(rows["image_list"].iloc[0])],
         "withheld": _WITHHELD if gated else _NOT_STORED if withheld else "",
         "answers": answers,
     }
@@ -210,6 +213,7 @@ def _answer(row: dict[str, Any], shared: dict[str, dict[str, Any]], withheld: bo
         "status": shown(row["status"]),
         "note": shown(row["note"]) if isinstance(row["note"], str) else "",
         "stop": shown(row["stop_reason"]) if isinstance(row["stop_reason"], str) else "",
+        "kept": kept_shares(row),
         "tokens": int(row["output_tokens"]) if row["output_tokens"] == row["output_tokens"] else None,
         "output": cut(texts["output"], f"column output of texts.parquet, row_key {key}"),
         "extracted": cut(texts["extracted"], f"column extracted of rows.parquet, row_key {key}"),

@@ -15,7 +15,7 @@ MOST = 20_000  # bytes of one text
 _BREAKS = re.compile(r"([\n\t])")
 
 
-@functools.lru_cache(1 << 14)  # names repeat; `html` clears it, since secrets are those of the environment
+@functools.lru_cache(1 << 14)  # names repeat; each page clears it, since secrets are those of the environment
 def shown(text: str) -> str:
     """Return a text without secrets, control characters and text-direction characters. Line ends and tabs stay."""
     hidden = redact_text(text)
@@ -24,9 +24,9 @@ def shown(text: str) -> str:
     return "".join(part if part in "\n\t" else terminal.clean(part) for part in _BREAKS.split(hidden))
 
 
-def cut(text: str, where: str) -> tuple[str, str]:
-    """Return at most MOST bytes of a text, and a note on where to find the rest. The note is empty if nothing is cut.
+def cut(text: str, where: str, most: int = MOST) -> tuple[str, str]:
+    """Return at most `most` bytes of a text, and a note on where to find the rest. The note is empty if nothing is cut.
     where: the place of the whole text, in words."""
     data = shown(text).encode()
-    note = f"[cut: {len(data)} bytes in all, {where}]" if len(data) > MOST else ""
-    return data[:MOST].decode(errors="ignore"), note
+    note = f"[cut: {len(data)} bytes in all, {where}]" if len(data) > most else ""
+    return data[:most].decode(errors="ignore"), note

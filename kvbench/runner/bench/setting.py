@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -15,29 +17,55 @@ from kvbench.eviction.budget import Budget, label
 from kvbench.runner.bench.shapes import LONGEST, SHAPES
 
 
+class Member(NamedTuple):
+    """A method at a budget; None for a method that takes none."""
+
+    method: MethodChoice
+    budget: Budget | None
+
+    @property
+    def name(self) -> str:
+        """The member's name in tables: ``gkv @512``, ``full``."""
+        return self.method.label if self.budget is None else f"{self.method.label} @{label(self.budget)}"
+
+
+def members(methods: Iterable[MethodChoice], budgets: Iterable[Budget]) -> tuple[Member, ...]:
+    """Return every method at every budget. A method that takes no budget appears once."""
+    sizes = tuple(budgets)
+    return tuple(Member(m, budget) for m in methods for budget in (sizes if m.takes_budget else (None,)))
+
+
+class Load(NamedTuple):
+    """What every system is measured with: the length of each prompt and each answer in tokens, and how many sequences
+    are decoded side by side, one slot each; None: as many as fit into memory."""
+
+    prompt: int
+    new_tokens: int
+    sequences: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """The options of a call of `kvbench bench`.
 
     Attributes:
-        budgets: every method that takes a budget is measured at each of these. Budgets and interval mean the same as in
-            a run.
-        prompt, new_tokens: length of every prompt and of every answer, in tokens.
-        sequences: how many sequences are decoded side by side, one slot each. Every number is a measurement of its own.
+        members: the methods that are measured, each at its budget. Budgets and interval mean the same as in a run.
+        prompts, new_tokens, sequences: see `Load`. Every combination is a measurement of its own.
         samples: sequences that share one prompt, as the samples of a question do.
         stretch: also measure the cost per token in each stretch of this many tokens of the answers; None: measure none.
         repeats: timed rounds. threads: processor threads.
         decode_attn: the attention backend while a GPU decodes, as in a run.
         baselines: systems beside the methods, all with the full cache, by their names in `shapes.BASELINES`.
+        memory: bytes of a GPU. As many sequences are decoded as a run would plan for it; on a GPU, torch may also
+            allocate no more. None: the whole memory of the device.
     """
 
     shape: str = "A"
-    methods: tuple[MethodChoice, ...] = (MethodChoice(name="tova"),)
-    budgets: tuple[Budget, ...] = (128,)
+    members: tuple[Member, ...] = (Member(MethodChoice(name="tova"), 128),)
     interval: int = 32
-    prompt: int = 64
-    new_tokens: int = 1024
-    sequences: tuple[int, ...] = (1, 8, 32)
+    prompts: tuple[int, ...] = (64,)
+    new_tokens: tuple[int, ...] = (1024,)
+    sequences: tuple[int | None, ...] = (1, 8, 32)
     samples: int = 1
     stretch: int | None = None
     repeats: int = 5
@@ -46,26 +74,37 @@ class Setting:
     decode_attn: Backend = "triton"
     device: str = "auto"
     dtype: str = "auto"
-
-    def members(self) -> list[tuple[MethodChoice, Budget | None]]:
-        """Return every method at every budget. A method that takes no budget appears once."""
-        return [(m, budget) for m in self.methods for budget in (self.budgets if m.takes_budget else (None,))]
+    memory: int | None = None
 
     def names(self) -> list[str]:
-        """Return the systems' names in tables: ``gkv @512``, ``full``, ``transformers``."""
-        return [named(m, budget) for m, budget in self.members()] + list(self.baselines)
+        """Return the systems' names in tables."""
+        return [member.name for member in self.members] + list(self.baselines)
 
-    def prompts(self, sequences: int) -> torch.Tensor:
+    def loads(self) -> list[Load]:
+        return [Load(*load) for load in itertools.product(self.prompts, self.new_tokens, self.sequences)]
+
+    def ids(self, prompt: int, sequences: int) -> torch.Tensor:
         """Return random token ids [sequences, prompt], in which each group of `samples` successive prompts is equal."""
         generator = torch.Generator().manual_seed(1)
         vocabulary = int(SHAPES[self.shape][1]["vocab_size"])
         rows = -(-sequences // self.samples)
-        ids = torch.randint(5, vocabulary - 5, (rows, self.prompt), generator=generator)
+        ids = torch.randint(5, vocabulary - 5, (rows, prompt), generator=generator)
         return ids.repeat_interleave(self.samples, 0)[:sequences]
 
 
-def named(method: MethodChoice, budget: Budget | None) -> str:
-    return method.label if budget is None else f"{method.label} @{label(budget)}"
+class NoTokenizer:
+    """Stands in for a tokenizer, for methods that read a text of their own: a token for every 4 characters."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary = vocabulary
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        """Return token ids below the vocabulary's size. options: of a real tokenizer; none has an effect."""
+        return {"input_ids": [5 + ord(text[at]) % (self.vocabulary - 10) for at in range(0, len(text), 4)]}
+
+    def decode(self, ids: Any, **options: Any) -> str:
+        """Return no text, because nothing reads the answers."""
+        return ""
 
 
 def build(setting: Setting) -> LoadedModel:
@@ -82,4 +121,4 @@ def build(setting: Setting) -> LoadedModel:
         model: Any = getattr(transformers, f"{family}ForCausalLM")(config)
         model = model.to(dtype).eval()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
-    return prepare(model, None)
+    return replace(prepare(model, None), tokenizer=NoTokenizer(int(sizes["vocab_size"])))

@@ -34,6 +34,18 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             num_hidden_layers=28,
         ),
     ),
+    "llama-3.1-8b": (  # also of DeepSeek-R1-Distill-Llama-8B
+        "Llama",
+        dict(
+            vocab_size=128256,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            tie_word_embeddings=False,
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_hidden_layers=32,
+        ),
+    ),
 }
 # Most tokens of a prompt and its answer. Some released models have fewer positions, but random weights have no
 # quality to lose.

@@ -18,16 +18,16 @@ from typing import Any
 import torch
 import transformers
 
-from kvbench.config.run_config import MethodChoice
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.random_weights import supply
 from kvbench.errors import BudgetViolation, UserError
 from kvbench.eviction import choose
+from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget
 from kvbench.records import Request, Usage
 from kvbench.runner.bench.attention import AttentionTime, attention_times
-from kvbench.runner.bench.setting import Setting, named
+from kvbench.runner.bench.setting import Member, Setting
 from kvbench.runner.bench.stopwatch import Stopwatch, Timing
 from kvbench.runner.bench.vllm_process import vllm_seconds
 
@@ -35,9 +35,18 @@ BLOCK = 256  # tokens of a block of transformers' continuous batching
 
 
 class System(ABC):
-    """A system to be measured: the engine with a method, or a baseline. name: its name in tables."""
+    """A system to be measured: the engine with a method, or a baseline.
+
+    name: its name in tables. random_weights: whether a method's trained weights were replaced by random ones.
+    """
 
     name: str
+    random_weights = False
+
+    @property
+    def planned(self) -> tuple[Method, Budget | None]:
+        """The method and budget by which its memory is planned: for a baseline, the engine's full cache."""
+        return choose.make("full", {}), None
 
     @abstractmethod
     def run(self, ids: torch.Tensor, tokens: int) -> Timing:
@@ -58,11 +67,17 @@ class System(ABC):
 class EngineSystem(System):
     """The engine with a method at a budget, with one slot for each sequence."""
 
-    def __init__(self, setting: Setting, loaded: LoadedModel, choice: MethodChoice, budget: Budget | None) -> None:
-        self.name, self.setting, self.budget = named(choice, budget), setting, budget
+    def __init__(self, setting: Setting, loaded: LoadedModel, member: Member) -> None:
+        self.name, self.setting, self.budget = member.name, setting, member.budget
         self._folder = tempfile.TemporaryDirectory(prefix="kvbench-bench-")
-        method = choose.make(choice.name, dict(choice.options))
+        method = choose.make(member.method.name, dict(member.method.options))
+        method.drafts()  # raises UserError where the user must name a draft model
         self.method, self.loaded = supply(method, loaded, Path(self._folder.name))
+        self.random_weights = self.loaded is not loaded
+
+    @property
+    def planned(self) -> tuple[Method, Budget | None]:
+        return self.method, self.budget
 
     def run(self, ids: torch.Tensor, tokens: int) -> Timing:
         engine = self._engine(ids, tokens, lambda made: watch.lap(made))
@@ -227,7 +242,7 @@ _BASELINES: dict[str, Callable[[Setting, LoadedModel], System]] = {s.name: s for
 
 def systems(setting: Setting, loaded: LoadedModel) -> list[System]:
     """Return all systems of a setting, methods first. Raises UserError for a baseline that cannot run here."""
-    methods = [EngineSystem(setting, loaded, choice, budget) for choice, budget in setting.members()]
+    methods = [EngineSystem(setting, loaded, member) for member in setting.members]
     return [*methods, *(_BASELINES[name](setting, loaded) for name in setting.baselines)]
 
 

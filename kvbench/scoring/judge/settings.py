@@ -154,7 +154,7 @@ def _check_key(name: str, loopback: bool) -> None:
 def _check_folder(name: str) -> None:
     folder = Path(name).expanduser()
     if not (folder / "config.json").is_file():
-        raise UserError(
+        raise SetupError(
             f"--judge {quote(LOCAL + name)}: there is no model in that folder (no config.json); give a chat model."
         )
     settings = folder / "tokenizer_config.json"

@@ -31,7 +31,10 @@ class Plan:
     opened: frozenset[str] = frozenset()  # families of system calls that the filter allows; empty outside tests
 
     def parts(self) -> list[str]:
-        """Return the names of all parts of the lockdown, such as "--unshare-net", "limit AS" and "seccomp sockets"."""
+        """Return the names of the parts that `without` can omit, such as "--unshare-net" and "limit AS".
+
+        Arguments labelled NEEDED are not among them.
+        """
         names = [name for name, _ in self.outer if name != NEEDED] + [_label(step) for step in self.inner]
         if "seccomp" in names:
             foreign = [seccomp.FOREIGN] if machine() == "x86_64" else []

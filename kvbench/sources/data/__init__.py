@@ -7,9 +7,19 @@ folder, a sample named in the manifest replaces a missing file; a note and the r
 
 from __future__ import annotations
 
-from kvbench.sources.data.formats import FILE_LIMIT, json_type, read_jsonl, read_plain
+from kvbench.sources.data.formats import FILE_LIMIT, json_type, read_jsonl, read_plain, read_rows
 from kvbench.sources.data.hub_data import hub_error
 from kvbench.sources.data.images import is_inside
 from kvbench.sources.data.source import BUNDLED, Data
 
-__all__ = ["BUNDLED", "FILE_LIMIT", "Data", "hub_error", "is_inside", "json_type", "read_jsonl", "read_plain"]
+__all__ = [
+    "BUNDLED",
+    "FILE_LIMIT",
+    "Data",
+    "hub_error",
+    "is_inside",
+    "json_type",
+    "read_jsonl",
+    "read_plain",
+    "read_rows",
+]

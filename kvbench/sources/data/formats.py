@@ -25,6 +25,7 @@ from kvbench.store.strict_json import constant, finite, parse
 FILE_LIMIT = 512 * 1024 * 1024  # bytes of a user's own file
 CHUNK = 1 << 20
 LONGEST_FIELD = 1 << 27  # characters in a CSV field
+PARQUET_ROWS = 256  # read at once
 # RuntimeError: an encrypted file, or a compression that zipfile does not know.
 BROKEN_ARCHIVE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
 
@@ -116,6 +117,30 @@ def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> 
             yield from _lines(stream, name, problems)
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror}.") from None
+
+
+def read_rows(file: Path) -> Iterator[tuple[int, Row]]:
+    """Yield (number, row) for each row of a user's table: parquet or CSV by the file's name, otherwise a JSON list or
+    JSON lines.
+
+    The number is the line in JSON lines, the row's place (from 1) in other forms. Only one block of rows is in memory,
+    so that the file may have any size. Raises UserError if it cannot be read as such a table.
+    """
+    name = bare(file)
+    check_plain(file, name, None)
+    try:
+        if file.suffix == ".parquet":
+            yield from enumerate(_parquet_rows(file, name), start=1)
+            return
+        with file.open("rb") as stream:
+            if file.suffix == ".csv":
+                yield from enumerate(_csv_rows(io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""), name), 1)
+            elif stream.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+                yield from enumerate(_list_rows(io.TextIOWrapper(stream, encoding="utf-8-sig"), name), start=1)
+            else:
+                yield from _lines(stream, name, None)
+    except OSError as error:
+        raise UserError(f"{name} cannot be read: {error.strerror or error}.") from None
 
 
 def read_plain(file: Path, name: str, limit: int) -> bytes:
@@ -237,6 +262,18 @@ def _csv_rows(text: TextIO, name: str) -> Iterator[Row]:
         raise UserError(f"{name}:{rows.line_num}: not CSV ({error}).") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{name} is not UTF-8 ({error.reason}). Save it as UTF-8.") from None
+
+
+def _parquet_rows(file: Path, name: str) -> Iterator[Row]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(file) as table:
+            for batch in table.iter_batches(PARQUET_ROWS):
+                yield from batch.to_pylist()
+    except (pyarrow.ArrowException, ValueError) as error:
+        raise UserError(f"{name}: not parquet ({quote(str(error).splitlines()[0])}).") from None
 
 
 def _parse_line(line: str, where: str) -> Row:

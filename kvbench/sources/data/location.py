@@ -42,7 +42,10 @@ class Place:
         return Reading(self.files, self.member)
 
     def rows(self, reading: Reading, manifest: Manifest) -> Iterator[Row]:
-        """Yield a task's rows in their offline form, with kvbench's column names and ids. Raises SetupError."""
+        """Yield the rows that belong to a task, with kvbench's column names and ids, whatever form the files have.
+
+        Raises SetupError.
+        """
         for index, row in enumerate(reading):
             taken = _offline(index, row, manifest) if self.raw else row
             if _fits(taken, manifest.where):

@@ -31,7 +31,8 @@ KEPT_BYTES = 6 << 30  # of readings in memory; other traces are read again at ev
 class ForesightRecipe(ScorerRecipe):
     """Trains a scorer to drop the entries that the oracle drops.
 
-    `settings.more`: budget, interval, features, hidden, within (the oracle's option), margin.
+    `settings.more`: budget, interval; long, long_budget, long_interval; features, hidden, within (the oracle's option),
+    margin.
 
     Held-out figures: `loss`, and `agreement`, the share of the oracle's dropped entries that the scorer drops too.
     Agreement is the main figure, because small outputs alone make the loss small.
@@ -69,7 +70,7 @@ class ForesightRecipe(ScorerRecipe):
         """Return the oracle's evictions while the model reads a trace, sorted by layer."""
         if trace.name in self._read:
             return self._read[trace.name]
-        choices = sorted(self.evictions.golden(trace).choices, key=lambda choice: choice.layer)
+        choices = sorted(self.evictions_of(trace).golden(trace).choices, key=lambda choice: choice.layer)
         size = sum(t.nbytes for choice in choices for t in (choice.x, choice.worth, choice.dropped))
         if self._bytes + size <= KEPT_BYTES:
             self._bytes += size

@@ -50,7 +50,7 @@ AUTO = "auto"
 class PolicyRecipe(ScorerRecipe):
     """Trains a scorer on evictions that it draws itself.
 
-    `settings.more`: init, budget, interval, features, group, reward, clip, kl.
+    `settings.more`: init; budget, interval; long, long_budget, long_interval; features, group, reward, clip, kl.
 
     Held-out figures: `reward`, a mean over `group` readings of every trace; `loss_increase`, nats per token after the
     first eviction; `loss_ratio`, the loss of these tokens divided by their loss with the full cache.
@@ -65,7 +65,7 @@ class PolicyRecipe(ScorerRecipe):
         # Settings name the initial scorer by its hash: its path may differ on another machine.
         where = {"init": Path(more["init"]).name, "init_sha256": self.origin["sha256"]}
         self.settings = replace(self.settings, more={**more, **where})
-        measured = [self.evictions.golden(trace).choices for trace in self.traces[:MEASURED]]
+        measured = [self.evictions_of(trace).golden(trace).choices for trace in self.traces[:MEASURED]]
         self.trained = TrainedScorer.of(self.before, measured)
         self._full: dict[str, TraceReading] = {}
 
@@ -115,11 +115,11 @@ class PolicyRecipe(ScorerRecipe):
         """
         group = self.settings.more["group"]
         seeds = [(self.settings.seed << 32) + number * group + i for i in range(group)]
-        return self.evictions.drawn(trace, seeds, self.trained.scorer())
+        return self.evictions_of(trace).drawn(trace, seeds, self.trained.scorer())
 
     def _full_reading(self, trace: Trace) -> TraceReading:
         if trace.name not in self._full:
-            self._full[trace.name] = self.evictions.full(trace)
+            self._full[trace.name] = self.evictions_of(trace).full(trace)
         return self._full[trace.name]
 
     def _rewards(self, trace: Trace, reading: TraceReading) -> torch.Tensor:

@@ -46,7 +46,7 @@ class GateRecipe(TraceRecipe):
 
     `settings.more`: gate, tie and width (of the gates); bias (its initial value); form (of the student's attention);
     hinge and capacity (form and weight of the capacity loss); budget (in the loss and in the held-out figures);
-    interval (in the held-out figures).
+    interval and horizon (in the held-out figures).
 
     Held-out figures, means over answers: `kl`, KL(full || evicted) per token with eviction at the budget, as in
     `kvbench replay`; and two parts of the loss, `soft_kl` and `capacity`.
@@ -64,7 +64,7 @@ class GateRecipe(TraceRecipe):
         self.budget, self.interval = int(more["budget"]), int(more["interval"])
         form = GateForm(more["gate"], more["tie"], int(more["width"]))
         self.trained = _random_gates(form, self.loaded, float(more["bias"]), self.settings.seed)
-        method = registry.methods.get(self.name)()
+        method = registry.methods.get(self.name)(horizon=int(more["horizon"]))
         self.rules = Rules(method=method, budget=None, interval=self.interval, weights=self.trained)
 
     @property
@@ -74,7 +74,7 @@ class GateRecipe(TraceRecipe):
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
         check_choices(more, **CHOICES)
-        check_least(more, width=1, budget=1, interval=1, capacity=0)
+        check_least(more, width=1, budget=1, interval=1, horizon=1, capacity=0)
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self.trained
@@ -176,7 +176,7 @@ def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int =
 def _without_file(method: Method) -> Method:
     """Return the method in a form that needs no weights file: it receives the gates with each reading instead."""
     cls = type(method)
-    return type(cls.__name__, (cls,), {"weights": lambda self: None})()
+    return type(cls.__name__, (cls,), {"weights": lambda self: None})(**method.options())
 
 
 def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:

@@ -32,7 +32,7 @@ from kvbench.train.traces import Question, Trace
 class DistillRecipe(SparseRecipe):
     """Trains the model to predict with an evicted cache what the original model predicts with the full cache."""
 
-    name = "gkv-distill"
+    name, softness = "gkv-distill", "kl_temperature"
 
     def __init__(
         self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], test: Sequence[Question]

@@ -18,21 +18,24 @@ from typing import Any
 
 import torch
 
-from kvbench.engine.adapter import adapted, projections
+from kvbench.engine.adapter import PROJECTIONS, adapted, projections
 from kvbench.engine.attention.interface import AttentionCall, causal_bias
 from kvbench.engine.model.load import LoadedModel
+from kvbench.errors import UserError, quote
 from kvbench.train.forward import forward
 from kvbench.train.recipe import TraceRecipe, check_least
 from kvbench.train.sparse_masks import plain
 from kvbench.train.traces import Trace
 
 EPSILON = 1e-9  # keeps the logarithm finite for a key without attention
+ALL, NONE = "all", "none"  # places of the adapter
 
 
 class LookaheadRecipe(TraceRecipe):
     """Trains the embeddings of the learned tokens, and an adapter, on traces.
 
-    `settings.more`: rows (number of learned tokens), rank, alpha, and budget (for `hit`).
+    `settings.more`: rows (number of learned tokens); rank, alpha and places (of the adapter: its linear layers); budget
+    (for `hit`).
 
     Held-out figures: `loss`, and `hit`, the share of the target's largest `budget` entries that the guess would keep.
     """
@@ -48,7 +51,7 @@ class LookaheadRecipe(TraceRecipe):
         # Rows begin as embeddings of random tokens, which the model can read; the adapter begins without effect.
         tokens = torch.randint(0, table.shape[0], (self.rows,), generator=generator)
         self.trained = {"embeddings": table[tokens.to(table.device)].detach().float().clone()}
-        for place, linear in projections(model).items():
+        for place, linear in adapted_layers(model, more.get("places", ALL)).items():
             a = torch.randn(self.rank, linear.in_features, generator=generator) / linear.in_features**0.5
             self.trained[f"A.{place}"] = a.to(table.device)
             self.trained[f"B.{place}"] = torch.zeros(linear.out_features, self.rank, device=table.device)
@@ -59,6 +62,7 @@ class LookaheadRecipe(TraceRecipe):
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
         check_least(more, rows=1, rank=1, budget=1)
+        adapted_layers(loaded.model, more.get("places", ALL))
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self.trained
@@ -101,6 +105,20 @@ class LookaheadRecipe(TraceRecipe):
         guessed = guess / guess.sum(-1, keepdim=True).clamp_min(EPSILON)
         ratio = (wanted + EPSILON).log() - (guessed + EPSILON).log()
         return (wanted * ratio).sum(-1).mean()
+
+
+def adapted_layers(model: Any, places: str) -> dict[str, torch.nn.Linear]:
+    """Return the linear layers that get an adapter, by place.
+
+    places: names of linear layers, separated by commas; "all" stands for every one that an adapter can change, "none"
+    for no adapter. Raises UserError for an unknown name.
+    """
+    names = {ALL: PROJECTIONS, NONE: ()}.get(places, tuple(name.strip() for name in places.split(",")))
+    if unknown := [name for name in names if name not in PROJECTIONS]:
+        raise UserError(
+            f"--opt places takes {ALL}, {NONE}, or some of {', '.join(PROJECTIONS)}; got {quote(unknown[0])}."
+        )
+    return {place: linear for place, linear in projections(model).items() if place.partition(".")[2] in names}
 
 
 class _Past:

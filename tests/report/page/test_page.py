@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ import lxml.html
 import pytest
 
 from kvbench.errors import SetupError
+from kvbench.report import published as papers
 from kvbench.report.load import load
 from kvbench.report.overview import overview
-from kvbench.report.page import kept, matrix, published, questions, scored, write
+from kvbench.report.page import kept, matrix, questions, scored, write
 from kvbench.report.plots import figures
 from kvbench.report.scores import ScoreReport, block
+from kvbench.sources.published import Published
 from kvbench.store import read_rows
 
 PANELS = ["overview", "curves", "frontier", "figures", "pairs", "lengths", "cells", "published", "questions", "tokens"]
@@ -209,6 +212,16 @@ def test_the_texts_of_a_page_are_capped(make_run: Callable, rows: Callable, page
     assert f"{shown} of 90 questions: at most 12 per task, at most 700 KB of text in all" in text
 
 
+def test_a_question_names_its_images(make_run: Callable, rows: Callable, page: Page) -> None:
+    listed = [{"name": "../a.png\x1b", "width": 4, "height": 2, "tokens": 1, "turn": 1, "at": 0}]
+    cells = rows("gkv", 48, [1.0], images=1, image_list=listed, kept_text=1.0, kept_images=0.125)
+    [question] = data(page(make_run("s", cells)))["questions"]
+    assert question["images"] == ["image 1: ../a.png\\x1b, 4x2 pixels, 1 token, turn 1"]
+    assert question["answers"][0]["kept"] == ["100% of text kept", "12% of images kept"]
+    [plain] = data(page(make_run("t", rows("gkv", 48, [1.0]))))["questions"]
+    assert plain["images"] == plain["answers"][0]["kept"] == []
+
+
 def test_gated_texts_are_withheld(make_run: Callable, rows: Callable, page: Page) -> None:
     run = make_run("r", rows("full", None, [1.0, 0.0], task="gpqa_diamond", output="secret stem", extracted="B9x"))
     text = page(run)
@@ -291,13 +304,13 @@ def test_published_scores_stand_beside_equal_cells(make_run: Callable, rows: Cal
 
 
 def test_every_published_score_of_a_cell_is_shown(
-    make_run: Callable, rows: Callable, page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_run: Callable, rows: Callable, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = tmp_path / "published.csv"
+    names = [field.name for field in fields(Published)]
     lines = [f"{paper},Table 1,Qwen3-4B,ForesightKV,AIME24,1024,pass@1,50,%,a note" for paper in ("one", "two")]
-    head = published.FILE.read_text(encoding="utf-8").splitlines()[0]
-    copy.write_text("\n".join([head, *lines]), encoding="utf-8")
-    monkeypatch.setattr(published, "FILE", copy)
+    printed = [Published(**dict(zip(names, line.split(","), strict=True))) for line in lines]
+    monkeypatch.setattr(papers, "published", lambda: printed)
+    monkeypatch.setattr(papers, "every", papers.every.__wrapped__)  # without the cache
     cells = rows("foresightkv", 1024, [1.0] * 8, task="aime24", model="Qwen/Qwen3-4B")
     panel = tree(page(make_run("r", cells))).get_element_by_id("published")
     shown = [line.text_content() for line in panel.xpath(".//tbody/tr")]

@@ -112,6 +112,7 @@ def written(
             failed |= {"score": None, "score_partial": None}
             for number, row in enumerate((full, evicted, failed)):
                 row |= {"doc_id": name, "model": name, "output": text, "row_key": f"{3 * place + number:064x}"}
+                row["image_list"] = [{"name": text, "width": 1, "height": 1, "tokens": 1, "turn": 1}]
             made.append([full, evicted, failed])
         run = make_run(f"r{len(texts[0])}", *made)
         return write(ScoreReport.make(load([run], ["model"])), tmp_path / f"{run.name}.html")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,8 @@ from support.sandboxes import LOCKED, run
 from kvbench.scoring.sandbox import BoxError, Limits, inside
 from kvbench.scoring.sandbox.box import Box
 from kvbench.scoring.sandbox.tiers import Landlock, Tier, Unsafe
+
+LIBC, SET_CHILD_SUBREAPER = ctypes.CDLL(None), 36
 
 TIERS = [*LOCKED, pytest.param(Unsafe(), id="none")]
 
@@ -147,25 +153,27 @@ class TestLimits:
         done = run(tier, "import resource\nprint(resource.getrlimit(resource.RLIMIT_CPU))", seconds=2.5)
         assert done.stdout == b"(4, 5)\n"
 
-    def test_many_programs_leave_nothing(self, tier: Tier) -> None:
-        before = set(os.listdir("/proc"))
-        folder = set(os.listdir("/tmp"))
+    def test_many_programs_leave_nothing(
+        self, tier: Tier, orphans: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        before = _below(os.getpid())
         for _ in range(3):
             run(
                 tier,
                 "import threading, time\n[threading.Thread(target=time.sleep, args=(60,)).start() for _ in range(5)]",
                 seconds=0.2,
             )
-        new = [p for p in set(os.listdir("/proc")) - before if p.isdigit() and "box" in _command(p)]
-        assert new == []
-        assert not [name for name in set(os.listdir("/tmp")) - folder if name.startswith("kvbench-program")]
+        assert set(_below(os.getpid())) <= set(before)
+        assert list(tmp_path.iterdir()) == []
 
 
-def _command(pid: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
-    except OSError:
-        return ""
+@pytest.fixture
+def orphans() -> Iterator[None]:
+    """Give this process every descendant whose parent ends, so that `_below` sees them and no other test's processes."""
+    assert LIBC.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    yield
+    assert LIBC.prctl(SET_CHILD_SUBREAPER, 0, 0, 0, 0) == 0
 
 
 @pytest.mark.parametrize("tier", LOCKED)
@@ -197,8 +205,10 @@ def test_a_box_dies_with_the_process_that_made_it(tier: Tier) -> None:
 
 
 def _below(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    found = [int(p) for p in children.read_text().split()] if children.exists() else []
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the process or its thread has ended
+            found += [int(p) for p in children.read_text().split()]
     return found + [q for p in found for q in _below(p)]
 
 

@@ -1,0 +1,72 @@
+"""The settings of ``kvbench train``: defaults, preset and ``--opt``; and the command line that repeats a training."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvbench.config.parsers import BadValue
+from kvbench.errors import UserError, quote
+from kvbench.eviction.options import parse_value
+from kvbench.registry import did_you_mean
+from kvbench.train.catalogue import TABLES, entry_of
+from kvbench.train.entry import FLAGS, OPTIMISER, check_optimiser
+from kvbench.train.prompting import Prompting
+
+if TYPE_CHECKING:
+    from kvbench.train.recipe import Settings
+
+
+def settings_of(kind: str, model: str, preset: str | None, given: list[str]) -> dict[str, Any]:
+    """Return the value of every setting of a recipe: that of --opt, else of the preset, else the recipe's default.
+
+    given: the texts of --opt. The result also names the preset.
+    """
+    entry = None if kind in TABLES else entry_of(kind)
+    known = entry.settings(model, preset) if entry else {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--opt takes NAME=VALUE; got {quote(text)}.")
+        names = [name for name in known if name not in FLAGS]
+        if name not in names:
+            listed = ", ".join(names) or "none"
+            raise UserError(f"{kind} has no setting {quote(name)}.{did_you_mean(name, names)} It has {listed}.")
+        known[name] = _parse_like(known[name], name, value)
+    if entry:
+        check_optimiser(known)
+    return known | {"preset": entry and entry.preset_for(model, preset)}
+
+
+def _parse_like(default: Any, name: str, text: str) -> Any:
+    """Parse the value of --opt as the type of the setting's default."""
+    kind = type(default)
+    try:
+        value = parse_value(text, kind)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(text)
+    except ValueError:
+        need = {int: "a whole number", float: "a finite number", bool: "true or false"}.get(kind, "text")
+        raise UserError(BadValue(need, quote(text)).sentence(f"--opt {name}")) from None
+    return value
+
+
+def command_line(
+    kind: str, model: str, data: str | None, plugins: list[str], prompting: Prompting, settings: Settings
+) -> str:
+    """Return the command line that repeats a training, for the card of the weights. It has the names of the data and
+    the plug-ins but no other path of this machine."""
+    more = settings.more
+    flags = {"model": model, "preset": more["preset"], "data": data and Path(data).name} | prompting.settings()
+    thinking = {None: "", True: " --thinking", False: " --no-thinking"}[flags.pop("thinking", None)]
+    flags |= {"samples": more["samples"], "steps": settings.steps, "lr": f"{settings.lr:g}", "batch": settings.batch}
+    flags |= {"seed": settings.seed}
+    code = [("plugin", Path(path).name) for path in plugins]
+    given = [(name, value) for name, value in (*code, *flags.items()) if value is not None]
+    words = " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in given)
+    values = {name: getattr(settings, name) for name in OPTIMISER}
+    values |= {name: more[name] for name in entry_of(kind).defaults() if name in more and name not in FLAGS}
+    own = "".join(" --opt " + shlex.quote(f"{name}={value}") for name, value in values.items())
+    return f"kvbench train {kind} {words}{thinking}{own} --out DIR"

@@ -1,0 +1,66 @@
+"""Whether layers continue their states, found without weights: a pass of several tokens must read every state.
+
+A layer that begins its state anew reads the former state in no operation; it only writes the new state over the former
+one. Which operations a pass runs follows from the model's code and its shapes, so the pass runs on the meta device.
+`positions.check_states` compares the numbers once the weights are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kvbench.engine.attention.geometry import layer_type, own_failures
+from kvbench.engine.attention.interface import AttentionCall, route, run
+from kvbench.engine.cache.recurrent import RecurrentStates, StateShape
+from kvbench.errors import UserError, quote
+
+TOKENS = 4
+
+
+def check_continues(model: Any, states: Sequence[StateShape]) -> None:
+    """Raise UserError if a layer of a model on the meta device reads no former state with its next tokens."""
+    if not states:
+        return
+    meta = torch.device("meta")
+    before = RecurrentStates.allocate(states, 1, meta)
+    ids = torch.zeros(1, TOKENS, dtype=torch.long, device=meta)
+    reads = Reads()
+    with torch.inference_mode(), route(model, no_attention), own_failures(model, UserError), reads:
+        run(model, before, input_ids=ids, position_ids=ids, logits_to_keep=1)
+    assert before is not None
+    for layer, _, _, state in before.each():
+        if id(state.untyped_storage()) not in reads.storages:
+            raise UserError(
+                f"model type {quote(model.config.model_type)} is not supported: layers of type "
+                f"{layer_type(model, layer)} do not continue their state when a text is read in pieces."
+            )
+
+
+def no_attention(call: AttentionCall) -> torch.Tensor:
+    """Return an output of attention without values, for passes that look at the rest of the model."""
+    b, heads, t, _ = call.query.shape
+    return call.value.new_empty(b, t, heads, call.value.shape[-1])
+
+
+class Reads(TorchDispatchMode):
+    """Notes the storages that operations inside the block read; those that they only write are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, torch.UntypedStorage] = {}  # by id; held, so that no id is used again
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(zip((a.name for a in func._schema.arguments), args)) | dict(kwargs or {})
+        overwritten = func._schema.arguments[0].name if func._schema.name == "aten::copy_" else None
+        for leaf in tree_leaves([value for name, value in given.items() if name != overwritten]):
+            if isinstance(leaf, torch.Tensor):
+                storage = leaf.untyped_storage()
+                self.storages[id(storage)] = storage
+        return func(*args, **(kwargs or {}))

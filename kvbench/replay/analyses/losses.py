@@ -1,0 +1,122 @@
+"""Finds the tokens whose loss rises most under eviction, by method.
+
+After ForesightKV (arXiv 2602.03203, Table 8). The rise of a token of an answer is its negative log-likelihood under
+eviction, minus that with the full cache, and at least 0. Rises are added up over all places where the same token of the
+vocabulary stands. The table has, per method, the `MOST` tokens with the largest sums:
+
+    count   places where the token stands; questions: how many questions have it
+    rise    mean rise in nats; full: mean loss with the full cache
+    share   the token's part of all rises of the method
+    most    the largest rise, in the answer to `doc_id` at place `position`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvbench.console import terminal
+from kvbench.replay.analyses import plots
+from kvbench.replay.analyses.api import Losses, MethodAnalysis, Row, Study, Table, cells, panel, register, size
+from kvbench.report.plots.figure import Figure
+
+if TYPE_CHECKING:
+    from kvbench.replay.choices import Chosen
+
+MOST, SHOWN = 50, 8
+
+
+@dataclass(slots=True)
+class _Sums:
+    """The sums of one token of the vocabulary under one method."""
+
+    count: int = 0
+    rise: float = 0.0
+    full: float = 0.0
+    questions: set[str] = field(default_factory=set)
+    most: tuple[float, int, int] = (-1.0, 0, 0)  # largest rise, index of its trace, place in the answer
+
+
+@register("losses")
+class LossRises(MethodAnalysis):
+    about = "the tokens whose loss rises most under eviction, by method"
+    file = "parquet"
+
+    def __init__(self, study: Study) -> None:
+        super().__init__(study)
+        self._sums: dict[Chosen, dict[int, _Sums]] = {}
+
+    def predicted(self, losses: Losses) -> None:
+        sums = self._sums.setdefault(losses.chosen, {})
+        rises, full = (losses.evicted - losses.full).clamp_min(0.0).tolist(), losses.full.tolist()
+        for i, place in enumerate(losses.traces):
+            trace = self.study.traces[place]
+            for offset, (rise, loss) in enumerate(zip(rises[i], full[i])):
+                position = losses.first + offset
+                of = sums.setdefault(trace.answer[position], _Sums())
+                of.count += 1
+                of.rise += rise
+                of.full += loss
+                of.questions.add(trace.cluster)
+                of.most = max(of.most, (rise, place, position), key=lambda most: most[0])
+
+    def rows(self) -> list[Row]:
+        """Return a row of results per method, budget and token, the largest sums of rises first."""
+        return [row for chosen, sums in self._sums.items() for row in self._largest(chosen, sums)]
+
+    def _largest(self, chosen: Chosen, sums: dict[int, _Sums]) -> list[Row]:
+        total = sum(of.rise for of in sums.values())
+        ordered = sorted(sums.items(), key=lambda item: -item[1].rise)
+        return [
+            {
+                "task": self.study.task,
+                **chosen.columns,
+                "token": token,
+                "text": self.study.text(token),
+                "count": of.count,
+                "questions": len(of.questions),
+                "rise": of.rise / of.count,
+                "full": of.full / of.count,
+                "share": of.rise / total if total else None,
+                "most": of.most[0],
+                "doc_id": self.study.traces[of.most[1]].request.doc_id,
+                "position": of.most[2],
+            }
+            for token, of in ordered[:MOST]
+        ]
+
+    @staticmethod
+    def figures(rows: Sequence[Row]) -> list[Figure]:
+        points = [
+            {"panel": f"{panel(row)}, {row['method']}", "bar": _shown(row), "part": "share", "y": row["share"]}
+            for row in _first(rows)
+            if row["share"] is not None
+        ]
+        title = "Tokens whose loss rises most under eviction"
+        return plots.bars("losses", title, points, x="share of all rises of the loss")
+
+    @staticmethod
+    def table(rows: Sequence[Row]) -> Table:
+        head = ["task", "method", "budget", "token", "count", "rise", "full", "share"]
+        return head, [
+            [row["task"], row["method"], size(row), _shown(row), *cells(row, "count", "rise", "full", "share")]
+            for row in _first(rows)
+        ]
+
+
+def _first(rows: Sequence[Row]) -> list[Row]:
+    """Return the first `SHOWN` rows of each task, method and budget."""
+    seen: dict[tuple[str, str, str], int] = {}
+    found = []
+    for row in rows:
+        key = row["task"], row["method"], size(row)
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] <= SHOWN:
+            found.append(row)
+    return found
+
+
+def _shown(row: Row) -> str:
+    """Return a token as a table shows it: untrusted text without control characters, and its id."""
+    return f"{terminal.clean(repr(row['text']))[:24]} {row['token']}"

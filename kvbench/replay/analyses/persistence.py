@@ -1,0 +1,107 @@
+"""Measures how long each KV head goes on to want the same tokens, with the full cache.
+
+After Make Each Token Count (arXiv 2605.09649, Figure 2), where the share that survives h steps later shows that heads
+forget at different rates. A query wants, per KV head, the fewest tokens that carry 90% of its attention (`api.MASS`),
+a mean over the query heads of a group. For a query a and the query h steps later:
+
+    persistence = |W_a and W_(a+h)| / |W_a|
+    chance      = share of the tokens up to a that are in W_(a+h): the persistence of a random set
+
+At most `ANCHORS` queries of an answer, evenly spread, serve as earlier queries, and h is 1, 2, 4, ... Memory is
+therefore at most ANCHORS x Hk x T flags per layer and trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvbench.replay.analyses import plots
+from kvbench.replay.analyses.api import WINDOW, AttentionAnalysis, Row, Study, Table, Window, fixed, register, top_mass
+from kvbench.report.plots.figure import Figure
+
+if TYPE_CHECKING:
+    import torch
+
+ANCHORS = 32
+
+
+@register("persistence")
+class Persistence(AttentionAnalysis):
+    about = "attended tokens that are attended h steps later, by KV head"
+
+    def __init__(self, study: Study) -> None:
+        super().__init__(study)
+        self._anchors: dict[int, dict[int, torch.Tensor]] = {}  # by layer and position of the query: W [b, Hk, a + 1]
+
+    def window(self, window: Window) -> None:
+        if window.index == 0:
+            self._anchors[window.layer] = {}
+        anchors = self._anchors[window.layer]
+        b, heads, queries, _ = window.weights.shape
+        paid = window.weights.view(b, window.kv_heads, heads // window.kv_heads, queries, -1).mean(dim=2)
+        start = window.first - WINDOW * window.index  # of the answer
+        apart = -(-WINDOW * window.count // ANCHORS)
+        for query in range(queries):
+            at = window.first + query
+            steps = [1 << k for k in range((at - start).bit_length())]
+            earlier = {step: anchors[at - step] for step in steps if at - step in anchors}
+            anchor = (at - start) % apart == 0
+            if not earlier and not anchor:
+                continue
+            wanted = top_mass(paid[:, :, query, : at + 1])  # [b, Hk, at + 1]
+            for step, before in earlier.items():
+                self._compare(window, step, before, wanted[..., : before.shape[-1]])
+            if anchor:
+                anchors[at] = wanted
+
+    def _compare(self, window: Window, step: int, before: torch.Tensor, now: torch.Tensor) -> None:
+        """Add the shares of a pair of queries. before, now: tokens wanted by each, up to the earlier one [b, Hk, n]."""
+        persists = (before & now).sum(dim=-1) / before.sum(dim=-1)
+        chance = now.float().mean(dim=-1)
+        for head in range(before.shape[1]):
+            sums = {"persistence": persists[:, head], "chance": chance[:, head]}
+            self.tally.add((window.layer, head, step), window.traces, pairs=1.0, **sums)
+
+    def rows(self) -> list[Row]:
+        """Return a row of results per layer, KV head and number of steps.
+
+        Columns: steps (h), pairs (the number of compared pairs of queries).
+        """
+        ratios = {name: (name, "pairs") for name in ("persistence", "chance")}
+        return [
+            {
+                "task": self.study.task,
+                "layer": layer,
+                "head": head,
+                "steps": step,
+                "pairs": int(self.tally.total((layer, head, step), "pairs")),
+                **figures,
+            }
+            for (layer, head, step), figures in sorted(self.tally.figures(**ratios), key=lambda found: found[0])
+        ]
+
+    @staticmethod
+    def figures(rows: Sequence[Row]) -> list[Figure]:
+        squares: dict[str, dict[str, dict[str, float | None]]] = {}
+        for row in rows:
+            heads = squares.setdefault(row["task"], {})
+            heads.setdefault(f"{row['layer']}.{row['head']}", {})[str(row["steps"])] = row["persistence"]
+        title = "Attended tokens that are attended to again, by KV head, full cache"
+        about = "Rows: layer.head."
+        value = "share of attended tokens"
+        return plots.heat("persistence", title, squares, x="steps later", value=value, about=about)
+
+    @staticmethod
+    def table(rows: Sequence[Row]) -> Table:
+        """Return, for each layer and number of steps, the means over heads, and the least and the most of a head."""
+        layers: dict[tuple[str, int, int], list[Row]] = {}
+        for row in rows:
+            layers.setdefault((row["task"], row["layer"], row["steps"]), []).append(row)
+        head = ["task", "layer", "steps", "persistence", "least", "most", "chance"]
+        lines = []
+        for (task, layer, steps), of in layers.items():
+            shares, chance = [row["persistence"] for row in of], [row["chance"] for row in of]
+            figures = (sum(shares) / len(of), min(shares), max(shares), sum(chance) / len(of))
+            lines.append([task, str(layer), str(steps), *map(fixed, figures)])
+        return head, lines

@@ -1,0 +1,82 @@
+"""Reads the columns of rows on images: which images a question has, where in its prompt they stand, what is kept.
+
+The columns may come from anyone. Names are text to show, never paths to open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.errors import bare, counted
+from kvbench.store.strict_json import parse
+
+MOST = 256  # images of a question
+KEPT = {"kept_text": "text", "kept_images": "images"}  # columns: shares of the tokens that are held at the end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedImage:
+    """An image of a question. at: the character of the stored prompt before which it stands; None: not in that prompt,
+    or not recorded."""
+
+    number: int  # from 1, over all turns
+    name: str
+    width: int
+    height: int
+    tokens: int
+    turn: int
+    at: int | None
+
+    @property
+    def text(self) -> str:
+        """Return one safe line: ``image 1: a.png, 48x32 pixels, 6 tokens, turn 1``."""
+        size = f"{self.width}x{self.height} pixels, {counted(self.tokens, 'token')}"
+        return f"image {self.number}: {bare(self.name)}, {size}, turn {self.turn}"
+
+
+def images(stored: object) -> list[ListedImage]:
+    """Return the images that a row lists; none if the value is no list of images."""
+    try:
+        listed = parse(stored) if isinstance(stored, str) else None
+    except ValueError:
+        return []
+    if not isinstance(listed, list) or len(listed) > MOST or not all(map(_fits, listed)):
+        return []
+    numbers = ("width", "height", "tokens", "turn")
+    return [
+        ListedImage(number=n, name=image["name"], at=image.get("at"), **{key: image[key] for key in numbers})
+        for n, image in enumerate(listed, 1)
+    ]
+
+
+def split(prompt: str, listed: list[ListedImage]) -> list[str | ListedImage]:
+    """Return a prompt as its texts, with every image that stands in it between two of them."""
+    inside = [image for image in listed if image.at is not None]
+    places = [image.at or 0 for image in inside]
+    if places != sorted(places) or any(place > len(prompt) for place in places):
+        return [prompt]
+    parts: list[str | ListedImage] = []
+    for start, stop, image in zip([0, *places], [*places, len(prompt)], [*inside, None]):
+        parts += [prompt[start:stop], *([image] if image else [])]
+    return parts
+
+
+def kept_shares(row: Mapping[str, Any]) -> list[str]:
+    """Return the kept shares of a row in words: "25% of images kept"; none for a question without images."""
+    shares = ((kind, row.get(column)) for column, kind in KEPT.items())
+    return [f"{share:.0%} of {kind} kept" for kind, share in shares if share is not None and share == share]
+
+
+def _fits(image: Any) -> bool:
+    return (
+        isinstance(image, dict)
+        and isinstance(image.get("name"), str)
+        and all(_count(image.get(key)) for key in ("width", "height", "tokens", "turn"))
+        and (image.get("at") is None or _count(image["at"]))
+    )
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**31

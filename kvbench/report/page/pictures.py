@@ -1,0 +1,54 @@
+"""Encodes the images of a question for a page: small JPEGs as `data:` addresses, made anew from the images' pixels.
+
+Nothing of an image's file but its pixels reaches the page: no metadata, no name of a format, no script of an SVG (which
+`kvbench.sources.image_files` refuses, as it refuses images that are too large).
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvbench.sources import image_files
+from kvbench.task import Image
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+LONGEST = 1024  # pixels, the longer side of an image on the page
+QUALITY = 90
+MOST_BYTES = 16_000_000  # of all images of a page
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """An image for a page. sha256: of its file. uri: empty if the page has no more room."""
+
+    sha256: str
+    uri: str
+
+
+def embedded(images: Sequence[Image]) -> list[Embedded]:
+    """Read and encode images, in their order. Raises UserError for an image that is missing, broken or too large, and
+    SetupError if Pillow is missing."""
+    made: list[Embedded] = []
+    left = MOST_BYTES
+    for image in images:
+        pixels = image_files.read(image)
+        uri = _uri(pixels.image) if left else ""
+        left = max(0, left - len(uri))
+        made.append(Embedded(pixels.sha256, uri if left else ""))
+    return made
+
+
+def _uri(image: PIL.Image.Image) -> str:
+    from PIL import Image as images
+
+    bare = images.frombytes("RGB", image.size, image.tobytes())  # without the profile and the comments of the file
+    bare.thumbnail((LONGEST, LONGEST))
+    file = io.BytesIO()
+    bare.save(file, "JPEG", quality=QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"

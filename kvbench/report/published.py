@@ -1,0 +1,135 @@
+"""Scores that papers print (`kvbench.sources.published`), and the cells that they belong to.
+
+    for printed in of_cell(table, cell, models, lengths): ...
+
+A printed score belongs to a cell of the same model, task, method and budget; where the paper names the most tokens of
+an answer, the cell's rows must have it too. Papers used their own code and budgets, and print no error bars.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from kvbench.errors import KVBenchError
+from kvbench.eviction import choose
+from kvbench.eviction.budget import named
+from kvbench.report.cells import ScoreCell
+from kvbench.sources.published import Published, published
+
+SCORE = re.compile(r"accuracy|pass@1( \(.*\))?")  # not "pass@1 gain"
+SAMPLES = re.compile(r"(?:avg of )?(\d+)(?: samples)?\)")
+LENGTH = re.compile(r"max output length (\d+)")
+TASKS = {"gpqa": "gpqadiamond", "livecodebenchv3": "livecodebenchreleasev3"}
+METHODS = {  # names in papers that are no aliases of methods
+    "full-kv": "full",
+    "snapkv (decode)": "snapkv-decode",
+    "g-kv + untrained": "gkv",
+    "foresightkv (w/o rl)": "foresightkv",
+    "foresightkv w/o rl, input=attn+kv, sampling=top-k+multinomial": "foresightkv",
+    "foresightkv w/o rl, input=attn+kv, sampling=multinomial": "foresightkv(pool=1000.0)",
+    "foresightkv w/o rl, input=attn+kv, sampling=top-k": "foresightkv(sampling=False)",
+}
+REWARD = "foresightkv, rl reward "
+STREAMING = {"1024": "duo(sparsity=0.75)", "2048": "duo(sparsity=0.5)"}  # DuoAttention by a share of heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Printed:
+    """A score in a paper. model, task, method, budget: in kvbench's names, without case and signs where these vary.
+
+    name: the method as the paper names it. samples, longest: answers per question and most tokens of an answer; None if
+    the paper does not say.
+    """
+
+    model: str
+    task: str
+    method: str
+    budget: str
+    name: str
+    value: float  # a share
+    unit: str
+    metric: str
+    samples: int | None
+    longest: int | None
+    paper: str
+    table: str
+    notes: str
+
+    @property
+    def source(self) -> str:
+        return f"{self.paper}, {self.table}"
+
+
+def of_cell(task: str, cell: ScoreCell, models: Collection[str], lengths: Collection[int]) -> Iterator[Printed]:
+    """Yield the printed scores that belong to a cell of a task. models, lengths: the models and the most tokens of an
+    answer of the table's rows. No score belongs to rows of several models."""
+    if len(models) != 1:
+        return
+    (model,) = models
+    for printed in of_task(task, model):
+        same = (printed.method, printed.budget) == (cell.method, named(cell.budget))
+        if same and (printed.longest is None or set(lengths) == {printed.longest}):
+            yield printed
+
+
+def of_task(task: str, model: str) -> list[Printed]:
+    """Return the printed scores of a model on a task."""
+    place = _plain(model.rsplit("/", 1)[-1]), _plain(task)
+    return [printed for printed in every() if (printed.model, printed.task) == place]
+
+
+@functools.cache
+def every() -> tuple[Printed, ...]:
+    """Return all printed scores that are shares of right answers of a method of kvbench."""
+    return tuple(printed for row in published() if (printed := _printed(row)) is not None)
+
+
+def _printed(row: Published) -> Printed | None:
+    """Return a published number as a score. None if it is no score in percent, its budget is not in entries, or kvbench
+    has no such method."""
+    if row.unit != "%" or not SCORE.fullmatch(row.metric) or (row.entries is None and row.budget != "full"):
+        return None
+    entries = named(None) if row.entries is None else str(row.entries)
+    method = _method(row.method.lower(), entries)
+    try:
+        value = float(row.value) / 100
+    except ValueError:  # a range
+        return None
+    if method is None:
+        return None
+    samples, longest = SAMPLES.search(row.metric), LENGTH.search(row.notes)
+    task = _plain(row.task)
+    return Printed(
+        model=_plain(row.model),
+        task=TASKS.get(task, task),
+        method=method,
+        budget=named(None) if method in STREAMING.values() else entries,
+        name=row.method,
+        value=value,
+        unit=row.unit,
+        metric=row.metric,
+        samples=int(samples[1]) if samples else None,
+        longest=int(longest[1]) if longest else None,
+        paper=row.paper,
+        table=row.table_or_figure,
+        notes=row.notes,
+    )
+
+
+def _method(name: str, budget: str) -> str | None:
+    """Return the label of a cell with a paper's method; None if kvbench has no such method."""
+    if name == "duoattention":
+        return STREAMING.get(budget)
+    if name.startswith(REWARD):
+        return "foresightkv"
+    try:
+        return METHODS.get(name) or choose.canonical(name)
+    except KVBenchError:
+        return None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

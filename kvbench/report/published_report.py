@@ -1,0 +1,181 @@
+"""The report of ``--published``: scores that papers print beside ours, cell by cell, with the difference.
+
+Papers print no error bars. On the same questions only the draw of answers differs, so both errors come from how much
+the samples of a question differ here: ours with our number of samples, the paper's with the paper's. If the run did
+not ask every question of the task, its error is that over questions instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvbench.errors import KVBenchError, few
+from kvbench.eviction.budget import Budget
+from kvbench.report import published
+from kvbench.report.blocks import NAMED, Block, Column, Report, chosen, with_error
+from kvbench.report.cells import ScoreCell
+from kvbench.report.load import Group, Loaded
+from kvbench.report.published import Printed
+from kvbench.report.tables import TaskTable, make_tables
+from kvbench.taskkit.names import get_task
+
+Z = 1.96
+MOST = 6  # printed scores without a cell that a note lists
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A printed score beside a cell. error, printed_error: standard errors; NaN if unknown."""
+
+    cell: ScoreCell
+    printed: Printed
+    interval: int | None
+    error: float
+    printed_error: float
+
+    @property
+    def method(self) -> str:
+        return self.cell.method
+
+    @property
+    def budget(self) -> Budget | None:
+        return self.cell.budget
+
+    @property
+    def marked(self) -> bool:
+        return self.cell.marked
+
+    @property
+    def difference(self) -> float:
+        return self.cell.score.mean - self.printed.value
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the difference lies within both 95% error bars, joined as independent errors; None if an error is
+        unknown."""
+        both = math.hypot(self.error, self.printed_error)
+        return None if math.isnan(both) else abs(self.difference) <= Z * both
+
+
+COLUMNS = [
+    *NAMED,
+    Column("interval", "interval"),
+    Column("score", "cell.score.mean"),
+    Column("error", "error"),
+    Column("", lambda line: with_error(line.cell.score.mean, line.error), "here"),
+    Column("published", "printed.value"),
+    Column("published_error", "printed_error"),
+    Column("", lambda line: with_error(line.printed.value, line.printed_error), "published"),
+    Column("difference", "difference", "difference", "{:+.3f}".format),
+    Column("within", "within"),
+    Column("", lambda line: {True: "yes", False: "no", None: "unknown"}[line.within], "within both", left=True),
+    Column("published_method", "printed.name", "as the paper names it", left=True),
+    Column("metric", "printed.metric"),
+    Column("source", "printed.source"),
+    Column("", "printed.table", "in", left=True),
+    Column("notes", "printed.notes"),
+]
+SHOWN = ("method", "budget", "here", "published", "difference", "within both", "as the paper names it", "in")
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """The printed scores of one task beside ours. lacking: those of the same model and task that have no cell."""
+
+    table: TaskTable
+    lines: list[Beside]
+    lacking: list[Printed]
+
+    def block(self) -> Block:
+        where = f"evicting every {self.table.interval} tokens" if self.table.interval else ""
+        papers = dict.fromkeys(line.printed.paper for line in self.lines)
+        notes = [f"From {', '.join(papers)}."]
+        if self.lacking:
+            cells = list(dict.fromkeys(f"{printed.name} at {printed.budget}" for printed in self.lacking))
+            notes.append(f"Published, but with no cell here: {few(cells, MOST)}.")
+        return Block(
+            title=", ".join(filter(None, (self.table.task, self.table.group, where))),
+            lines=self.lines,
+            grids=[chosen(COLUMNS, SHOWN)],
+            columns=[Column("task", lambda _: self.table.task), *COLUMNS],
+            notes=notes,
+            facts={"group": self.table.group, "task": self.table.task},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedReport(Report):
+    """Every cell with a score that a paper prints for the same model, task, method and budget."""
+
+    name: ClassVar[str] = "published"
+    about: ClassVar[str] = (
+        "Published scores come with kvbench; the papers used their own code, prompts and budgets. They "
+        "print no error bars: errors of both are those of drawing answers to the same questions again, estimated from "
+        "the samples here, with the paper's number of samples where it is stated. Within both: the difference is at "
+        "most 1.96 times both errors, joined. Unknown: a question has one sample here, or all samples agree. One cell "
+        "may stand beside several published scores: rows do not say with which recipe weights were trained."
+    )
+    tables: list[PublishedTable]
+
+    @classmethod
+    def make(cls, loaded: Loaded) -> PublishedReport:
+        tables = make_tables(loaded)
+        found = (_beside(group, table) for group, table in zip(loaded.groups, tables))
+        return cls(loaded, [table for table in found if table.lines])
+
+    def head(self) -> list[str]:
+        if self.tables:
+            return []
+        models = dict.fromkeys(model for group in self.loaded.groups for model in group.rows.values("model"))
+        count = len(published.every())
+        return [
+            f"None of the {count} published scores is of model {', '.join(models)} with a task, method and budget of "
+            "this report."
+        ]
+
+    def blocks(self) -> Iterator[Block]:
+        return (table.block() for table in self.tables)
+
+    def data(self) -> dict[str, Any]:
+        return {"tables": [table.block().document() for table in self.tables]}
+
+
+def _beside(group: Group, table: TaskTable) -> PublishedTable:
+    models, lengths = group.rows.values("model"), group.rows.values("max_new_tokens")
+    size = _size(table.task)
+    lines = []
+    for cell in table.cells:
+        if not math.isnan(cell.score.mean):
+            own = _error(cell, size)
+            for printed in published.of_cell(table.task, cell, models, lengths):
+                interval = table.interval if cell.evicts else None
+                lines.append(Beside(cell, printed, interval, own, _printed_error(cell, printed)))
+    shown = {id(line.printed) for line in lines}
+    every = [printed for model in models[:1] for printed in published.of_task(table.task, model)]
+    return PublishedTable(table, lines, [printed for printed in every if id(printed) not in shown])
+
+
+def _size(task: str) -> int | None:
+    """Return the number of questions of a task; None if it is unknown."""
+    try:
+        return get_task(task).size()
+    except KVBenchError:
+        return None
+
+
+def _error(cell: ScoreCell, size: int | None) -> float:
+    whole = size is None or cell.score.questions >= size
+    return _positive(cell.score.se_fixed if whole else cell.score.se)
+
+
+def _printed_error(cell: ScoreCell, printed: Printed) -> float:
+    here = cell.samples / cell.score.questions
+    return _positive(cell.score.se_fixed) * math.sqrt(here / (printed.samples or here))
+
+
+def _positive(error: float) -> float:
+    """Return an error; NaN for 0, because samples without spread say nothing of their error."""
+    return error if error > 0 else math.nan

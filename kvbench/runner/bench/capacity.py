@@ -1,0 +1,62 @@
+"""How many sequences fit into memory, by the plan that a run makes before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.shape import shape_of_model
+from kvbench.engine.plan import MOST_SLOTS, Machine, plan_cell
+from kvbench.errors import SetupError
+from kvbench.eviction.api import Method
+from kvbench.eviction.budget import Budget
+from kvbench.runner.bench.setting import Load, Setting
+
+
+class Capacity:
+    """Plans the memory of methods on one model.
+
+    machine: of this machine. If the setting has a memory, it is planned for a GPU with that much instead.
+    """
+
+    def __init__(self, setting: Setting, loaded: LoadedModel, machine: Machine) -> None:
+        self.setting, self.dtype = setting, loaded.dtype
+        self.shape = shape_of_model(loaded.model)
+        self.device, self.machine = loaded.device, machine
+        if setting.memory is not None:
+            self.device, self.machine = torch.device("cuda"), replace(machine, memory=setting.memory)
+
+    def fitting(self, method: Method, budget: Budget | None, load: Load) -> int:
+        """Return how many sequences fit into memory; 0 if not even one does.
+
+        Raises UserError if the engine cannot serve the method on this model.
+        """
+        try:
+            plan = plan_cell(
+                self.shape,
+                self.machine,
+                method,
+                budget=budget,
+                interval=self.setting.interval,
+                sequences=1,
+                max_tokens=load.prompt + load.new_tokens,
+                max_output=load.new_tokens,
+                slots="auto",
+                device=self.device,
+                dtype=self.dtype,
+            )
+        except SetupError:  # not even one
+            return 0
+        return plan.fitting
+
+    def first(self, fitting: int, load: Load) -> int:
+        """Return with how many sequences a measurement begins. fitting: see the method of this name.
+
+        A number that the user gave is reduced to the plan's only if the user also gave the memory: otherwise the
+        machine shows what fits.
+        """
+        if load.sequences is None:
+            return min(fitting, MOST_SLOTS[self.device.type])
+        return load.sequences if self.setting.memory is None else min(load.sequences, fitting)

@@ -1,0 +1,54 @@
+"""Runs a measurement in a fork of the process, whose memory and allocator are as they were before."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from kvbench.console import faults, signals
+from kvbench.errors import KVBenchError, SetupError
+
+Result = TypeVar("Result")
+
+
+def forked(work: Callable[[], Result]) -> Result:
+    """Return the result of a function that runs in a fork of this process, or raise its KVBenchError.
+
+    Raises SetupError if memory runs out there, and KVBenchError if the fork ends without a result.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def child() -> None:
+        try:
+            sender.send((work(), None))
+        except KVBenchError as error:
+            sender.send((None, error))
+        except Exception as error:
+            if not faults.out_of_memory(error):
+                raise
+            cure = "Use fewer --sequences, or a smaller --shape."
+            sender.send((None, SetupError(f"out of memory ({faults.first_line(error)}). {cure}")))
+
+    process = context.Process(target=child)
+    process.start()
+    signals.at_end(process.kill)
+    sender.close()
+    try:
+        result, error = receiver.recv()
+    except EOFError:
+        process.join()
+        cure = "If the system killed it for memory, use fewer --sequences or a smaller --shape."
+        raise KVBenchError(
+            f"a measuring process ended without a result (exit code {process.exitcode}). {cure}"
+        ) from None
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        process.join()
+        signals.not_at_end(process.kill)
+    if error is not None:
+        raise error
+    return cast(Result, result)

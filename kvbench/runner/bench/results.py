@@ -1,0 +1,173 @@
+"""What `kvbench bench` measured: costs, speeds, and one row per system and load. Figures are medians over rounds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from kvbench.engine.kernels.backends import Backend
+from kvbench.engine.model.load import pick_device
+from kvbench.runner.bench.attention import AttentionTime
+from kvbench.runner.bench.setting import Load, Setting
+from kvbench.runner.bench.stopwatch import Timing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Microseconds per generated token in the stretch of an answer that ends after `tokens` tokens.
+
+    Attributes:
+        us: median over the rounds; low, high: in the cheapest and in the dearest round.
+    """
+
+    tokens: int
+    us: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """The speed of a system when "fresh" or "warm" (see the package), in tokens per second of CPU time; on CUDA, of
+    wall time.
+
+    Attributes:
+        rate: generated tokens per second, the median over the rounds. The time includes reading the prompts.
+        low, high: generated tokens per second in the slowest and in the fastest round.
+        decode: as `rate`, but from the moment when every sequence has its first token; None where this is not known.
+        costs: per stretch of the answer, see `Setting.stretch`; rise: see the function `rise`.
+    """
+
+    rate: float
+    low: float
+    high: float
+    decode: float | None
+    costs: tuple[Cost, ...] = ()
+    rise: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evictions:
+    """The evictions of one generation, those of prompts included.
+
+    Attributes:
+        count: per sequence, a mean. seconds: wall time of all of them, for all sequences together.
+        share: their time divided by the time of evictions and decoding. us: microseconds per generated token.
+    """
+
+    count: float
+    seconds: float
+    share: float
+    us: float
+
+    @property
+    def each(self) -> float | None:
+        """Wall seconds of one eviction of all sequences together; None if nothing was evicted."""
+        return self.seconds / self.count if self.count else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The figures of one system at one load. Those about evictions and the cache are None for a baseline.
+
+    Attributes:
+        load: what was asked for; decoded: the number of sequences that fitted into memory, 0 if not even one did.
+        failure: why there are no figures: "out of memory" and the cause; None where there are some.
+        fitting: sequences that fit into memory by the plan of a run; for a baseline, by that of the method `full`.
+        random_weights: whether the method's trained weights were replaced by random ones.
+        seconds: wall time of the second generation of a round.
+        first_seconds: time until every sequence had its first token; None where the system does not tell.
+        peak_bytes: most bytes allocated on the GPU, with the weights; None on a CPU.
+        entries: entries per layer and KV head, a mean over sequences and steps; kv_bytes: most KV bytes of a sequence.
+        roofline_share: decoded tokens per second of wall time, divided by the most that this machine's memory and
+            processor allow with `entries` in the cache.
+        decoding: what computed the engine's decode steps, see `Engine.decoding`.
+        attention: each backend's time for the attention of a decode step; empty on a CPU and for a baseline.
+        fastest: the fastest backend, which the user can choose with --decode-attn. A run never chooses it by itself:
+            its answers would depend on which backend was faster at the moment.
+    """
+
+    system: str
+    load: Load
+    decoded: int
+    fitting: int
+    fresh: Speed | None = None
+    warm: Speed | None = None
+    failure: str | None = None
+    random_weights: bool = False
+    seconds: float | None = None
+    first_seconds: float | None = None
+    peak_bytes: int | None = None
+    evictions: Evictions | None = None
+    entries: float | None = None
+    kv_bytes: int | None = None
+    roofline_share: float | None = None
+    decoding: str | None = None
+    attention: tuple[AttentionTime, ...] = ()
+    fastest: Backend | None = None
+
+
+def speed(timings: Sequence[Timing], stretch: int | None) -> Speed:
+    """Return the speed of generations in the same state. stretch: see `Setting`."""
+    rates = [timing.rate for timing in timings]
+    decoded = [timing.decode_rate for timing in timings if timing.decode_rate is not None]
+    per_stretch = zip(*(timing.costs for timing in timings), strict=True)
+    costs = [_cost((index + 1) * (stretch or 0), seconds) for index, seconds in enumerate(per_stretch)]
+    return Speed(
+        rate=statistics.median(rates),
+        low=min(rates),
+        high=max(rates),
+        decode=statistics.median(decoded) if decoded else None,
+        costs=tuple(costs),
+        rise=rise(costs),
+    )
+
+
+def _cost(end: int, seconds: Sequence[float]) -> Cost:
+    us = [1e6 * s for s in seconds]
+    return Cost(tokens=end, us=statistics.median(us), low=min(us), high=max(us))
+
+
+def rise(costs: Sequence[Cost]) -> float | None:
+    """Return the rise of the cost per token from the second stretch to the last, as a share of the mean cost.
+
+    The rise is that of a straight line through the cost of each stretch in its cheapest round, because other processes
+    only ever add to a cost. The first stretch is left out: caches still fill up to their budgets. None for fewer than
+    three stretches.
+    """
+    if len(costs) < 3:
+        return None
+    tokens, us = [cost.tokens for cost in costs[1:]], [cost.low for cost in costs[1:]]
+    slope = statistics.linear_regression(tokens, us).slope
+    return slope * (tokens[-1] - tokens[0]) / statistics.fmean(us)
+
+
+def evictions(timings: Sequence[Timing]) -> Evictions:
+    """Return the evictions of generations by the engine: counts and shares over all, the median of the seconds."""
+    usages = [usage for timing in timings for usage in timing.usages]
+    evicting, decoding = sum(u.evict_seconds for u in usages), sum(u.decode_seconds for u in usages)
+    return Evictions(
+        count=statistics.fmean(usage.evictions for usage in usages),
+        seconds=statistics.median(sum(usage.evict_seconds for usage in timing.usages) for timing in timings),
+        share=evicting / max(evicting + decoding, 1e-9),
+        us=1e6 * evicting / sum(usage.output_tokens for usage in usages),
+    )
+
+
+def as_json(setting: Setting, results: Sequence[Measured]) -> dict[str, Any]:
+    """Return the JSON document: results, settings, device and versions of a measurement."""
+    device = pick_device(setting.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return {
+        "setting": asdict(setting),
+        "rows": [asdict(r) | {"load": r.load._asdict()} for r in results],
+        "device": name,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "clock": "wall" if device.type == "cuda" else "cpu",
+    }

@@ -1,0 +1,51 @@
+"""Compares a run's budgets and intervals with those on the cards of its methods' weights.
+
+A method that was trained at one budget and interval may lose more at another; the run warns once per method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kvbench.config.run_config import MethodChoice, RunConfig
+from kvbench.engine.model.weights import card_path, find, read_card
+from kvbench.errors import bare, quote
+from kvbench.eviction.api import Method
+from kvbench.sources.models import ModelInfo
+
+
+def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: ModelInfo) -> Iterator[str]:
+    """Yield a line for each method with a cell at another budget or interval than its weights' card states.
+
+    Shares of the prompt are no number of entries and do not count. Raises KVBenchError for weights without a card.
+    """
+    for choice, method in methods.items():
+        if (needed := method.weights()) is None:
+            continue
+        path = find(needed, info.folder, info.name)
+        cells = [cell for cell in config.cells() if cell.method == choice]
+        here: dict[str, Sequence[Any]] = {
+            "budget": [cell.budget for cell in cells if isinstance(cell.budget, int)],
+            "interval": [config.interval_of(cell) for cell in cells],
+        }
+        trained = _trained(read_card(path))
+        if any(set(here[name]) - {value} for name, value in trained.items()):
+            at = ", ".join(f"{name} {bare(value)}" for name, value in trained.items())
+            run = ", ".join(f"{name} {_listed(here[name])}" for name in trained if here[name])
+            yield (
+                f"method {quote(choice.label)}: its weights were trained for {at} ({quote(card_path(path))}); "
+                f"this run has {run}."
+            )
+
+
+def _trained(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the budget and the interval on a card, as far as it has them."""
+    options: Any = card
+    for name in ("made", "settings", "more"):
+        options = options.get(name) if isinstance(options, Mapping) else None
+    return {name: options[name] for name in ("budget", "interval") if name in options} if options else {}
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(set(values))))

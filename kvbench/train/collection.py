@@ -1,0 +1,71 @@
+"""The settings by which a training collects answers: recipe options with the same names and meaning in every recipe.
+
+`Collection` has their defaults; the catalogue overrides a default where a recipe needs another. Imports no torch,
+because `--help` reads the catalogue.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from kvbench.errors import UserError
+from kvbench.eviction.options import OptionError, check_values, option
+from kvbench.records import Sampling
+
+Keep = Literal["keep", "drop"]
+Source = Literal["data", "model"]
+CHOICES = {"unfinished": get_args(Keep), "wrong": get_args(Keep), "answers": get_args(Source)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """How the model answers the questions of a training, and which answers the training uses, whole or in part.
+
+    The order of their effects: `max_prompt` skips prompts; `temperature`, `top_p`, `top_k` and `max_tokens` generate an
+    answer; `wrong`, `unfinished` and `min_tokens` drop it; `truncate` cuts it.
+    """
+
+    temperature: float = option(0.0, "temperature of the answers; 0 is greedy", low=0)
+    top_p: float = option(1.0, "draw from the smallest set of tokens with this total probability", above=0, high=1)
+    top_k: int = option(0, "draw from this many most probable tokens; 0 is off", low=0)
+    max_tokens: int = option(4096, "most tokens of an answer to a question from --data", low=1)
+    max_prompt: int = option(0, "skip longer prompts, cut texts; 0: what leaves room for an answer", low=0)
+    min_tokens: int = option(0, "drop shorter answers", low=0)
+    truncate: int = option(0, "train on this many first tokens of an answer; 0: all", low=0)
+    unfinished: Keep = "keep"  # answers that reach max_tokens or the context's end without an end token
+    wrong: Keep = "drop"  # wrong answers to questions whose right answer is known
+    answers: Source = "data"  # data: train on the answers and texts that --data gives; model: let the model write
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Collection:
+        """Return the settings among a recipe's options; others have their defaults. Raises UserError if one is invalid.
+
+        The caller checks `CHOICES`.
+        """
+        names = {field.name for field in dataclasses.fields(cls)}
+        made = cls(**{name: value for name, value in options.items() if name in names})
+        try:
+            check_values(made)
+        except OptionError as error:
+            raise UserError(f"--opt {error.name} {error.reason}") from None
+        if made.min_tokens > made.max_tokens:
+            raise UserError(
+                f"--opt min_tokens {made.min_tokens} is above max_tokens {made.max_tokens}, so every answer would be "
+                "dropped; raise max_tokens."
+            )
+        return made
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+
+    def asked(self) -> dict[str, Any]:
+        """Return the settings on which the model's answers depend. Others choose among finished answers."""
+        return {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+
+
+DEFAULTS: dict[str, Any] = dataclasses.asdict(Collection())
+ASKING = {name: DEFAULTS[name] for name in ("max_tokens", "max_prompt")}  # for recipes that collect no answers

@@ -1,0 +1,100 @@
+"""Makes the questions of a training from a data file: its rows as token ids, for one model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.engine.model.load import LoadedModel
+from kvbench.errors import bare
+from kvbench.sources.data import read_rows
+from kvbench.task import Doc
+from kvbench.taskkit.reader import ModelReader
+from kvbench.train import traces
+from kvbench.train.collection import Collection
+from kvbench.train.data_rows import Row, data_files, parse_row
+from kvbench.train.prompting import Prompting
+from kvbench.train.traces import Question
+
+OPENING = "<think>"  # ends the prompts of some chat templates, and begins many given answers
+
+
+def read_questions(
+    path: str | Path, loaded: LoadedModel, collection: Collection, prompting: Prompting | None = None
+) -> Iterator[Question]:
+    """Yield the questions of a data file, or of all data files in a folder.
+
+    A row is skipped if its prompt is longer than `max_prompt`, or leaves no room for an answer in the model's context.
+    Raises UserError for a row of no known form.
+    """
+    prompting = prompting or Prompting()
+    maker = _Maker.of(loaded, collection, prompting)
+    for count, row in enumerate(parsed_rows(path, prompting), start=1):
+        if question := maker.question(f"line-{count}", row):
+            yield question
+
+
+def parsed_rows(path: str | Path, prompting: Prompting) -> Iterator[Row]:
+    """Yield what the rows of a data file, or of all data files in a folder, say. Raises UserError."""
+    for file in data_files(Path(path)):
+        for number, columns in read_rows(file):
+            yield parse_row(columns, f"{bare(file)}:{number}", prompting)
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes questions from rows. thinks: whether the model's answers hold a thinking block; None if unknown."""
+
+    loaded: LoadedModel
+    collection: Collection
+    thinking: bool | None
+    thinks: bool | None
+    reader: ModelReader
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, collection: Collection, prompting: Prompting) -> _Maker:
+        reader = prompting.reader(loaded)
+        return cls(loaded, collection, prompting.thinking, prompting.thinks(loaded, reader.chat), reader)
+
+    def question(self, name: str, row: Row) -> Question | None:
+        """Return a row as a question, or None if it is to be skipped."""
+        prompt, given = self._talk(name, row) if row.turns else self._text(row.text)
+        room, limit = self.loaded.context - len(prompt), self.collection.max_prompt
+        if not prompt or room < 1 or given == () or (limit and len(prompt) > limit):
+            return None
+        most = min(self.collection.max_tokens, room)
+        judged: dict[str, Any] = {}
+        if row.reference is not None:
+            judged = {"judge": traces.judge(row.reference, self.thinks), "reference": row.reference}
+        return Question(name=name, ids=prompt, max_new_tokens=most, given=given, **judged)
+
+    def _talk(self, name: str, row: Row) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """Return the prompt of a conversation, and the given answer if training uses it."""
+        doc = Doc(doc_id=name, turns=row.turns, reference=None)
+        text = self.reader.text(doc, thinking=self.thinking, answers=row.replies)
+        prompt = tuple(self.reader.ids(text))
+        if row.given is None or self.collection.answers == "model":
+            return prompt, None
+        answer = row.given
+        if text.rstrip().endswith(OPENING):  # the given answer begins with the same tag
+            answer = answer.lstrip().removeprefix(OPENING).lstrip("\n")
+        return prompt, (*self._encode(answer), *self._end())
+
+    def _text(self, text: str) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """Split a raw text: the model continues a long first part, or training uses all of it but the first token."""
+        ids = tuple(self.loaded.tokenizer(text, return_attention_mask=False, verbose=False)["input_ids"])
+        if self.collection.answers == "data":
+            return ids[:1], ids[1:]
+        room = self.loaded.context - self.collection.max_tokens
+        return ids[: min(self.collection.max_prompt or room, room)] if room > 0 else (), None
+
+    def _encode(self, text: str) -> list[int]:
+        encoded = self.loaded.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return list(encoded["input_ids"])
+
+    def _end(self) -> list[int]:
+        """Return the token with which the model would end a given answer."""
+        stop, usual = self.loaded.stop_ids, self.loaded.tokenizer.eos_token_id
+        return [usual if usual in stop else min(stop)] if stop else []

@@ -1,0 +1,159 @@
+"""What the rows of a training's data file say: questions, conversations with or without a last reply, raw texts.
+
+Data sets on the hub name their columns in many ways; each form below lists the names that it takes. If a row fits
+several forms, the first in `FORMS` counts. A column whose value is null counts as missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import UserError, few, quote
+from kvbench.scoring.boxed import last_box
+from kvbench.sources.data import json_type
+from kvbench.sources.data.formats import check_plain
+from kvbench.task import Turn
+from kvbench.train.prompting import Prompting
+
+TALKS = ("messages", "conversations")
+QUESTIONS = ("question", "problem", "query", "prompt")
+REPLIES = ("response", "completion")
+TEXTS = ("text", "content")
+FORMS = (
+    " or ".join(TALKS),
+    f"{', '.join(QUESTIONS)} (with answer or solution, {' or '.join(REPLIES)}, context, system)",
+    " or ".join(TEXTS),
+)
+ROLES = {"system": "system", "user": "user", "human": "user"}
+ROLES |= dict.fromkeys(("assistant", "gpt", "model"), "assistant")
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")  # of the files in a folder
+SHOWN = 12  # columns or roles in a message
+Spoken = tuple[str, str]  # role and text of a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A conversation that ends with a user's message, or a raw text (then there are no turns).
+
+    turns, replies: the user's messages, and the assistant's between them. given: the reply to the last message, if the
+    row has one. reference: the right answer, if the row has one.
+    """
+
+    turns: tuple[Turn, ...] = ()
+    replies: tuple[str, ...] = ()
+    given: str | None = None
+    text: str = ""
+    reference: str | None = None
+
+
+def data_files(path: Path) -> list[Path]:
+    """Return the files that ``--data`` names: the file itself, or all data files in a folder, in the order of names.
+
+    Raises UserError if there is none.
+    """
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        if not files:
+            raise UserError(f"--data {quote(path)} is a folder without a file that ends in {', '.join(SUFFIXES)}.")
+    for file in files:
+        check_plain(file, f"--data {quote(file)}", None)
+    return files
+
+
+def parse_row(columns: Mapping[str, Any], where: str, prompting: Prompting) -> Row:
+    """Return what a row says. where: its file and line, for messages. Raises UserError if it fits no form."""
+    row = _Columns(columns, where)
+    if talk := row.first(TALKS):
+        return row.conversation(talk, row.messages(talk), prompting)
+    if name := row.first(QUESTIONS):
+        reply = row.first(REPLIES)
+        given = row.reply(reply) if reply else None
+        if isinstance(columns[name], list):
+            spoken = [*row.messages(name), *([("assistant", given)] if given is not None else [])]
+            return row.conversation(name, spoken, prompting)
+        turn = prompting.turn(row.text(name), row.optional("context"), row.optional("system"))
+        return Row(turns=(turn,), given=given, reference=row.reference())
+    if name := row.first(TEXTS):
+        return Row(text=row.text(name))
+    found = few([quote(name) for name in columns], SHOWN) or "none"
+    raise UserError(f"{where}: no column with a question or text; found {found}; accepted: {'; '.join(FORMS)}.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The columns of a row; `where` is its file and line. All methods raise UserError for a value of a wrong form."""
+
+    values: Mapping[str, Any]
+    where: str
+
+    def first(self, names: Sequence[str]) -> str | None:
+        return next((name for name in names if self.values.get(name) is not None), None)
+
+    def text(self, name: str) -> str:
+        return self._text(quote(name), self.values[name])
+
+    def optional(self, name: str) -> str:
+        return "" if self.values.get(name) is None else self._text(quote(name), self.values[name], empty=True)
+
+    def reference(self) -> str | None:
+        """Return the right answer: that of `answer`, else the last box in `solution`; None if there is none."""
+        answer = self.values.get("answer")
+        if isinstance(answer, list) and len(answer) == 1:
+            [answer] = answer
+        if isinstance(answer, (int, float)) and not isinstance(answer, bool):
+            return str(answer)
+        if answer is not None and (text := self._text("'answer'", answer, empty=True)).strip():
+            return text
+        return last_box(self.optional("solution"))
+
+    def messages(self, name: str) -> list[Spoken]:
+        """Return the role and text of each message in a column: objects with role and content, or from and value."""
+        given = self.values[name]
+        if not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
+            raise UserError(f"{self.where}: {quote(name)} must be a list of objects with role and content.")
+        return [self._message(f"message {number} of {quote(name)}", m) for number, m in enumerate(given, start=1)]
+
+    def reply(self, name: str) -> str:
+        """Return the reply in a column: a text, or a list with one message of the assistant."""
+        if not isinstance(self.values[name], list):
+            return self.text(name)
+        match self.messages(name):
+            case [("assistant", text)]:
+                return text
+        raise UserError(f"{self.where}: {quote(name)} must be a text, or a list of one message of the assistant.")
+
+    def conversation(self, name: str, spoken: list[Spoken], prompting: Prompting) -> Row:
+        system = self.optional("system")
+        if spoken and spoken[0][0] == "system":
+            (_, system), *spoken = spoken
+        roles, texts = [role for role, _ in spoken], [text for _, text in spoken]
+        if not roles or roles != [("user", "assistant")[i % 2] for i in range(len(roles))]:
+            raise UserError(
+                f"{self.where}: the messages of {quote(name)} must be a user's and the assistant's in turn, after at "
+                f"most one system message; got {few(roles, SHOWN) or 'none'}."
+            )
+        users, replies = texts[0::2], texts[1::2]
+        first = prompting.message(users[0], self.optional("context"), system)
+        return Row(
+            turns=(first, *(Turn(question=text) for text in users[1:])),
+            replies=tuple(replies[: len(users) - 1]),
+            given=replies[-1] if len(replies) == len(users) else None,
+            reference=self.reference(),
+        )
+
+    def _message(self, label: str, message: Mapping[str, Any]) -> Spoken:
+        said, text = message.get("role", message.get("from")), message.get("content", message.get("value"))
+        if said not in ROLES:
+            raise UserError(f"{self.where}: {label} has the role {quote(said)}; accepted: {', '.join(ROLES)}.")
+        return ROLES[said], self._text(label, text)
+
+    def _text(self, label: str, value: Any, *, empty: bool = False) -> str:
+        if not isinstance(value, str):
+            raise UserError(f"{self.where}: {label} must be text; got {json_type(value)}.")
+        if not empty and not value.strip():
+            raise UserError(f"{self.where}: {label} is empty.")
+        return value
