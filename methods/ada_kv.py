@@ -30,7 +30,7 @@ from kvbench.eviction.api import Allocation, Method, ScoreOut, option
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate
 from kvbench.eviction.options import OptionError
-from kvbench.eviction.select import allocation_of, keep_mask, kept_always, order_key, protected
+from kvbench.eviction.select import allocation_of, competing, keep_mask, order_key
 from kvbench.eviction.terms.rkv_slot_order import RANK
 from kvbench.eviction.terms.shares import split_exactly
 from kvbench.eviction.view import LayerView
@@ -84,8 +84,7 @@ class AdaKV(Method):
 
     def _capacities(self, view: LayerView, out: ScoreOut) -> torch.Tensor:
         """Return how many entries each head keeps, protected entries included, [b, Hk] int64."""
-        must = protected(kept_always(self, view), view.positions, view.seen, view.prompt_len, view.valid)
-        among = view.valid if must is None else view.valid & ~must
+        among = competing(self, view)
         held, free = view.held(), among.sum(dim=-1)
         fixed = held - free
         heads = held.shape[1]

@@ -32,7 +32,7 @@ from typing import Literal, get_args
 from kvbench.eviction.api import Column, Method, Needs, Protect, State, option
 from kvbench.eviction.columns import QueryHeadColumn, stacked, unstacked
 from kvbench.eviction.learned import LearnedWeights, Sizes, misfit
-from kvbench.eviction.select import kept_always, order_key
+from kvbench.eviction.select import competing, order_key
 from kvbench.eviction.terms import foresight
 from kvbench.eviction.terms.foresight import DECAY, WINDOWS, attention_statistics, drop_scores, scorer_shapes
 from kvbench.eviction.view import LayerView
@@ -118,8 +118,8 @@ class ForesightKV(Method):
         return torch.where(candidate, (-noise.log()).log() - phi, float("inf"))
 
     def competing(self, view: LayerView) -> torch.Tensor:
-        """Return a mask [b, Hk, N] of the entries that may be evicted: all except the protected newest ones."""
-        return view.older(kept_always(self, view).recent)
+        """Return a mask [b, Hk, N] of the entries that may be evicted: all except the protected ones."""
+        return competing(self, view)
 
     def inputs(self, view: LayerView) -> torch.Tensor:
         """Return the inputs of the trained network for every entry at an eviction, [b, Hk, N, D]."""

@@ -16,6 +16,7 @@ from typing import Any
 from kvbench.errors import UserError, quote
 from kvbench.eviction.budget import Budget, label
 from kvbench.eviction.options import SWITCH, as_number, as_whole
+from kvbench.eviction.protection import OWN, TERMS, parse_protection
 from kvbench.registry import did_you_mean
 
 Parser = Callable[[object], Any]
@@ -139,6 +140,15 @@ def flag(raw: object) -> bool:
     if value is None:
         raise BadValue("true or false", quote(raw))
     return value
+
+
+def protection(raw: object) -> str:
+    """Parse a protection (`kvbench.eviction.protection`) and return it in its one spelling."""
+    try:
+        replaced = parse_protection(str(raw))
+    except ValueError:
+        raise BadValue(TERMS, got(raw)) from None
+    return OWN if replaced is None else str(replaced)
 
 
 def budget(raw: object, entry: int | None = None) -> Budget:

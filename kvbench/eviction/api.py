@@ -34,9 +34,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from kvbench.errors import BudgetViolation
+from kvbench.errors import BudgetViolation, quote
 from kvbench.eviction.declare import Allocation as Allocation
 from kvbench.eviction.declare import Column as Column
 from kvbench.eviction.declare import Needs as Needs
@@ -47,8 +48,9 @@ from kvbench.eviction.declare import Protect as Protect
 from kvbench.eviction.declare import ScoreOut as ScoreOut
 from kvbench.eviction.declare import State as State
 from kvbench.eviction.declare import Weights as Weights
-from kvbench.eviction.options import check_values
+from kvbench.eviction.options import OptionError, check_values
 from kvbench.eviction.options import option as option  # method files take these from here
+from kvbench.eviction.protection import OWN, TERMS, Protection, parse_protection
 from kvbench.eviction.trigger import Every as Every
 from kvbench.eviction.trigger import EveryTime as EveryTime
 from kvbench.eviction.trigger import Never as Never
@@ -91,6 +93,9 @@ class Method(ABC):
     oracle: ClassVar[bool] = False
     evicts: ClassVar[bool] = True
 
+    # Every method has this option, so that all can be compared under one protection.
+    protection: str = option(OWN, f"what always stays: {TERMS}", kw_only=True)
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if {"score", "observe"} & cls.__dict__.keys() and "stacked" not in cls.__dict__:
@@ -98,6 +103,26 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         check_values(self)
+        try:
+            replaced = parse_protection(self.protection)
+        except ValueError:
+            raise OptionError("protection", f"takes {TERMS}; got {quote(self.protection)}.") from None
+        if replaced is not None:
+            object.__setattr__(self, "protection", str(replaced))  # one spelling, because rows and labels show it
+            self._check_replaced(replaced)
+
+    def _check_replaced(self, replaced: Protection) -> None:
+        """Raise OptionError if the method cannot work under a protection other than its own."""
+        if not self.takes_budget:
+            raise OptionError("protection", "is for methods that take a budget.")
+        needs = self.needs()
+        voters = min(needs.width, self.protect(1 << 30).recent) if needs.queries == "window" else 0
+        if replaced.recent < voters:  # they are not scored
+            raise OptionError(
+                "protection",
+                f"must keep the newest {voters} tokens, whose queries score the others: recent={voters} or more; got "
+                f"{quote(self.protection)}.",
+            )
 
     @abstractmethod
     def score(self, view: LayerView) -> torch.Tensor | ScoreOut:
@@ -133,6 +158,15 @@ class Method(ABC):
 
     def protect(self, budget: int) -> Protect:
         return Protect()
+
+    @cached_property
+    def replaced(self) -> Protection | None:
+        """The protection that replaces the method's own; None if the option `protection` is `own`."""
+        return parse_protection(self.protection)
+
+    def keeps_always(self, budget: int) -> Protect:
+        """Return the protection in force: the method's own (`protect`) or the one that replaces it."""
+        return self.protect(budget) if self.replaced is None else self.replaced.at(budget)
 
     def trigger(self, interval: int) -> Trigger:
         return Every(interval)
@@ -175,8 +209,9 @@ class Method(ABC):
         return self
 
     def options(self) -> dict[str, Any]:
-        """Return all options and their values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        """Return the method's own options and their values, and `protection` if it is replaced."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if (name, value) != ("protection", OWN)}
 
     @property
     def takes_budget(self) -> bool:
@@ -201,13 +236,14 @@ class Method(ABC):
     @property
     def layerwise(self) -> bool:
         """Whether the entries that one layer keeps can be chosen without the scores of the other layers."""
-        return self.scope != "model" and not self.joint
+        evenly = self.replaced is None or self.uniform  # else layers give up entries to make room in others
+        return self.scope != "model" and not self.joint and evenly
 
     def min_budget(self) -> int:
         """Return the smallest budget with room for the protected sinks and recent tokens and for one other entry."""
         # Protection may depend on the budget (h2o keeps budget // 2), so search for the first budget that fits.
         budget = 1
-        while (p := self.protect(budget)).sinks + p.recent + 1 > budget:
+        while (p := self.keeps_always(budget)).sinks + p.recent + 1 > budget:
             if budget > 1 << 30:
                 raise BudgetViolation(
                     f"{type(self).__name__}.protect() fills every budget; it must leave room for another entry."

@@ -126,4 +126,4 @@ def _split(text: str) -> list[str]:
 def changed(name: str, method: Method) -> tuple[tuple[str, Any], ...]:
     """Return the options of a method that differ from their defaults, sorted by name."""
     default = make(name, {}).options()
-    return tuple(sorted((k, v) for k, v in method.options().items() if v != default[k]))
+    return tuple(sorted((k, v) for k, v in method.options().items() if k not in default or v != default[k]))

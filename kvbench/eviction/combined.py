@@ -97,7 +97,7 @@ class Combined(Method):
 
         At each eviction, only the protection of the method that decides applies.
         """
-        a, b = self.first.protect(budget), self.second.protect(budget)
+        a, b = self.first.keeps_always(budget), self.second.keeps_always(budget)
         return Protect(
             sinks=max(a.sinks, b.sinks),
             recent=max(a.recent, b.recent),

@@ -62,13 +62,15 @@ class State:
 class Protect:
     """Entries that always stay: the first `sinks` tokens, the newest `recent`, the whole prompt.
 
-    by_interval: cap `recent` at the eviction interval. text: of the other entries, text stays before any image, as far
-    as the budget goes; the method then declares the column `modality.MODALITY`.
+    prompt_most: of the prompt, at most so many first tokens; None: all. by_interval: cap `recent` at the eviction
+    interval. text: of the other entries, text stays before any image, as far as the budget goes; the method then
+    declares the column `modality.MODALITY`.
     """
 
     sinks: int = 0
     recent: int = 0
     prompt: bool = False
+    prompt_most: int | None = None
     by_interval: bool = False
     text: bool = False
 

@@ -58,13 +58,14 @@ def option(
     high: float | None = None,
     above: float | None = None,
     odd: bool = False,
+    kw_only: bool = False,
 ) -> Any:
     """Return a dataclass field with a help text and a range: `low` and `high` are inclusive, `above` is exclusive.
 
     odd: the value must be odd.
     """
     limits = {"low": low, "high": high, "above": above, "odd": odd}
-    return dataclasses.field(default=default, metadata={"help": help, "limits": limits})
+    return dataclasses.field(default=default, metadata={"help": help, "limits": limits}, kw_only=kw_only)
 
 
 def check_values(options: DataclassInstance) -> None:
@@ -141,7 +142,7 @@ def check_budget(
             f"method {quote(method_name)} shares the budget of a KV head among the caches of its query heads, so "
             f"{word} must be at least {minimum * copies} ({minimum} in each of {copies} query heads); got {budget}."
         )
-    protect = method.protect(minimum)
+    protect = method.keeps_always(minimum)
     recent = "window" if method.needs().queries == "window" else "recent"
     kept = " + ".join(f"{n} {what}" for n, what in ((protect.sinks, "sink"), (protect.recent, recent)) if n)
     tokens = "token" if protect.sinks + protect.recent == 1 else "tokens"

@@ -150,7 +150,7 @@ class Exam:
         length = len(self.requests[0].prompt_ids)
         budget = entry_budget(self.method, self.budget, length, self.group)
         phases = (self.method.during("prefill"), self.method.during("decode"))
-        return [acting.protect(acting.allowed(budget, length, length, 0)) for acting in phases]
+        return [acting.keeps_always(acting.allowed(budget, length, length, 0)) for acting in phases]
 
     @once
     def backwards(self, layout: AuditLayout) -> Trial:

@@ -74,7 +74,7 @@ def protect(exam: Exam, way: Way) -> None:
     _drops(exam, way)
     protects = False
     for e in evictions(exam, exam.main(way)):
-        p = e.acting.protect(e.allowed).at(INTERVAL)
+        p = e.acting.keeps_always(e.allowed).at(INTERVAL)
         images = e.images if p.text else set()
         protects = protects or bool(p.sinks or p.recent or p.prompt or images)
         ends = max(p.sinks, len(e.request.prompt_ids) if p.prompt else 0)

@@ -83,6 +83,7 @@ Sample = Annotated[str | None, plain("--sample", "With --analysis: only the answ
         "budget",
         "task",
         "method_opt",
+        "protect",
         "task_file",
         "chat_template",
         "model",
@@ -187,7 +188,7 @@ def _kinds(given: list[str] | None, flags: Mapping[str, Any], problems: Problems
             return []
         kinds = choose_analyses([str(name) for name in split("--analysis", given, "Example: --analysis overlap.")])
         if all(issubclass(kind, AttentionAnalysis) for kind in kinds):
-            for key in ("method", "budget", "method_opt", "interval"):
+            for key in ("method", "budget", "method_opt", "protect", "interval"):
                 if flags[key]:
                     names = ",".join(kind.name for kind in kinds)
                     option = f"--{key.replace('_', '-')}"

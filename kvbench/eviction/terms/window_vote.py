@@ -43,6 +43,8 @@ class WindowVote(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.replaced and self.by_rank:
+            raise OptionError("protection", "is not in the code that compat=reference reproduces; leave one out.")
         if self.memory and self.by_rank:
             raise OptionError(
                 "global_score", "is not in the code that compat=reference reproduces; leave one of the two out."
