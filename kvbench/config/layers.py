@@ -2,8 +2,8 @@
 
 A config file and a suite have the same format. Settings stand at the top level or under ``[run]``; they are named like
 the flags, with ``_`` for ``-``. Any number of ``[[grid]]`` blocks may follow, each with its own `method`, `budget`,
-`protect`, `interval`, `task` and `limit`. `kvbench.config.parsers` parses the values; the run command checks them against each
-other. A table ``[about]`` tells people what a suite is; it changes nothing.
+`protect`, `interval`, `task` and `limit`. `kvbench.config.parsers` parses the values; the run command checks them
+against each other. A table ``[about]`` tells people what a suite is; it changes nothing.
 """
 
 from __future__ import annotations

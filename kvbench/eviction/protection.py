@@ -1,7 +1,8 @@
-"""A protection that replaces a method's own (``--protect prompt+sinks=4+recent=64``), so that scores can be compared alone.
+"""A protection that replaces a method's own (``--protect prompt+sinks=4+recent=64``), so that only scores differ.
 
 A table that compares methods as their papers define them mixes two effects: which entries a method protects, and how it
-scores the others. Under one protection for all methods only the scores differ ("Random Attention", arXiv 2609.03430).
+scores the others. Under one protection for all, methods differ in their scores alone ("Random Attention", arXiv
+2609.03430).
 
     own         what the method protects; the default
     none        no entry
@@ -9,8 +10,8 @@ scores the others. Under one protection for all methods only the scores differ (
     recent=N    the newest N tokens
     prompt      the whole prompt; prompt=N: its first N tokens; prompt=50%: at most this share of the budget
 
-Terms are joined by + or by commas. A long prompt does not fit: of the prompt as many first tokens are protected as leave
-room for `recent` and one more entry, as in the code of Random Attention.
+Terms are joined by + or by commas. Of a prompt that does not fit, as many first tokens are protected as leave room for
+`recent` and one more entry, as in the code of Random Attention.
 """
 
 from __future__ import annotations

@@ -139,9 +139,7 @@ def _jointly(
     ]
 
 
-def _with_room(
-    shares: torch.Tensor, views: Sequence[LayerView], musts: Sequence[torch.Tensor | None]
-) -> torch.Tensor:
+def _with_room(shares: torch.Tensor, views: Sequence[LayerView], musts: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """Return quotas [b, L, Hk] with the same sum per sequence, each with room for its head's protected entries.
 
     A method's quotas have room for its own protection, but perhaps not for the one that replaces it.

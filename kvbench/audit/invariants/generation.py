@@ -77,7 +77,7 @@ def protect(exam: Exam, way: Way) -> None:
         p = e.acting.keeps_always(e.allowed).at(INTERVAL)
         images = e.images if p.text else set()
         protects = protects or bool(p.sinks or p.recent or p.prompt or images)
-        ends = max(p.sinks, len(e.request.prompt_ids) if p.prompt else 0)
+        ends = max(p.sinks, len(e.request.prompt_ids[: p.prompt_most]) if p.prompt else 0)
         for head, (before, kept) in enumerate(zip(e.before, e.kept)):
             always = {at for at in before if at < ends or at >= e.seen - p.recent}
             lost = always - set(kept)
