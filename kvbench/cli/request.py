@@ -20,7 +20,7 @@ from kvbench.console.redact import holds_secret
 from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget, label
-from kvbench.eviction.options import OptionError, split_option
+from kvbench.eviction.options import split_option
 from kvbench.eviction.protection import OWN
 from kvbench.runner.workload import expand_task
 
@@ -128,7 +128,7 @@ class Builder:
             with self.problems.collect():
                 choice = self._choose(name, list(pairs), [n for n, _ in names])
                 for typed in given.value if isinstance(given.value, (list, tuple)) else [given.value]:
-                    methods.append(_under(choice, parse(given.source, protection, typed), given.source))
+                    methods.append(choice.under(parse(given.source, protection, typed), given.source))
         return list(dict.fromkeys(methods))
 
     def axis(self, block: Layer, key: str) -> list[Any]:
@@ -227,23 +227,6 @@ class Builder:
         for method, _, _ in self.options:
             if method and method not in present:
                 raise UserError(f"--method-opt is for method {quote(method)}, which is not in this run.")
-
-
-def _under(choice: MethodChoice, replaced: str, source: str) -> MethodChoice:
-    """Return a method under a protection that replaces its own. Without a budget, or with a protection among its
-    options, the method stays as it is.
-
-    Raises UserError if the method cannot work under this protection. source: where the user gave it.
-    """
-    named = any(option.rpartition(".")[2] == "protection" for option, _ in choice.options)
-    if replaced == OWN or named or not choice.takes_budget:
-        return choice
-    options = dict(choice.options) | dict(choose.addressed(choice.name, "protection", replaced))
-    try:
-        method = choose.make(choice.name, options)
-    except OptionError as error:
-        raise UserError(f"{source} does not fit method {quote(choice.name)}: it {error.reason}") from None
-    return MethodChoice(name=choice.name, options=choose.changed(choice.name, method))
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

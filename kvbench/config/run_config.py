@@ -19,7 +19,10 @@ from kvbench import registry
 from kvbench.config.parsers import budget, parse, unknown_key
 from kvbench.config.settings import DEFAULTS, OPERATIONAL, PARSERS, Settings
 from kvbench.errors import UserError, quote
+from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget, label, order
+from kvbench.eviction.options import OptionError
+from kvbench.eviction.protection import OWN
 from kvbench.task import Services
 
 Value = bool | int | float | str | None
@@ -40,6 +43,22 @@ class MethodChoice:
         """The method as tables show it: ``gkv`` or ``snapkv-decode(variant=gkv)``."""
         options = ", ".join(f"{k}={v}" for k, v in self.options)
         return f"{self.name}({options})" if options else self.name
+
+    def under(self, protection: str, source: str) -> MethodChoice:
+        """Return the method under a protection (`kvbench.eviction.protection`). A method without a budget, or with a
+        protection among its options, stays as it is.
+
+        Raises UserError if the method cannot work under this protection. source: where the user gave it.
+        """
+        named = any(option.rpartition(".")[2] == "protection" for option, _ in self.options)
+        if protection == OWN or named or not self.takes_budget:
+            return self
+        options = dict(self.options) | dict(choose.addressed(self.name, "protection", protection))
+        try:
+            method = choose.make(self.name, options)
+        except OptionError as error:
+            raise UserError(f"{source} does not fit method {quote(self.name)}: it {error.reason}") from None
+        return MethodChoice(name=self.name, options=choose.changed(self.name, method))
 
     @property
     def evicts(self) -> bool:

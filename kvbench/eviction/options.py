@@ -94,7 +94,7 @@ def parse_options(method_name: str, cls: type[M], pairs: Sequence[tuple[str, str
     values: dict[str, Any] = {}
     for name, text in pairs:
         if name not in hints:
-            known = did_you_mean(name, list(hints)) or _known(list(hints))
+            known = did_you_mean(name, list(hints)) or _known([info.name for info in describe(cls)])
             raise UserError(f"method {quote(method_name)} has no option {quote(name)}.{known}")
         if name in values:
             raise UserError(f"option {quote(name)} of method {quote(method_name)} is given twice.")
@@ -110,12 +110,18 @@ def parse_options(method_name: str, cls: type[M], pairs: Sequence[tuple[str, str
 
 
 def describe(cls: type[Method]) -> list[OptionInfo]:
-    """Return the options of a method class in the order of their declaration."""
+    """Return a method class's own options, without those that every method has, in the order of their declaration."""
     hints = _types(cls)
     return [
         OptionInfo(f.name, _words(hints[f.name]), _plain(f.default), f.metadata.get("help", ""))
         for f in dataclasses.fields(cls)
+        if not f.kw_only
     ]
+
+
+def has_option(cls: type[Method], name: str) -> bool:
+    """Return whether a method class has an option of this name."""
+    return any(f.name == name for f in dataclasses.fields(cls))
 
 
 def check_budget(

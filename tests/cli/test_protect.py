@@ -9,6 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from kvbench.errors import UserError
+from kvbench.eviction.api import Protect
+from kvbench.integrations import model_args
+
 FILE = """
 [run]
 method = ["full", "gkv", "random"]
@@ -87,3 +91,12 @@ def test_what_does_not_fit_is_one_line(session: dict) -> None:
     assert "--protect does not fit method 'gkv': it must keep the newest 16 tokens" in session["window"].err
     assert "--protect must be own, none, or some of prompt" in session["word"].err
     assert "--budget must be at least 21; got 20" in session["small"].err
+
+
+def test_lm_eval_s_model_args_take_it() -> None:
+    arguments = {"method": "gkv", "budget": 48, "protect": "recent=20+sinks=2"}
+    read = model_args.read(arguments, device=None, batch_size=None)
+    assert read.choice.label == "gkv(protection=sinks=2+recent=20)"
+    assert read.method().keeps_always(48) == Protect(sinks=2, recent=20)
+    with pytest.raises(UserError, match="model_args: protect does not fit method 'gkv'"):
+        model_args.read(arguments | {"protect": "none"}, device=None, batch_size=None)
