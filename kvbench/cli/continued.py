@@ -89,8 +89,8 @@ def _check_layers(gathered: Gathered) -> None:
                 where = given.source.removesuffix(f": {quote(key)}")
                 raise UserError(f"{where}: {quote(key)} cannot be given for an existing run. {KEEPS}")
     for key in ("method_opt", "protect"):
-        if (given := gathered.typed(key)) is not None:
-            raise UserError(f"{given.source} cannot be given for an existing run. {KEEPS}")
+        if (typed := gathered.typed(key)) is not None:
+            raise UserError(f"{typed.source} cannot be given for an existing run. {KEEPS}")
 
 
 def _stored(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -94,7 +94,7 @@ class Method(ABC):
     evicts: ClassVar[bool] = True
 
     # Every method has this option, so that all can be compared under one protection.
-    protection: str = option(OWN, f"what always stays: {TERMS}", kw_only=True)
+    protection: str = field(default=OWN, kw_only=True, metadata={"help": f"what always stays: {TERMS}"})
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -58,14 +58,13 @@ def option(
     high: float | None = None,
     above: float | None = None,
     odd: bool = False,
-    kw_only: bool = False,
 ) -> Any:
     """Return a dataclass field with a help text and a range: `low` and `high` are inclusive, `above` is exclusive.
 
     odd: the value must be odd.
     """
     limits = {"low": low, "high": high, "above": above, "odd": odd}
-    return dataclasses.field(default=default, metadata={"help": help, "limits": limits}, kw_only=kw_only)
+    return dataclasses.field(default=default, metadata={"help": help, "limits": limits})
 
 
 def check_values(options: DataclassInstance) -> None:

@@ -38,12 +38,10 @@ class Protection:
     prompt: int | float | None = 0
 
     def __str__(self) -> str:
-        prompt = {None: ["prompt"], 0: []}.get(self.prompt)
-        if prompt is None:
-            share = f"{self.prompt * 100:.10g}%" if isinstance(self.prompt, float) else self.prompt
-            prompt = [f"prompt={share}"]
-        numbers = (f"{name}={n}" for name, n in (("sinks", self.sinks), ("recent", self.recent)) if n)
-        return "+".join([*prompt, *numbers]) or NONE
+        share = f"{self.prompt * 100:.10g}%" if isinstance(self.prompt, float) else str(self.prompt)
+        terms = ["prompt"] if self.prompt is None else [f"prompt={share}"] if self.prompt else []
+        terms += [f"{name}={n}" for name, n in (("sinks", self.sinks), ("recent", self.recent)) if n]
+        return "+".join(terms) or NONE
 
     def at(self, budget: int) -> Protect:
         """Return the entries that this protection covers at a budget."""
