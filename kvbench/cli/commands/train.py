@@ -27,7 +27,7 @@ from kvbench.report import plots
 from kvbench.sources.models import TINY, describe
 from kvbench.store import check_out
 from kvbench.train.catalogue import BUILT_IN, TABLES, entry_of
-from kvbench.train.data_rows import data_files
+from kvbench.train.data_place import check_data
 from kvbench.train.entry import COUNTS, FLAGS, PROMPTING, Entry
 from kvbench.train.prompting import Prompting
 
@@ -45,6 +45,7 @@ EPILOG = """Examples:
   kvbench train my-recipe --plugin my_recipe.py --out runs/mine                # docs/plugins.md
   kvbench train headkv --model tiny --out tables
   kvbench train duo --model tiny --out tables --steps 600 --batch 4 --json --plot figures
+  kvbench train gkv-rl --model MODEL --data hub:agentica-org/DeepScaleR-Preview-Dataset --out runs/rl
   kvbench train trimkv --model MODEL --data traces.parquet --opt max_tokens=16384 --out runs/trimkv    # given answers
 """
 CONTINUES = "interrupted: answers and the last checkpoint are saved; the same command continues from there."
@@ -65,7 +66,8 @@ def train(
         Text,
         plain(
             "--data",
-            "Questions, conversations or texts: JSON lines, CSV, parquet, or a folder. Default: built-in problems.",
+            "Questions, conversations or texts: JSON lines, CSV, parquet, a folder, or a data set on the hub, as "
+            "hub:OWNER/NAME[:SPLIT][@REVISION]. Default: built-in problems.",
             "FILE",
         ),
     ] = None,
@@ -133,7 +135,7 @@ def train(
         describe(model)
     with problems.collect():
         if data is not None:
-            data_files(Path(data))
+            check_data(data)
     with problems.collect():
         if plot is not None:
             plots.check()
