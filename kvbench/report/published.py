@@ -31,6 +31,7 @@ METHODS = {  # names in papers that are no aliases of methods
     "golden eviction (oracle)": "golden(within=mean)",
     "foresightkv (w/o rl)": "foresightkv",
     "foresightkv w/o rl, input=attn+kv, sampling=top-k+multinomial": "foresightkv",
+    "foresightkv w/o rl, input=attn, sampling=top-k+multinomial": "foresightkv(features=attn)",
     "foresightkv w/o rl, input=attn+kv, sampling=multinomial": "foresightkv(pool=1000.0)",
     "foresightkv w/o rl, input=attn+kv, sampling=top-k": "foresightkv(sampling=False)",
 }

@@ -41,7 +41,7 @@ def lines(shown: PublishedReport) -> list[dict]:
 
 def test_every_score_of_the_file_that_a_cell_can_have_is_read() -> None:
     every = published.every()
-    assert len(every) == 74
+    assert len(every) == 76
     assert all(0 <= printed.value <= 1 for printed in every)
     places = {(p.model, p.task, p.method, p.budget, p.name, p.table): p.value for p in every}
     assert len(places) == len(every)
@@ -109,7 +109,7 @@ def test_without_a_match_the_report_says_so(
 ) -> None:
     run = make_run("r", rows("gkv", 48, [1.0, 0.0]))
     assert main(["report", str(run), "--published"]) == 0
-    assert "None of the 74 published scores is of model tiny" in capsys.readouterr().out.replace("\n", " ")
+    assert "None of the 76 published scores is of model tiny" in capsys.readouterr().out.replace("\n", " ")
     assert main(["report", str(run), "--published", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tables"] == []
 
