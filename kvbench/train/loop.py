@@ -178,10 +178,10 @@ class _Training:
         """Return whether the checkpoint's training is the beginning of this one: all settings are equal, except perhaps
         the number of steps, if each step so far had the learning rate that it has here."""
         theirs = {name: self.state.get(name) for name in self.named}
-        steps, done, settings = (theirs["settings"] or {}).get("steps"), self.state["step"], self.recipe.settings
+        steps, settings = int((theirs["settings"] or {}).get("steps", 0)), self.recipe.settings
         if theirs != self.named | {"settings": self.named["settings"] | {"steps": steps}}:
             return False
-        before = replace(settings, steps=steps)
+        before, done = replace(settings, steps=steps), int(self.state["step"])
         return done <= settings.steps and all(rate(before, step) == rate(settings, step) for step in range(done))
 
     def _gradients(self) -> tuple[float, dict[str, float]]:

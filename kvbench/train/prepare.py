@@ -86,7 +86,9 @@ def prepare(
         drawn = examples(loaded, samples + entry.held_out, seed, int(options["tokens"]))
         items, test = drawn[:samples], drawn[samples:]
     else:
-        questions, held_out = _questions(entry, loaded, place and place.path, samples, seed, collection, prompting)
+        questions, held_out = _questions(
+            entry, loaded, place.path if place else None, samples, seed, collection, prompting
+        )
         items, test = questions, held_out
         asks = "questions" in (entry.learns_from, entry.tested_on)
         if not loaded.stop_ids and (asks or any(q.given is None for q in (*questions, *held_out))):
