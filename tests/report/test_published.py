@@ -51,6 +51,13 @@ def test_every_score_of_the_file_that_a_cell_can_have_is_read() -> None:
     assert table["foresightkv", "1024"].value == pytest.approx(0.446)
 
 
+def test_the_file_of_weights_is_no_other_method(make_run: Callable, rows: Callable) -> None:
+    given = {"options": {"scorer": "runs/scorer", "features": "attn"}}
+    shown = report(make_run("r", aime(rows, "foresightkv", 1024, [2] * 30, **given)))
+    (line,) = lines(shown)
+    assert (line["method"], line["published"]) == ("foresightkv(features=attn, scorer=runs/scorer)", 0.375)
+
+
 def test_a_cell_stands_beside_the_papers_scores(make_run: Callable, rows: Callable) -> None:
     rights = [2] * 17 + [4] * 13  # 30 questions: 0.717
     shown = report(make_run("r", aime(rows, "foresightkv", 2048, rights)))
