@@ -12,6 +12,7 @@ from kvbench.errors import UserError, quote
 from kvbench.eviction.options import parse_value
 from kvbench.registry import did_you_mean
 from kvbench.train.catalogue import TABLES, entry_of
+from kvbench.train.data_place import short_name
 from kvbench.train.entry import FLAGS, OPTIMISER, check_optimiser
 from kvbench.train.prompting import Prompting
 
@@ -54,12 +55,19 @@ def _parse_like(default: Any, name: str, text: str) -> Any:
 
 
 def command_line(
-    kind: str, model: str, data: str | None, plugins: list[str], prompting: Prompting, settings: Settings
+    kind: str,
+    model: str,
+    data: str | None,
+    continue_from: str | None,
+    plugins: list[str],
+    prompting: Prompting,
+    settings: Settings,
 ) -> str:
-    """Return the command line that repeats a training, for the card of the weights. It has the names of the data and
-    the plug-ins but no other path of this machine."""
+    """Return the command line that repeats a training, for the card of the weights. It has the names of the data, of
+    the training that it continues and of the plug-ins, but no other path of this machine."""
     more = settings.more
-    flags = {"model": model, "preset": more["preset"], "data": data and Path(data).name} | prompting.settings()
+    flags = {"model": model, "preset": more["preset"], "data": data and short_name(data)} | prompting.settings()
+    flags["continue_from"] = continue_from and Path(continue_from).name
     thinking = {None: "", True: " --thinking", False: " --no-thinking"}[flags.pop("thinking", None)]
     flags |= {"samples": more["samples"], "steps": settings.steps, "lr": f"{settings.lr:g}", "batch": settings.batch}
     flags |= {"seed": settings.seed}

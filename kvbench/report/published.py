@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from kvbench.config.run_config import MethodChoice
 from kvbench.errors import KVBenchError
 from kvbench.eviction import choose
 from kvbench.eviction.budget import named
@@ -27,8 +28,10 @@ METHODS = {  # names in papers that are no aliases of methods
     "full-kv": "full",
     "snapkv (decode)": "snapkv-decode",
     "g-kv + untrained": "gkv",
+    "golden eviction (oracle)": "golden(within=mean)",
     "foresightkv (w/o rl)": "foresightkv",
     "foresightkv w/o rl, input=attn+kv, sampling=top-k+multinomial": "foresightkv",
+    "foresightkv w/o rl, input=attn, sampling=top-k+multinomial": "foresightkv(features=attn)",
     "foresightkv w/o rl, input=attn+kv, sampling=multinomial": "foresightkv(pool=1000.0)",
     "foresightkv w/o rl, input=attn+kv, sampling=top-k": "foresightkv(sampling=False)",
 }
@@ -69,16 +72,30 @@ def of_cell(task: str, cell: ScoreCell, models: Collection[str], lengths: Collec
     if len(models) != 1:
         return
     (model,) = models
+    method = without_weights(cell.method)
     for printed in of_task(task, model):
-        same = (printed.method, printed.budget) == (cell.method, named(cell.budget))
+        same = (printed.method, printed.budget) == (method, named(cell.budget))
         if same and (printed.longest is None or set(lengths) == {printed.longest}):
             yield printed
 
 
 def of_task(task: str, model: str) -> list[Printed]:
     """Return the printed scores of a model on a task."""
-    place = _plain(model.rsplit("/", 1)[-1]), _plain(task)
+    place = plain(model.rsplit("/", 1)[-1]), plain(task)
     return [printed for printed in every() if (printed.model, printed.task) == place]
+
+
+@functools.cache
+def without_weights(label: str) -> str:
+    """Return the label of a cell's method without the option that names its file of weights: papers name no files."""
+    try:
+        method = choose.from_label(label)
+    except KVBenchError:  # of a plug-in that is not loaded
+        return label
+    weights, name = method.weights(), label.partition("(")[0].strip()
+    options = choose.changed(name, method)
+    kept = tuple(o for o in options if weights is None or o[1] != weights.path)
+    return MethodChoice(name=name, options=kept).label
 
 
 @functools.cache
@@ -93,7 +110,7 @@ def _printed(row: Published) -> Printed | None:
     if row.unit != "%" or not SCORE.fullmatch(row.metric) or (row.entries is None and row.budget != "full"):
         return None
     entries = named(None) if row.entries is None else str(row.entries)
-    method = _method(row.method.lower(), entries)
+    method = label_of(row.method.lower(), entries)
     try:
         value = float(row.value) / 100
     except ValueError:  # a range
@@ -101,9 +118,9 @@ def _printed(row: Published) -> Printed | None:
     if method is None:
         return None
     samples, longest = SAMPLES.search(row.metric), LENGTH.search(row.notes)
-    task = _plain(row.task)
+    task = plain(row.task)
     return Printed(
-        model=_plain(row.model),
+        model=plain(row.model),
         task=TASKS.get(task, task),
         method=method,
         budget=named(None) if method in STREAMING.values() else entries,
@@ -119,8 +136,9 @@ def _printed(row: Published) -> Printed | None:
     )
 
 
-def _method(name: str, budget: str) -> str | None:
-    """Return the label of a cell with a paper's method; None if kvbench has no such method."""
+def label_of(name: str, budget: str) -> str | None:
+    """Return the label of a cell with a paper's method, by its name in small letters; None if kvbench has no such
+    method."""
     if name == "duoattention":
         return STREAMING.get(budget)
     if name.startswith(REWARD):
@@ -131,5 +149,5 @@ def _method(name: str, budget: str) -> str | None:
         return None
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())

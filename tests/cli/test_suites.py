@@ -54,6 +54,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         weights = registry.methods.get(name)().weights()
         tensors, base = draw(weights, loaded.model), Base(name="random", config=loaded.model.config)
         save_weights(path / "qwen3" / f"{weights.kind}.safetensors", weights.kind, tensors, base, made={})
+    (path / "attn").mkdir()
+    weights = registry.methods.get("foresightkv")(features="attn").weights()
+    save_weights(path / "attn/foresightkv.safetensors", weights.kind, draw(weights, loaded.model), base, made={})
     return path
 
 
@@ -61,6 +64,7 @@ def line(name: str) -> str:
     """The options that make a suite run on the folder's models and rows."""
     model = "qwen2" if name.startswith("gkv") else "qwen3"
     part = f" --task {PART[name]}" if name in PART else ""
+    part += " --method-opt foresightkv.scorer=attn" * name.endswith("-attn")
     return f"--suite {name} --model {model}{part}" + " --method-opt speckv.draft=qwen3" * (name in DRAFT)
 
 

@@ -148,7 +148,8 @@ def replay(
     progress = Readings(quiet=quiet)
     progress.prepare("loading torch and transformers")
     try:
-        from kvbench.replay.output import LEGEND, show_analysis, show_result, write, write_analyses
+        from kvbench.replay.output import LEGEND, show_analysis, show_published, show_result, write, write_analyses
+        from kvbench.replay.published import beside
 
         with hub.only(None if run is None else named(config, typed["task"])):
             results, found, left_out = _work(config, asked, progress)
@@ -158,7 +159,9 @@ def replay(
     if kinds:
         document = {"analyses": {kind.name: rows for kind, rows in found.items()}} | document
     else:
-        document = {"rows": [row for result in results for row in result.rows]} | document
+        rows = [row for result in results for row in result.rows]
+        printed = beside(config.model, rows)
+        document = {"rows": rows, "published": printed} | document
     if out is not None:
         folder = write_analyses(out, found, document) if kinds else write(out, results, document)
         terminal.note(f"tables are in {folder}.")
@@ -167,6 +170,8 @@ def replay(
             show_result(result)
         if results:
             print(LEGEND)
+        if not kinds and printed:
+            show_published(printed)
         for kind, rows in found.items():
             show_analysis(kind, rows)
         for left in left_out:

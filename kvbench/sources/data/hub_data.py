@@ -42,7 +42,10 @@ def cached(manifest: Manifest, revision: str | None) -> Place | None:
 
 
 def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | None = None) -> Place:
-    """Return where the data are in the cache, after downloading what it lacks. Raises SetupError."""
+    """Return where the data are in the cache, after downloading what it lacks. task: "" for data without a task.
+
+    Raises SetupError.
+    """
     if (place := cached(manifest, revision)) is not None:
         return place
     if not hub.may_ask(task):
@@ -86,21 +89,23 @@ def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | N
         case "unreachable":
             return elsewhere(task, manifest)
         case reason if sentence := refused(name, reason, revision):
-            return SetupError(sentence + " Use --data-revision to choose." * (reason == "revision"))
+            return SetupError(sentence + " Use --data-revision to choose." * (reason == "revision" and bool(task)))
     kind = "" if isinstance(error, hub.HubError) else f"{type(error).__name__}: "
     return SetupError(f"{name} cannot be loaded: {kind}{quote((words(error).splitlines() or [''])[0])}.")
 
 
 def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable") -> DataMissing:
     """Return the error for data that are not cached and that kvbench cannot download because of `why`."""
-    name = bare(task)
-    if name.startswith("lm_eval:"):  # lm-eval downloads its own data
+    name, what = bare(task), f"task '{bare(task)}'"
+    if not task:
+        what, how = f"data set {quote(manifest.hub)}", "run the command once where there is a network, or give a file"
+    elif name.startswith("lm_eval:"):  # lm-eval downloads its own data
         how = f"run it once where there is a network, or give a folder with {manifest.path}"
         how += " (--data or KVBENCH_DATA); HF_HUB_OFFLINE=1 uses what is cached"
     else:
         how = f"'kvbench data fetch {name}' on a connected machine makes a folder with {manifest.path}"
         how += " for --data or KVBENCH_DATA"
-    text = f"task '{name}' is not on this machine and {why}. {how[0].upper()}{how[1:]}."
+    text = f"{what} is not on this machine and {why}. {how[0].upper()}{how[1:]}."
     return DataMissing(text, task=task, manifest=manifest, where=why)
 
 
@@ -244,7 +249,7 @@ def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Plac
     if revision == manifest.revision and hub.is_commit(revision) and read != revision:
         raise _differs(manifest, str(read))  # the libraries' cache may hold another commit
     if read is None:
-        raise SetupError(f"data set {quote(manifest.hub)} does not say at which revision it is. Give --data-revision.")
+        raise SetupError(f"data set {quote(manifest.hub)} does not say at which revision it is. Name the revision.")
     file = _table_file(manifest, read)
     rows = iter(table)
     if manifest.pixels:  # as stored: decoding and encoding again would change the bytes

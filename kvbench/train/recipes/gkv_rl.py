@@ -1,4 +1,4 @@
-"""`gkv-rl`: the model learns from rewards of answers that it generates with an evicted cache ("RL-sparse").
+"""`gkv-rl`: the model learns from rewards of answers that it generates with an evicted cache ("RL-Sparse").
 
 A step samples G answers to each of B questions, with the current weights and evictions, and maximises
 
@@ -9,6 +9,7 @@ where r is 1 for a right answer and 0 for others, and p is the sampled token's p
 the evictions, at the sampling temperature (G-KV, arXiv 2512.00504; GRPO without a KL term, one update per step). A
 truncated answer has A = 0, as in the paper; the released code sets only a negative A to 0. The held-out figures are
 the mean reward of G sampled answers per question, which training maximises, and the accuracies of greedy answers.
+With a method that does not evict, such as `full`, no mask hides anything: the paper's baseline "RL-Full".
 """
 
 from __future__ import annotations
@@ -72,11 +73,13 @@ class RLRecipe(SparseRecipe):
                     learnt.append(Answered(prompt=o.prompt, answer=o.answer, keys=o.keys, weight=weight))
         loss = add_up(self.loaded.model, learnt, self.lifetimes, self._objective, micro=self.micro, again=self.again)
         lengths = [len(r.answered.answer) for group in rollouts for r in group]
+        entropy = self._entropy([r.answered for group in rollouts for r in group])
         figures = {
             "reward": float(rewards.mean()),
             "cut": float(cut.float().mean()),
             "mixed": float((rewards.std(dim=1, correction=0) > 0).float().mean()),  # questions with unequal rewards
             "tokens": sum(lengths) / len(lengths),
+            "entropy": entropy,
         }
         return loss, figures
 
@@ -113,6 +116,17 @@ class RLRecipe(SparseRecipe):
         answers = {(g.request.doc_id, g.sample): g for g in engine.generate(requests)}
         return [[_judged(q, answers[name, sample]) for sample in range(self.group)] for name, q in asked.items()]
 
+    @torch.no_grad()
+    def _entropy(self, answered: Sequence[Answered]) -> float:
+        """Return the mean entropy, in nats, of the predictions from which the tokens of answers were drawn."""
+        total, tokens = 0.0, 0
+        for start in range(0, len(answered), self.micro):
+            part = Part(answered[start : start + self.micro], self.loaded.device)
+            logits = part.logits(self.loaded.model, part.tables(self.lifetimes))
+            drawn = entropies(logits, self.temperature)[part.weights > 0]
+            total, tokens = total + float(drawn.sum()), tokens + len(drawn)
+        return total / max(1, tokens)
+
     def _objective(self, logits: torch.Tensor, part: Part) -> torch.Tensor:
         sampled = log_probs(logits, part.targets, self.temperature)
         ratio = (sampled - sampled.detach()).exp()
@@ -125,6 +139,11 @@ def log_probs(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -
     logits: [b, n, V], from which the tokens were drawn.
     """
     return (logits / temperature).log_softmax(dim=-1).gather(-1, targets[..., None])[..., 0]
+
+
+def entropies(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return the entropies [b, n], in nats, of the distributions from which tokens are drawn. logits: [b, n, V]."""
+    return torch.distributions.Categorical(logits=logits / temperature, validate_args=False).entropy()
 
 
 def advantages(rewards: torch.Tensor, cut: torch.Tensor) -> torch.Tensor:
