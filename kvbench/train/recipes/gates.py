@@ -13,6 +13,7 @@ exceed the budget; it counts all tokens of prompt and answer. The engine's own c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -31,7 +32,8 @@ from kvbench.eviction.terms.retention import Form, gated_attention
 from kvbench.replay.comparison import Comparison
 from kvbench.replay.reader import TraceReader
 from kvbench.replay.reference import batches, read_full
-from kvbench.train.forward import forward, in_blocks
+from kvbench.train.forward import in_blocks
+from kvbench.train.logits import by_blocks, final_states, logits_of
 from kvbench.train.recipe import TraceRecipe, check_choices, check_least
 from kvbench.train.sparse_masks import plain
 from kvbench.train.traces import Trace
@@ -104,10 +106,9 @@ class GateRecipe(TraceRecipe):
         student = Student(self.rules, self.geometry, self.settings.more["form"])
         # Row i of the newest n + 1 predicts token i of the answer; the last row predicts the token after it.
         with torch.no_grad():
-            teacher = forward(model, plain, logits=n + 1, input_ids=ids)[:, :-1].float().log_softmax(dim=-1)
-        guess = forward(model, student, logits=n + 1, hidden=True, input_ids=ids)[:, :-1].float().log_softmax(dim=-1)
-        kl = F.kl_div(guess, teacher, reduction="none", log_target=True).sum(dim=-1)
-        ce = -guess.gather(-1, ids[:, -n:, None])[..., 0]
+            wanted = final_states(model, plain, last=n + 1, input_ids=ids)[:, :-1]
+        guessed = final_states(model, student, last=n + 1, hidden=True, input_ids=ids)[:, :-1]
+        kl, ce = by_blocks(partial(_compared, model, ids[:, -n:]), guessed, wanted).unbind(dim=-1)
         log_beta = torch.stack(student.log_beta, dim=1)  # [b, L, Hk, T]
         capacity = capacity_loss(log_beta, self.budget, over=self.over, hinge=self.settings.more["hinge"])
         return kl.mean(dim=-1), ce.mean(dim=-1), capacity
@@ -171,6 +172,21 @@ def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int =
         return gated_attention(query, key, value, beta, form=form, first=first, **scale).transpose(1, 2)
 
     return in_blocks(call, attend_block, block)
+
+
+def _compared(
+    model: Any, targets: torch.Tensor, first: int, guessed: torch.Tensor, wanted: torch.Tensor
+) -> torch.Tensor:
+    """Return the KL divergence from the teacher and the cross-entropy of a block of predictions, [b, t, 2].
+
+    guessed, wanted: the hidden states [b, t, D] of student and teacher.
+    """
+    with torch.no_grad():
+        teacher = logits_of(model, wanted).log_softmax(dim=-1)
+    guess = logits_of(model, guessed).log_softmax(dim=-1)
+    kl = F.kl_div(guess, teacher, reduction="none", log_target=True).sum(dim=-1)
+    ce = -guess.gather(-1, targets[:, first : first + guess.shape[1], None])[..., 0]
+    return torch.stack([kl, ce], dim=-1)
 
 
 def _without_file(method: Method) -> Method:

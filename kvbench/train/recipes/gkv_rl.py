@@ -26,7 +26,7 @@ from kvbench.records import Generation, Sampling
 from kvbench.train.gkv import SparseRecipe, request
 from kvbench.train.recipe import Settings
 from kvbench.train.sparse_masks import Lifetimes
-from kvbench.train.sparse_pass import Answered, Part, add_up
+from kvbench.train.sparse_pass import Answered, add_up
 from kvbench.train.traces import Question
 
 EPSILON = 1e-6  # against a standard deviation of 0
@@ -113,10 +113,9 @@ class RLRecipe(SparseRecipe):
         answers = {(g.request.doc_id, g.sample): g for g in engine.generate(requests)}
         return [[_judged(q, answers[name, sample]) for sample in range(self.group)] for name, q in asked.items()]
 
-    def _objective(self, logits: torch.Tensor, part: Part) -> torch.Tensor:
-        sampled = log_probs(logits, part.targets, self.temperature)
-        ratio = (sampled - sampled.detach()).exp()
-        return -(ratio * part.weights).sum()
+    def _objective(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        sampled = log_probs(logits, targets, self.temperature)
+        return -(sampled - sampled.detach()).exp()
 
 
 def log_probs(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
