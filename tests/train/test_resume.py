@@ -18,7 +18,7 @@ from kvbench import tiny
 from kvbench.engine.model.weights import Base
 from kvbench.train import prepare as recipes
 from kvbench.train.catalogue import BUILT_IN
-from kvbench.train.loop import HELD_OUT, LOG, Trained, train
+from kvbench.train.loop import HELD_OUT, LOG, OnStep, Trained, train
 
 STEPS, CUT = 4, 3
 # What makes a recipe small. The second stage of foresightkv goes on from the scorer that ships with the model.
@@ -35,7 +35,7 @@ class Cut(Exception):
     """In place of a kill."""
 
 
-def run(name: str, out: Path, stop: int | None = None) -> Trained:
+def run(name: str, out: Path, on_step: OnStep | None = None, **settings: Any) -> Trained:
     entry = BUILT_IN[name]
     ready = recipes.prepare(
         name,
@@ -46,17 +46,18 @@ def run(name: str, out: Path, stop: int | None = None) -> Trained:
         lr=entry.settings("tiny")["lr"],
         batch=2,
         seed=0,
-        options=options_of(entry) | SMALL.get(name, {}),
+        options=options_of(entry) | SMALL.get(name, {}) | settings,
         device="cpu",
         out=out,
     )
 
-    def on_step(step: int, figures: dict[str, float]) -> None:
-        if step == stop:
-            raise Cut
-
     config = ready.loaded.model.config
     return train(ready.recipe, out, base=Base(name="tiny", config=config), checkpoint_seconds=0.0, on_step=on_step)
+
+
+def cut_off(step: int, figures: dict[str, float]) -> None:
+    if step == CUT:
+        raise Cut
 
 
 def figures(out: Path, name: str) -> list[dict[str, float]]:
@@ -78,7 +79,7 @@ def test_a_training_that_was_cut_off_comes_to_the_same_end(name, tmp_path, monke
     try:
         whole = run(name, straight)
         with pytest.raises(Cut):
-            run(name, cut, stop=CUT)
+            run(name, cut, cut_off)
         assert len(figures(cut, LOG)) == CUT
         again = run(name, cut)
     finally:
