@@ -1,4 +1,4 @@
-"""The sharded AdamW against torch's, bfloat16 parameters against float32 ones, and checkpoints across process counts."""
+"""The sharded AdamW against torch's, bfloat16 parameters, and checkpoints across numbers of processes."""
 
 from __future__ import annotations
 
