@@ -1,7 +1,8 @@
 """The loop that trains the weights of every learned method.
 
-After a kill the same call continues from the last checkpoint and reaches the same losses. `log.jsonl` in the training's
-folder has one line per step, `held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share
+After a kill the same call continues from the last checkpoint and reaches the same losses. A training may also become
+longer, if no rate so far depends on its length. `log.jsonl` in the training's folder has one line per step,
+`held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share
 each batch and average their gradients; the first process writes.
 """
 
@@ -11,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,16 @@ def train(
     base: Base,
     revision: str | None = None,
     command: str = "",
+    evaluate: int = 0,
     checkpoint_seconds: float = 30.0,
     on_step: OnStep | None = None,
 ) -> Trained:
     """Train a recipe to its last step, starting from the last checkpoint if there is one.
 
-    base: the model; revision: the commit of its files; command: the command line for the card. checkpoint_seconds: the
+    base: the model; revision: the commit of its files; command: the command line for the card. evaluate: steps from one
+    computation of the held-out figures to the next; 0: only before and after the training. checkpoint_seconds: the
     least time between two checkpoints; if writing the last one took n > 1 seconds, n times as long. The last step
-    always writes a checkpoint. on_step: called after every step.
+    always writes a checkpoint. on_step: called after every step, also with the newest held-out figure.
 
     Raises:
         UserError: `out` holds a training with other settings.
@@ -65,11 +68,13 @@ def train(
     with joined() as processes, alone(out):
         training = _Training(recipe, out, processes, base, revision)
         training.begin()
-        saved, took = time.monotonic(), 0.0
+        saved, took, newest = time.monotonic(), 0.0, dict[str, float]()
         while training.step < recipe.settings.steps:
+            if evaluate and training.step and training.step % evaluate == 0:
+                newest = {f"held-out {recipe.figure}": training.held_out()[recipe.figure]}
             figures = training.advance()
             if on_step:
-                on_step(training.step, figures)
+                on_step(training.step, figures | newest)
             due = time.monotonic() - saved >= checkpoint_seconds * max(1.0, took)
             if training.step == recipe.settings.steps or processes.first_says(due):
                 began = time.monotonic()
@@ -147,15 +152,27 @@ class _Training:
     def _restore(self) -> None:
         path = self.out / CHECKPOINT
         self.state = checkpoint.state_of(path)
-        if {name: self.state.get(name) for name in self.named} != self.named:
+        if not self._continues():
             raise UserError(
                 f"{quote(self.out)} holds a training with other settings: {_differences(self.state, self.named)}. "
-                "Choose another --out, or remove the folder; a training that has begun keeps its settings."
+                "Choose another --out, or remove the folder; a training that has begun keeps its settings. "
+                "--continue-from trains a finished one's weights further."
             )
+        self.state |= self.named
         checkpoint.restore(path, self.optimiser, int(self.state["step"]))
         if self.processes.first:
             forget_after(int(self.state["step"]), self.out / LOG)
             forget_after(int(self.state["step"]) - 1, self.out / HELD_OUT)  # the last figures are computed again
+
+    def _continues(self) -> bool:
+        """Return whether the checkpoint's training is the beginning of this one: all settings are equal, except perhaps
+        the number of steps, if each step so far had the learning rate that it has here."""
+        theirs = {name: self.state.get(name) for name in self.named}
+        steps, done, settings = (theirs["settings"] or {}).get("steps"), self.state["step"], self.recipe.settings
+        if theirs != self.named | {"settings": self.named["settings"] | {"steps": steps}}:
+            return False
+        before = replace(settings, steps=steps)
+        return done <= settings.steps and all(rate(before, step) == rate(settings, step) for step in range(done))
 
     def _gradients(self) -> tuple[float, dict[str, float]]:
         """Compute the gradients of this process's part of the batch.

@@ -13,7 +13,7 @@ trained.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -70,6 +70,9 @@ class DuoRecipe(Recipe):
         table = torch.ones(len(self.loaded.geometry), self.alpha.shape[1])
         table[self.layers] = self.alpha.detach().cpu()
         return {"alpha": table}
+
+    def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.alpha.copy_(tensors["alpha"][self.layers])
 
     @torch.no_grad()
     def after_step(self) -> None:
