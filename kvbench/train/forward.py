@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,18 +26,25 @@ def forward(
         hidden: True if the handler also needs the hidden states that each layer's attention reads.
         inputs: input_ids [b, n] or inputs_embeds [b, n, D].
     """
+    with route(model, handler, hidden):
+        return run_from(model, start, logits, inputs).logits
+
+
+def run_from(model: Any, start: int, logits: int, inputs: Mapping[str, torch.Tensor]) -> Any:
+    """Run a forward pass over tokens from position `start` on, without a cache; return the model's output.
+
+    logits: of how many of the last tokens; 0: of all.
+    """
     rows = next(iter(inputs.values()))
     positions = torch.arange(start, start + rows.shape[1], device=rows.device)[None]
-    with route(model, handler, hidden):
-        out = model(
-            **inputs,
-            position_ids=positions.expand(rows.shape[0], -1),
-            attention_mask=None,
-            past_key_values=None,
-            use_cache=False,
-            logits_to_keep=logits,
-        )
-    return out.logits
+    return model(
+        **inputs,
+        position_ids=positions.expand(rows.shape[0], -1),
+        attention_mask=None,
+        past_key_values=None,
+        use_cache=False,
+        logits_to_keep=logits,
+    )
 
 
 def in_blocks(call: AttentionCall, attend_block: Attend, rows: int = ROWS) -> torch.Tensor:

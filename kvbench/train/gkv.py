@@ -31,11 +31,10 @@ from kvbench.eviction.options import check_budget
 from kvbench.records import Request, Sampling
 from kvbench.store.files import reason, replacing
 from kvbench.train.recipe import Recipe, Settings, check_choices, check_least, drawing
+from kvbench.train.sparse_pass import RECOMPUTE, recomputes
 from kvbench.train.traces import Question
 
 FORMAT = "kvbench-model/1"
-LARGE = 100_000_000  # parameters from which on `recompute=auto` recomputes activations
-RECOMPUTE = ("auto", "on", "off")
 
 
 class SparseRecipe(Recipe):
@@ -59,8 +58,7 @@ class SparseRecipe(Recipe):
         self.temperature = float(more[self.softness])
         loaded.model.float().requires_grad_(True)
         self.loaded, self.test = replace(loaded, dtype=torch.float32), test
-        size = sum(p.numel() for p in loaded.model.parameters())
-        self.again = more["recompute"] == "on" or (more["recompute"] == "auto" and size >= LARGE)
+        self.again = recomputes(loaded.model, more["recompute"])
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:

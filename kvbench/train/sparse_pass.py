@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +20,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from kvbench.engine.attention.interface import route
 from kvbench.errors import UserError, quote
 from kvbench.train.forward import forward
+from kvbench.train.logits import by_blocks, final_states, logits_of
 from kvbench.train.sparse_masks import Lifetimes, SparseAttention
+
+LARGE = 100_000_000  # parameters from which on `recompute=auto` recomputes activations
+RECOMPUTE = ("auto", "on", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +59,15 @@ class Part:
             weights[row, len(s.prompt) : len(s.ids)] = s.weight
         self.targets, self.weights = self.ids[:, first:], weights[:, first:]
 
-    def logits(self, model: Any, until: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Return the logits [b, n, V] that predict `targets`, in float32, under the masks of `until`.
+    def states(self, model: Any, until: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """Return the hidden states [b, n, D] from which the model predicts `targets`, under the masks of `until`.
 
         until: from `Lifetimes.tables`.
         """
+        return final_states(model, SparseAttention(until), last=self.targets.shape[1], input_ids=self.ids[:, :-1])
+
+    def logits(self, model: Any, until: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """Return all logits [b, n, V] of the model's own forward pass in float32: the slow reference of `add_up`."""
         handler = SparseAttention(until)
         return forward(model, handler, input_ids=self.ids[:, :-1], logits=self.targets.shape[1]).float()
 
@@ -66,20 +75,30 @@ class Part:
         return lifetimes.tables([s.keys for s in self.sequences], self.ids.shape[1] - 1)
 
 
-Objective = Callable[[torch.Tensor, Part], torch.Tensor]
+# Receives logits [b, t, V], the tokens [b, t] that they predict and, if there is a teacher, its logits [b, t, V].
+# Returns the loss [b, t] of each prediction.
+Objective = Callable[..., torch.Tensor]
+Teacher = Callable[[], AbstractContextManager[Any]]  # the block in which its model gives the teacher's predictions
 
 
 def add_up(
-    model: Any, sequences: Sequence[Answered], lifetimes: Lifetimes, objective: Objective, *, micro: int, again: bool
+    model: Any,
+    sequences: Sequence[Answered],
+    lifetimes: Lifetimes,
+    objective: Objective,
+    *,
+    micro: int,
+    again: bool,
+    teacher: Teacher | None = None,
 ) -> torch.Tensor:
-    """Sum an objective over all sequences, and add the sum's gradient to the gradients of the model's parameters.
+    """Sum an objective over all answer tokens, and add the sum's gradient to the gradients of the model's parameters.
 
-    Returns the sum, without a graph.
+    Returns the weighted sum, without a graph.
 
     Args:
-        objective: returns the loss of a micro-batch, given the masked model's logits [b, n, V] and the micro-batch.
         micro: sequences per micro-batch.
         again: recompute a layer's activations for its gradient instead of holding them.
+        teacher: its model predicts with the full cache.
     """
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)
@@ -88,10 +107,42 @@ def add_up(
         until = part.tables(lifetimes)
         # The backward pass recomputes layers, so it needs the same attention.
         with recomputed(model, again), route(model, SparseAttention(until)):
-            loss = objective(part.logits(model, until), part)
+            states = [part.states(model, until), *_teacher_states(teacher, part)]
+            losses = by_blocks(partial(_losses, model, teacher, objective, part.targets), *states)
+            loss = (losses * part.weights).sum()
             loss.backward()
         total += loss.detach()
     return total.requires_grad_()
+
+
+@torch.no_grad()
+def _teacher_states(teacher: Teacher | None, part: Part) -> list[torch.Tensor]:
+    if teacher is None:
+        return []
+    with teacher() as model:
+        return [part.states(model, {})]
+
+
+def _losses(
+    model: Any, teacher: Teacher | None, objective: Objective, targets: torch.Tensor, first: int, *states: torch.Tensor
+) -> torch.Tensor:
+    """Return the losses [b, t] of a block of predictions, computed from the model's and the teacher's hidden states."""
+    logits = [logits_of(model, states[0])]
+    if teacher is not None:
+        with torch.no_grad(), teacher() as original:
+            logits.append(logits_of(original, states[1]))
+    return objective(logits[0], targets[:, first : first + states[0].shape[1]], *logits[1:])
+
+
+def recomputes(model: Any, choice: str) -> bool:
+    """Return whether a training recomputes activations, for the value of its option `recompute` (of RECOMPUTE).
+
+    auto: from LARGE parameters on, where the model's layers support it.
+    """
+    if choice == "auto":
+        large = sum(p.numel() for p in model.parameters()) >= LARGE
+        return large and any(isinstance(m, GradientCheckpointingLayer) for m in model.modules())
+    return choice == "on"
 
 
 @contextlib.contextmanager

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from kvbench.engine.attention.geometry import check_evicts, for_lengths
 from kvbench.engine.attention.interface import AttentionCall, causal_bias, route
@@ -28,9 +27,7 @@ from kvbench.errors import SetupError
 from kvbench.train.forward import ROWS, in_blocks
 from kvbench.train.head_data import Example
 from kvbench.train.recipe import Recipe, Settings, check_least, draw_batch, with_gradient
-from kvbench.train.sparse_pass import recomputed
-
-LARGE = 100_000_000  # models of at least this many parameters recompute activations for the gradient
+from kvbench.train.sparse_pass import recomputed, recomputes
 
 
 class DuoRecipe(Recipe):
@@ -63,8 +60,7 @@ class DuoRecipe(Recipe):
         # Sliding-window layers have no alpha to train. The table keeps 1 for them, which counts where sequences are so
         # short that `for_lengths` drops the window.
         self.layers = [g.index for g in geometry if g.evicts]
-        size = sum(p.numel() for p in loaded.model.parameters())
-        self.again = size >= LARGE and any(isinstance(m, GradientCheckpointingLayer) for m in loaded.model.modules())
+        self.again = recomputes(loaded.model, "auto")
         self.alpha = torch.ones(len(self.layers), heads.pop(), device=loaded.device, requires_grad=True)
 
     def parameters(self) -> dict[str, torch.Tensor]:

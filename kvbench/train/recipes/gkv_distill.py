@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from kvbench.replay.traces import ForcedTrace
 from kvbench.train.gkv import SparseRecipe
 from kvbench.train.recipe import Settings
 from kvbench.train.sparse_masks import Lifetimes
-from kvbench.train.sparse_pass import Answered, Part, add_up
+from kvbench.train.sparse_pass import Answered, add_up
 from kvbench.train.traces import Question, Trace
 
 
@@ -66,9 +67,8 @@ class DistillRecipe(SparseRecipe):
         # The loss is a mean over the tokens of the whole batch, even if the processes' shares differ in tokens.
         tokens = sum(len(t.answer) for t in batch) * len(mine) / len(batch)
         answered = self.simulate(mine, weight=self.temperature**2 / tokens)
-        return add_up(
-            self.loaded.model, answered, self.lifetimes, self._divergence, micro=self.micro, again=self.again
-        ), {}
+        how = {"micro": self.micro, "again": self.again, "teacher": lambda: nullcontext(self.teacher)}
+        return add_up(self.loaded.model, answered, self.lifetimes, self._divergence, **how), {}
 
     def card(self) -> dict[str, Any]:
         return super().card() | {"traces": len(self.traces)}
@@ -92,12 +92,10 @@ class DistillRecipe(SparseRecipe):
                 self.reader.read(group[start : start + size], _Silent())
         return answered
 
-    def _divergence(self, logits: torch.Tensor, part: Part) -> torch.Tensor:
-        with torch.no_grad():
-            wanted = (part.logits(self.teacher, {}) / self.temperature).log_softmax(dim=-1)
+    def _divergence(self, logits: torch.Tensor, targets: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        wanted = (wanted / self.temperature).log_softmax(dim=-1)
         learned = (logits / self.temperature).log_softmax(dim=-1)
-        divergence = (wanted.exp() * (wanted - learned)).sum(dim=-1)  # [b, n]
-        return (divergence * part.weights).sum()
+        return (wanted.exp() * (wanted - learned)).sum(dim=-1)
 
 
 class _Silent(Listener):

@@ -25,6 +25,7 @@ from kvbench.engine.rules import KeptLog
 from kvbench.eviction import noise
 from kvbench.records import Generation, Sampling
 from kvbench.train.gkv import SparseRecipe, request
+from kvbench.train.logits import by_blocks, logits_of
 from kvbench.train.recipe import Settings
 from kvbench.train.sparse_masks import Lifetimes
 from kvbench.train.sparse_pass import Answered, Part, add_up
@@ -122,15 +123,17 @@ class RLRecipe(SparseRecipe):
         total, tokens = 0.0, 0
         for start in range(0, len(answered), self.micro):
             part = Part(answered[start : start + self.micro], self.loaded.device)
-            logits = part.logits(self.loaded.model, part.tables(self.lifetimes))
-            drawn = entropies(logits, self.temperature)[part.weights > 0]
+            states = part.states(self.loaded.model, part.tables(self.lifetimes))
+            drawn = by_blocks(self._entropies, states)[part.weights > 0]
             total, tokens = total + float(drawn.sum()), tokens + len(drawn)
         return total / max(1, tokens)
 
-    def _objective(self, logits: torch.Tensor, part: Part) -> torch.Tensor:
-        sampled = log_probs(logits, part.targets, self.temperature)
-        ratio = (sampled - sampled.detach()).exp()
-        return -(ratio * part.weights).sum()
+    def _entropies(self, first: int, states: torch.Tensor) -> torch.Tensor:
+        return entropies(logits_of(self.loaded.model, states), self.temperature)
+
+    def _objective(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        sampled = log_probs(logits, targets, self.temperature)
+        return -(sampled - sampled.detach()).exp()
 
 
 def log_probs(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:

@@ -1,0 +1,102 @@
+"""Logits of a differentiable forward pass in blocks of positions, so that memory holds the logits of one block only.
+
+`final_states` returns what the model's language-model head reads. `logits_of` runs what the model does after its
+decoder (head, scaling, cap) on some of these states: the model's own forward pass, in which the decoder returns the
+given states. So every architecture has its own logits.
+
+Letters: b sequences, n positions, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_outputs import BaseModelOutput
+
+from kvbench.engine.attention.interface import Handler, route, text_model
+from kvbench.errors import UserError, quote
+from kvbench.train.forward import run_from
+
+PREDICTIONS = 512  # logits [PREDICTIONS, V] at most in memory
+Read = Callable[..., torch.Tensor]  # receives a block's first position, and the block [b, t, D] of every tensor
+
+
+def final_states(
+    model: Any, handler: Handler | None, *, start: int = 0, last: int = 0, hidden: bool = False, **inputs: torch.Tensor
+) -> torch.Tensor:
+    """Run a differentiable forward pass; return the hidden states [b, n, D] that the head reads.
+
+    handler: None if the caller has routed the model's attention, as it must where the backward pass computes layers
+    again. last: of how many of the last positions; 0: of all. Other arguments as in `kvbench.train.forward.forward`.
+    Raises UserError when the model's forward pass does not call a decoder.
+    """
+    found: list[Any] = []
+    hooks = [d.register_forward_hook(lambda module, args, out: found.append(out)) for d in _decoders(model)]
+    try:
+        with route(model, handler, hidden) if handler else contextlib.nullcontext():
+            run_from(model, start, 1, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not found:
+        name = quote(type(model).__name__)
+        raise UserError(f"{name} has no decoder whose output a head reads; kvbench cannot train with this model.")
+    return found[-1].last_hidden_state[:, -last:]  # that of the outer one
+
+
+def logits_of(model: Any, states: torch.Tensor) -> torch.Tensor:
+    """Return the model's logits [b, t, V] in float32 for hidden states [b, t, D] of `final_states`."""
+    with _decoder_returns(model, states):
+        tokens = torch.zeros(states.shape[:2], dtype=torch.int64, device=states.device)  # the decoder would read them
+        return model(input_ids=tokens, attention_mask=None, use_cache=False, logits_to_keep=0).logits.float()
+
+
+def by_blocks(read: Read, *states: torch.Tensor, predictions: int | None = None) -> torch.Tensor:
+    """Return what `read` makes of hidden states [b, n, D], joined along the positions: [b, n, ...].
+
+    read: receives a block's first position, and the block's part [b, t, D] of each tensor; returns [b, t, ...].
+    predictions: the most positions of a block, over all sequences; None: `PREDICTIONS`. The backward pass computes
+    each of several blocks again, so that the logits of a block exist only while it is read.
+    """
+    b, n, _ = states[0].shape
+    rows = max(1, (predictions or PREDICTIONS) // b)
+    again = n > rows and torch.is_grad_enabled()
+    parts = []
+    for first in range(0, n, rows):
+        block = [tensor[:, first : first + rows] for tensor in states]
+        parts.append(checkpoint(read, first, *block, use_reentrant=False) if again else read(first, *block))
+    return torch.cat(parts, dim=1)
+
+
+def _decoders(model: Any) -> list[Any]:
+    """Return the modules whose output the forward pass may hand to the head, the outer one last.
+
+    A vision-language model calls its language model inside another module; OPT calls the inner one directly.
+    """
+    found = [text_model(model), getattr(model, model.base_model_prefix, model)]
+    return list(dict.fromkeys(module for module in found if module is not model))
+
+
+class _Final(BaseModelOutput):
+    """A decoder's output of which only the last hidden states are known; whatever else a model passes on is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+@contextlib.contextmanager
+def _decoder_returns(model: Any, states: torch.Tensor) -> Iterator[None]:
+    """While the block runs, calls of the model's decoder return `states` at once."""
+    decoders = _decoders(model)
+    for decoder in decoders:
+        decoder.forward = lambda *args, **kwargs: _Final(last_hidden_state=states)
+    try:
+        yield
+    finally:
+        for decoder in decoders:
+            del decoder.forward
