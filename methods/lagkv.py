@@ -35,7 +35,7 @@ from kvbench.lazy import torch
 from kvbench.registry import methods
 
 
-@methods.register("lagkv", aliases=("lag-kv",))
+@methods.register("lagkv")
 @dataclass(frozen=True)
 class LagKV(Method):
     paper = "Liang et al., arXiv 2504.04704"
