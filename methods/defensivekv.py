@@ -30,7 +30,7 @@ from kvbench.eviction.api import Column, Method, Needs, Once, Protect, Trigger, 
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.terms.ranks import count_before, ranks
 from kvbench.eviction.terms.rows import pooled_rows
-from kvbench.eviction.terms.value_norm import VALUE_NORM, projected_norms
+from kvbench.eviction.terms.value_norm import VALUE_NORM, projected_norms, shares
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
@@ -67,7 +67,7 @@ class DefensiveKV(Method):
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
         norms = projected_norms(new)
-        return {VALUE_NORM.name: norms / norms.sum(dim=1, keepdim=True) if self.norm == "heads" else norms}
+        return {VALUE_NORM.name: shares(norms, dim=1) if self.norm == "heads" else norms}
 
     def score(self, view: LayerView) -> torch.Tensor:
         view = view.last_queries(self.window)  # a combined method may need more queries
@@ -76,7 +76,7 @@ class DefensiveKV(Method):
         worst = pooled_rows(view, paid.flatten(2, 3), self.kernel, older).amax(dim=2)
         worst = worst.maximum(worst.sum(dim=-1, keepdim=True) / older.sum(dim=-1, keepdim=True).clamp(min=1))
         norms = torch.where(older, view.columns[VALUE_NORM.name], 0.0)
-        score = worst * (norms / norms.sum(dim=-1, keepdim=True) if self.norm == "tokens" else norms)
+        score = worst * (shares(norms, dim=-1) if self.norm == "tokens" else norms)
         forced = older & self._forced(view, paid, older)
         return torch.where(older & ~forced, score, score.amax(dim=(1, 2), keepdim=True))
 

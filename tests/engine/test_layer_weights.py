@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 import transformers
@@ -16,6 +18,7 @@ from kvbench.errors import UserError
 from kvbench.eviction import noise
 from kvbench.eviction.choose import make
 from kvbench.eviction.new_tokens import NewTokens
+from kvbench.eviction.terms import value_norm
 from kvbench.eviction.terms.value_norm import projected_norms
 from kvbench.integrations.transformers_cache import EvictionCache
 
@@ -93,6 +96,24 @@ def test_every_entry_has_the_norm_of_its_own_value(layout):
                 want = norms(loaded, ids)[layer].gather(-1, view.positions[row])
                 torch.testing.assert_close(view.columns["value_norm"][row], want, rtol=1e-4, atol=1e-5)
     assert first
+
+
+def test_norms_of_generated_tokens_are_computed_only_for_methods_that_evict_them(monkeypatch):
+    counts = []
+    norms_of = value_norm.projected_norms
+    for base in ("snapkv(window=4)", "snapkv-decode(window=4)"):
+        tokens = []
+        monkeypatch.setattr(
+            sys.modules[type(make("criticalkv", {})).__module__],
+            "projected_norms",
+            lambda new, tokens=tokens: (tokens.append(new.values.shape[2]), norms_of(new))[1],
+        )
+        engine = Engine(
+            build("qwen3"), make("criticalkv", {"base": base}), budget=40, interval=16, slots=1, max_tokens=80
+        )
+        list(engine.generate(requests((31,), (30,), 1)))
+        counts.append((31 in tokens, 1 in tokens))
+    assert counts == [(True, False), (True, True)]
 
 
 def test_latent_attention_is_refused():

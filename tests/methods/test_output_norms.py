@@ -213,6 +213,8 @@ def test_new_tokens_bring_their_share_of_the_norms():
     new = NewTokens(layer=0, hidden=values, keys=values, values=values, layer_weights={"o_proj": matrices})
     shares = DEFENSIVE().on_tokens(new)["value_norm"]
     torch.testing.assert_close(shares.sum(dim=1), torch.ones(1, 5))
+    values[:, :, 2] = 0.0  # as of a padding token whose embedding is zero
+    assert DEFENSIVE().on_tokens(new)["value_norm"][:, :, 2].tolist() == [[0.0, 0.0]]
     torch.testing.assert_close(DEFENSIVE(norm="tokens").on_tokens(new)["value_norm"], projected_norms(new))
 
 

@@ -10,6 +10,11 @@ VALUE_NORM = GivenColumn(name="value_norm")
 PRODUCT_FLOATS = 1 << 22  # of one product of a sequence, at most
 
 
+def shares(norms: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return norms divided by their sum along an axis; zeros stay zeros, as for the padding token of some models."""
+    return norms / norms.sum(dim=dim, keepdim=True).clamp_min(torch.finfo(norms.dtype).tiny)
+
+
 def projected_norms(new: NewTokens) -> torch.Tensor:
     """Return the L1 norms of v W_O^h, averaged over the query heads h of each KV head's group, [b, Hk, t] float32.
 

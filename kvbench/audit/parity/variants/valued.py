@@ -10,7 +10,7 @@ from kvbench.audit.parity.cases import Case
 from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Variants, kvpress_budget
 from kvbench.audit.parity.variants.snapkv import kvpress_label, windowed_budget
 from kvbench.eviction.new_tokens import NewTokens
-from kvbench.eviction.terms.value_norm import VALUE_NORM, projected_norms
+from kvbench.eviction.terms.value_norm import VALUE_NORM, projected_norms, shares
 from kvbench.lazy import torch
 
 
@@ -71,7 +71,7 @@ def _defensivekv(case: Case) -> list[CasePlan]:
     options["level"] = "model" if case.variant.startswith("layer") else "layer"
     plan = _with_norms(case, "defensivekv", options, budget)
     norms = plan.initial[VALUE_NORM.name]
-    initial = {VALUE_NORM.name: norms / norms.sum(dim=1, keepdim=True)}
+    initial = {VALUE_NORM.name: shares(norms, dim=1)}
     return [replace(plan, initial=initial, kept=partial(_without_surplus, budget=budget))]
 
 
