@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.folders import DATA
+from support.folders import DATA, SHARED
 
 from kvbench.audit.parity.cases import load_cases
 from kvbench.audit.parity.compare import run_case
@@ -36,6 +36,16 @@ def test_a_wrong_option_is_noticed(name, mistake):
     [plan] = plans(CASES[name])
     wrong = replace(plan, options=plan.options | mistake)
     assert min(result.equal for result in run_case(CASES[name], wrong)) < 1
+
+
+def test_whole_collection():
+    whole = SHARED / "parity" / "open-2026"
+    if not whole.is_dir():
+        pytest.skip("the full collection is not at hand")
+    cases = [case for case in load_cases(whole) if (case.method, case.variant) in valued.VARIANTS]
+    assert {(case.method, case.variant) for case in cases} == set(valued.VARIANTS)
+    for case in cases:
+        assert all(result.equal == 1 for plan in plans(case) for result in run_case(case, plan)), case.name
 
 
 @pytest.mark.parametrize("name", [CRITICAL, ADA, DEFENSIVE])
