@@ -25,10 +25,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Allocation, Method, ScoreOut, option
 from kvbench.eviction.choose import from_label
-from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate
+from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, check_base, delegate
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.select import allocation_of, competing, keep_mask, order_key
 from kvbench.eviction.terms.rkv_slot_order import RANK
@@ -55,19 +54,14 @@ class AdaKV(Method):
         super().__post_init__()
         if self.floor == "guarantee" and self.rounding == "official":
             raise OptionError("rounding", "is for floor=mix; with floor=guarantee nothing is rounded.")
-        try:
-            inner = self.inner
-        except UserError as error:
-            raise OptionError("base", f"is no method: {error}") from None
-        for wrong, wanted in (
-            (isinstance(inner, AdaKV), "another method than ada-kv"),
-            (not inner.takes_budget, "a method that takes a budget"),
-            ("+" in self.base.partition("(")[0], "one method (ada-kv itself can be combined by '+')"),
-            (inner.scope != "head" or inner.joint, "a method whose heads do not share a budget already"),
-            (RANK in inner.columns(), "a method whose scores compare between heads"),
-        ):
-            if wrong:
-                raise OptionError("base", f"must name {wanted}; got {quote(self.base)}.")
+        check_base(
+            self,
+            (lambda inner: isinstance(inner, AdaKV), "another method than ada-kv"),
+            (lambda inner: not inner.takes_budget, "a method that takes a budget"),
+            (lambda inner: "+" in self.base.partition("(")[0], "one method (ada-kv itself can be combined by '+')"),
+            (lambda inner: inner.scope != "head" or inner.joint, "a method whose heads do not share a budget already"),
+            (lambda inner: RANK in inner.columns(), "a method whose scores compare between heads"),
+        )
 
     @cached_property
     def inner(self) -> Method:
@@ -75,8 +69,7 @@ class AdaKV(Method):
         return from_label(self.base)
 
     def score(self, view: LayerView) -> ScoreOut:
-        out = self.inner.score(view)
-        out = out if isinstance(out, ScoreOut) else ScoreOut(out)
+        out = ScoreOut.of(self.inner.score(view))
         return ScoreOut(out.score, out.columns, {"capacity": self._capacities(view, out)})
 
     def quotas(self, allocation: Allocation) -> torch.Tensor:

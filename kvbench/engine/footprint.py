@@ -13,6 +13,7 @@ from kvbench.engine.cache.layout import layer_by_layer, plan_slot_bytes
 from kvbench.engine.cache.slot_cache import Shape
 from kvbench.engine.model.shape import ModelShape
 from kvbench.eviction.api import Method
+from kvbench.eviction.terms.value_norm import PRODUCT_FLOATS
 
 FLOAT = 4  # bytes; logits and scores are computed in float32
 SCORE_PIECE = 1 << 26  # most pairs of entries that a score computes at a time, one float32 each
@@ -78,6 +79,8 @@ def footprint(
     tokens = prompt_rows if whole else min(block, prompt_rows)  # of a forward pass
     reading = shape.activations(tokens, dtype) + _mask(geometry, block, prompt_rows) * dtype.itemsize
     scoring = _scoring(geometry, prompt_rows) + _pairs(geometry, prompt_rows) if method.evicts else 0
+    if method.needs().layer_weights:  # products of values, and their magnitudes
+        reading += 2 * FLOAT * min(PRODUCT_FLOATS, tokens * shape.width)
     row = _scoring(geometry, held.rows) if method.evicts else 0
     acting = method.during("decode")
     together = sum(g.evicts for g in geometry) if acting.stacked and acting.layerwise else 1  # layers in a view

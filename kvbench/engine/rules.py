@@ -67,6 +67,7 @@ class Rules:
     interval: int
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     rope: Rope | None = None
+    layer_weights: Mapping[int, Mapping[str, torch.Tensor]] = field(default_factory=dict)  # by layer, see `NewTokens`
 
     def decoding(self) -> Rules:
         """Return the rules for generated tokens: of a method "a+b", b decides."""
@@ -93,6 +94,7 @@ class Rules:
                 keys=call.key,
                 values=call.read_values(call.key, call.value),
                 weights=self.weights,
+                layer_weights=self.layer_weights.get(call.layer, {}),
             )
         )
 

@@ -10,6 +10,7 @@ from kvbench.engine.attention.rope import read_rope
 from kvbench.engine.cache.layout import Layout, Lengths, entry_budget, fit, make_cache, shape_of, stored_queries
 from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.engine.cache.slot_cache import SlotCache
+from kvbench.engine.model.layer_weights import layer_weights
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import load_weights
 from kvbench.engine.rules import Rules
@@ -86,12 +87,12 @@ def set_up(loaded: LoadedModel, method: Method, *, budget: float | None, interva
 
 
 def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequence[LayerGeometry]) -> Rules:
-    """Return the rules of a method without a budget: its weights, and the model's RoPE if the method needs it.
+    """Return the rules of a method without a budget: its weights, and of the model's what it needs.
 
     geometry: of the cache. Raises SetupError when the weights are missing or belong to another model, UserError when
-    the method cannot undo the model's RoPE.
+    the method cannot undo the model's RoPE, or when a matrix of the model that it needs is not at hand.
     """
-    weights = {}
+    weights, needs = {}, method.needs()
     if (needed := method.weights()) is not None:
         weights = load_weights(needed, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)
     return Rules(
@@ -99,5 +100,6 @@ def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequ
         budget=None,
         interval=interval,
         weights=weights,
-        rope=read_rope(loaded.model, geometry) if method.needs().rope else None,
+        rope=read_rope(loaded.model, geometry) if needs.rope else None,
+        layer_weights=layer_weights(loaded.model, geometry, needs.layer_weights),
     )

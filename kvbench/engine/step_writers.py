@@ -50,6 +50,7 @@ class StepWriter(ABC):
 
     def __init__(self, cache: SlotCache, rules: Rules, decode: Decode | None = None) -> None:
         self.cache, self.rules, self.decode = cache, rules.decoding(), decode
+        self._evicts = self.rules.method.trigger(rules.interval).growth is not None
         self.version = 0
         self._layers = {layer.geometry.index: layer for layer in cache.layers}
         self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
@@ -132,7 +133,9 @@ class StepWriter(ABC):
         """Return the layer's columns by name."""
 
     def write_columns(self, layer: EvictingStore, call: AttentionCall) -> None:
-        """Write the columns of the new entries (`Rules.columns_of_new_tokens`)."""
+        """Write the columns of the new entries (`Rules.columns_of_new_tokens`), if an eviction may read them."""
+        if not self._evicts:
+            return
         for name, value in self.rules.columns_of_new_tokens(layer.geometry, call).items():
             self.columns(layer)[name].view(-1).index_copy_(0, self.new_rows(layer), value.reshape(-1))
 

@@ -84,6 +84,7 @@ class Combined(Method):
             rope=a.rope or b.rope,
             probes=a.probes,
             prompt=a.prompt,
+            layer_weights=tuple(dict.fromkeys(a.layer_weights + b.layer_weights)),
         )
 
     def columns(self) -> tuple[Column, ...]:

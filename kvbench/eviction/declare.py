@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kvbench.eviction.view import LayerView
 
 Phase = Literal["prefill", "decode"]
+LayerWeight = Literal["o_proj"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Needs:
     rope: bool = False  # whether the method uses `view.rope` or `view.rotate`
     probes: bool = False  # whether `probes` yields any
     prompt: bool = False  # whether `probes` reads the prompt's tokens, itself or with a draft model
+    layer_weights: tuple[LayerWeight, ...] = ()  # the model's matrices that `on_tokens` reads, see `NewTokens`
 
     @property
     def width(self) -> int:
@@ -92,6 +94,11 @@ class ScoreOut:
     score: torch.Tensor
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
     stats: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, result: torch.Tensor | ScoreOut) -> ScoreOut:
+        """Return the result of `Method.score` as a `ScoreOut`."""
+        return result if isinstance(result, ScoreOut) else cls(result)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
+
+from kvbench.errors import UserError, quote
+from kvbench.eviction.api import Method
+from kvbench.eviction.options import OptionError
 
 # What the engine asks of a method beside its scores and quotas.
 DECLARATIONS = (
@@ -25,6 +30,20 @@ def delegate(cls: type, functions: tuple[str, ...], properties: tuple[str, ...])
         cls.min_budget = lambda self: max(super(cls, self).min_budget(), self.inner.min_budget())  # type: ignore
     for name in properties:
         setattr(cls, name, property(attrgetter(f"inner.{name}")))
+
+
+def check_base(method: Any, *refusals: tuple[Callable[[Method], bool], str]) -> None:
+    """Raise OptionError if the option `base` of a method names no method, or one that is refused.
+
+    refusals: pairs of a condition on `method.inner`, and the kind of method that `base` must name instead.
+    """
+    try:
+        inner = method.inner
+    except UserError as error:
+        raise OptionError("base", f"is no method: {error}") from None
+    for refused, wanted in refusals:
+        if refused(inner):
+            raise OptionError("base", f"must name {wanted}; got {quote(method.base)}.")
 
 
 def _of_inner(name: str) -> Any:

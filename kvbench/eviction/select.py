@@ -79,7 +79,7 @@ def _score(method: Method, view: LayerView) -> ScoreOut:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
         at = f" ({Path(file).name}, line {lines[-1]})" if lines else ""
         raise MethodError(f"{type(method).__name__} failed: {type(error).__name__}: {words(error)}{at}") from error
-    scored = out if isinstance(out, ScoreOut) else ScoreOut(out)
+    scored = ScoreOut.of(out)
     shape = getattr(scored.score, "shape", None)
     if shape != view.positions.shape:
         got = f"a tensor {list(shape)}" if shape is not None else quote(type(out).__name__)
@@ -156,6 +156,12 @@ def _with_room(shares: torch.Tensor, views: Sequence[LayerView], musts: Sequence
 def kept_always(method: Method, view: LayerView) -> Protect:
     """Return the protection in force (`Method.keeps_always`) at the budget and interval of a view."""
     return method.keeps_always(view.budget).at(view.interval)
+
+
+def competing(method: Method, view: LayerView) -> torch.Tensor:
+    """Return the mask of valid entries that no protection keeps, [b, Hk, N] bool."""
+    must = protected(kept_always(method, view), view.positions, view.seen, view.prompt_len, view.mask)
+    return view.valid if must is None else view.valid & ~must
 
 
 def competing(method: Method, view: LayerView) -> torch.Tensor:

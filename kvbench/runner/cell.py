@@ -16,6 +16,7 @@ from kvbench.config.run_config import Cell, MethodChoice, RunConfig
 from kvbench.engine.attention.geometry import largest_group
 from kvbench.engine.cache.layout import check_prefill, layer_by_layer
 from kvbench.engine.images import joined
+from kvbench.engine.model.layer_weights import refuse_quantised
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.shape import ModelShape
 from kvbench.engine.model.weights import find, load_weights
@@ -46,9 +47,10 @@ class MethodState:
     def of(cls, choice: MethodChoice, model_config: Any, info: models.ModelInfo) -> MethodState:
         """Make the method that the user chose, and find its version, source and artefacts.
 
-        Raises KVBenchError like `artefacts`.
+        Raises KVBenchError like `artefacts`, and UserError if it reads matrices that stay quantised.
         """
         method = choose.make(choice.name, dict(choice.options))
+        refuse_quantised(choice.label, method, model_config)
         return cls(
             method=method,
             version=version(choice.name),

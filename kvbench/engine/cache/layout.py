@@ -82,7 +82,8 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
     Sliding windows of at least `longest` tokens become full attention. For a method that keeps entries per query head,
     every query head of an evicted layer counts as a KV head. Raises UserError if the method evicts and every layer has
     a sliding window; if it spreads its budget unevenly and the evicted layers differ in heads or dimensions; or if
-    heads share entries (latent attention) and the method keeps entries per query head or has weights.
+    heads share entries (latent attention) and the method keeps entries per query head, has weights, or reads the
+    output projection.
     """
     fitted = layer_shapes.for_lengths(geometry, longest)
     if method.evicts:
@@ -107,6 +108,11 @@ def _check_latent(g: LayerGeometry, method: Method) -> None:
         raise UserError(
             f"method {quote(weights.kind)} reads weights made for each KV head, and in latent attention all heads "
             "share one entry. Use a method without weights."
+        )
+    if g.latent and method.needs().layer_weights:
+        raise UserError(
+            f"{type(method).__name__} multiplies each head's values by the output projection, and in latent attention "
+            "all heads share one entry. Use another method."
         )
 
 
