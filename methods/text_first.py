@@ -54,5 +54,5 @@ class TextFirst(Method):
 
 
 _OWN = ("columns", "protect")
-delegate(TextFirst, tuple(n for n in (*DECLARATIONS, "quotas", "selector") if n not in _OWN), PROPERTIES)
+delegate(TextFirst, tuple(n for n in (*DECLARATIONS, "quotas", "selector", "settled") if n not in _OWN), PROPERTIES)
 delegate(TextFirst, (), ("scope", "joint", "uniform"))

@@ -95,6 +95,11 @@ def _adakv_official(case: Case) -> list[CasePlan]:
     return [_bounded(case, "ada-kv", options, h["base_capacity"])]
 
 
+def kvpress_label(case: Case) -> str:
+    """Return SnapKV with the options of a kvpress case, as a `base`."""
+    return _label(_options(case, "mean"))
+
+
 def _label(options: dict[str, Any]) -> str:
     return f"snapkv({', '.join(f'{name}={value}' for name, value in options.items())})"
 
