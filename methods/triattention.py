@@ -53,7 +53,9 @@ class TriAttention(Method):
     group: Literal["max", "mean"] = option("max", "how the query heads of a group are merged (level=layer_head)")
     normalize: bool = option(True, "standardise the scores of each query head")
     trig: bool = option(True, "use the series; false: the norms of the keys alone")
-    spread: bool = option(True, "weigh norms by E|q| - |q|; false: by E|q|")
+    spread: bool = option(
+        True, "weigh norms of keys by the mean length of queries beyond that of their mean; false: by all of it"
+    )
     prompt: Literal["keep", "score"] = option("keep", "whether the prompt stays, or competes")
 
     @property

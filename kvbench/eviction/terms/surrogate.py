@@ -16,8 +16,6 @@ from kvbench.eviction.new_tokens import NewTokens
 from kvbench.lazy import torch
 
 SHARE = 8  # the hidden size over the usual width
-RELEASED = {"0.weight": "in.weight", "0.bias": "in.bias", "2.weight": "out.weight", "2.bias": "out.bias"}
-RELEASED_LINEAR = {"weight": "out.weight", "bias": "out.bias"}
 
 
 def surrogate_shapes(model: Sizes, width: int | None = None) -> Shapes:
