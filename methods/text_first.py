@@ -53,5 +53,7 @@ class TextFirst(Method):
         return replace(super().keeps_always(budget), text=True)
 
 
-delegate(TextFirst, tuple(n for n in (*DECLARATIONS, "quotas", "selector") if n != "columns"), PROPERTIES)
+delegate(
+    TextFirst, tuple(n for n in (*DECLARATIONS, "quotas", "selector", "settled") if n != "columns"), PROPERTIES
+)
 delegate(TextFirst, (), ("scope", "joint", "uniform"))

@@ -20,6 +20,7 @@ Everything else has a default, which a method can override:
     protected entries              protect()    sinks, recent tokens, the prompt
     competition for the budget     scope        within a head, a layer, or the whole model
     uneven budgets                 quotas()     entries per layer and head
+    scores shared by layers        settled()    called with the scores of all layers if the method is `joint`
     a budget that is not constant  allowed()    entries that an eviction may leave
     extra tokens to run            probes()     run against the prompt's cache, shown to observe(), then dropped
     learned weights and tables     weights()    loaded, checked, and given as view.weights
@@ -32,7 +33,7 @@ T tokens seen.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -74,7 +75,7 @@ class Method(ABC):
             oracle, none.
         scope: where entries compete for the budget: within a "head", a "layer" (all its heads), or the "model".
         version: raise it when scores change, so that old and new rows do not share a table.
-        joint: `quotas` must see all layers at once.
+        joint: `quotas` or `settled` must see all layers at once.
         stacked: `score` and `observe` also take a `StackView`, which shows several layers at once; so they must not
             read `view.layer`. A subclass that defines its own `score` or `observe` does not inherit this: the engine
             shows it one layer at a time unless it declares `stacked` too.
@@ -180,6 +181,13 @@ class Method(ABC):
         The sum over the whole model must be at most layer_count * Hk * budget. None means `budget` in every head.
         """
         return None
+
+    def settled(self, views: Sequence[LayerView], outs: list[ScoreOut]) -> list[ScoreOut]:
+        """Return the scores by which entries are chosen, one per view; called if the method is `joint`.
+
+        outs: what `score` returned for each of the views, which together show all layers that evict.
+        """
+        return outs
 
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
         """Return how many entries per layer and KV head may stay after an eviction: by default the budget.

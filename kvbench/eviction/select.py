@@ -37,6 +37,8 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
     views may be `StackView`s. The views may hold different numbers of entries, but have the same budget.
     """
     outs = [_score(method, view) for view in views]
+    if method.joint:
+        outs = method.settled(views, outs)
     musts = [protected(kept_always(method, v), v.positions, v.seen, v.prompt_len, v.mask) for v in views]
     shares = method.quotas(allocation_of(views, outs)) if not method.uniform else None
     if shares is not None and method.replaced is not None:

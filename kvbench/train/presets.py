@@ -85,6 +85,15 @@ GKV_RL = Preset(
     | {"group": 8, "temperature": 0.8, "max_tokens": 4096},
 )
 
+# KVzap, arXiv 2601.07891: 500 texts of each of nine kinds, 15 epochs; all from the released script (r).
+KVZAP = Preset(
+    about="texts of 750 to 1,250 tokens as given, 15 times each; the release draws batches of 512 tokens of all texts, "
+    "here a batch is 8 whole texts",
+    values=TORCH_ADAMW
+    | {"samples": 4500, "steps": 8438, "lr": 5e-3, "batch": 8, "warmup": 0, "floor": 0.0, "wrong": "keep"}
+    | {"width": 512, "tokens": 1250, "target": "kvzip+", "max_tokens": 1250},
+)
+
 # DuoAttention, arXiv 2410.10819; rate, texts and schedule from the released script (r).
 DUO = Preset(
     about="texts of 1,000 to 32,000 tokens; its texts are of BookSum with 10 passkeys, ours of other sentences",

@@ -33,7 +33,7 @@ from kvbench.train.prompting import Prompting
 
 if TYPE_CHECKING:
     from kvbench.train.loop import Trained
-    from kvbench.train.recipes.head_tables import HeadTable
+    from kvbench.train.tables import Table
 
 EPILOG = """Examples:
   kvbench train lookaheadkv --model tiny --out runs/lookahead                  # the built-in model's own problems
@@ -267,14 +267,15 @@ class _Training:
             terminal.note(f"preset {name} has values of {known}, none of {bare(self.model)}; {chosen} is used.")
 
     def estimate(self) -> None:
-        """Estimate the importance of every head from the model's attention, and print the most important ones."""
+        """Estimate a table of the model's heads, and print the heads with the largest numbers."""
         with preparing("loading torch and transformers", quiet=self.quiet):
-            from kvbench.train.recipes.head_tables import make
+            from kvbench.train.tables import make
 
         samples, seed = self.settings.get("samples", TABLE_SAMPLES), self.settings["seed"]
         with Counter("samples", samples, quiet=self.quiet) as counter:
             counter.cell(f"{self.kind} {self.model}")
-            table = make(self.model, self.folder, samples=samples, seed=seed, device=self.device, on_example=counter.at)
+            chosen: dict[str, Any] = {"samples": samples, "seed": seed, "device": self.device}
+            table = make(self.kind, self.model, self.folder, **chosen, on_example=counter.at)
         if not self.quiet:
             _print_table(table)
         if self.json:
@@ -288,16 +289,16 @@ def _print_trained(done: Trained) -> None:
     _print_files(done.path)
 
 
-def _print_table(heads: HeadTable) -> None:
-    """Print the heads with the highest importance, and the paths of the written files."""
-    columns = ("layer", "query head", "importance")
-    width, importance = heads.table.shape[1], heads.table.flatten()
-    first = importance.argsort(descending=True)[:SHOWN].tolist()
-    rows = [(str(index // width), str(index % width), f"{importance[index]:.3f}") for index in first]
+def _print_table(table: Table) -> None:
+    """Print the heads with the largest numbers, and the paths of the written files."""
+    columns = ("layer", "query head", table.estimate.what)
+    width, numbers = table.estimate.heads.shape[1], table.estimate.heads.flatten()
+    first = numbers.argsort(descending=True)[:SHOWN].tolist()
+    rows = [(str(index // width), str(index % width), f"{numbers[index]:.3f}") for index in first]
     terminal.table(columns, rows, right=columns)
-    if len(importance) > SHOWN:
-        print(f"and {len(importance) - SHOWN} more heads")
-    _print_files(heads.path)
+    if len(numbers) > SHOWN:
+        print(f"and {len(numbers) - SHOWN} more heads")
+    _print_files(table.path)
 
 
 def _print_files(path: Path) -> None:
