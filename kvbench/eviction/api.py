@@ -72,12 +72,12 @@ class Method(ABC):
             oracle, none.
         scope: where entries compete for the budget: within a "head", a "layer" (all its heads), or the "model".
         version: raise it when scores change, so that old and new rows do not share a table.
-        joint: `quotas` must see all layers at once.
-        stacked: `score` and `observe` also take a `StackView`, which shows several layers at once; so they must not
-            read `view.layer`. A subclass that defines its own `score` or `observe` does not inherit this: the engine
-            shows it one layer at a time unless it declares `stacked` too.
-        trained: the method needs weights trained for the model.
-        oracle: the method reads the rest of a finished sequence, so only `kvbench replay` can run it.
+        joint: whether `quotas` must see all layers at once.
+        stacked: whether `score` and `observe` also take a `StackView`. It shows several layers at once, so they must
+            not read `view.layer`. A subclass that defines its own `score` or `observe` does not inherit this: the
+            engine shows it one layer at a time unless it declares `stacked` too.
+        trained: whether the method needs weights trained for the model.
+        oracle: whether the method reads the rest of a finished sequence, so that only `kvbench replay` can run it.
         evicts: False for the full cache.
     """
 

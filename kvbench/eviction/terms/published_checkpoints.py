@@ -36,8 +36,8 @@ UNUSED = ("feature_norm.weight", "feature_norm.bias")
 
 
 def wanted(names: Iterable[str], module: str) -> dict[str, tuple[int, str]]:
-    """Return those names that belong to tensors of `module` (GATE or SCORER), each with its layer and its name inside
-    the module."""
+    """Select the names of tensors that belong to `module` (GATE or SCORER); return each with its layer and its name
+    inside the module."""
     matches = ((name, NAMES.search(name)) for name in names)
     return {name: (int(m[1]), m[3]) for name, m in matches if m is not None and m[2] == module}
 
@@ -54,7 +54,8 @@ def dimensions(module: str, name: str) -> int | None:
 
 
 def gate_kinds(layer: Mapping[str, torch.Tensor]) -> list[Gate]:
-    """Return the kinds of gate whose tensors have the names in `layer`. rg and rg2 are not told apart by names."""
+    """Return the kinds of gate whose tensors have the names in `layer`. rg and rg2 have the same names, so both are
+    returned."""
     return [gate for gate, names in GATES.items() if layer.keys() == names.keys() | {"bias"}]
 
 
