@@ -82,7 +82,8 @@ def _prompt(doc: Doc, answers: Answers, turn: int) -> str:
 
 
 def _disarm(answer: str) -> str:
-    """Put brackets for the braces of a dictionary of scores in an answer, so that quoting it gives no scores."""
+    """Replace the braces of a dictionary of scores in an answer by brackets: a judge that quotes it then gives no
+    scores."""
     return _VERDICT.sub(r"[\1]", answer)
 
 
