@@ -1,8 +1,8 @@
 """Finds the settings that kvbench never takes from a run's record, and writes command lines that repeat them.
 
-These settings are plug-ins, addresses of servers, and the names of environment variables with keys. In a record they
-are only information for the user, who gives them again to continue a run. A folder from elsewhere therefore neither
-runs code nor contacts a server.
+These settings are plug-ins, addresses of servers, and the names of environment variables with keys. A record states
+them only as information for the user, who must give them again to continue a run. A folder from elsewhere therefore
+neither runs code nor contacts a server.
 """
 
 from __future__ import annotations
