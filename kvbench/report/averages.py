@@ -82,8 +82,8 @@ class AverageTable:
         )
 
     def _shown(self) -> list[Column]:
-        """Return the columns of the table: a column for each average. Beside the first average stands its difference to
-        the baseline."""
+        """Return the columns of the table: one for each average, and after the first average its difference to the
+        baseline."""
         first, *others = [Column("", partial(_value, name), name) for name in self.names]
         baseline = next((row.baseline for row in self.rows if row.baseline), "")
         difference = Column("", lambda row: _difference(row.means[first.header]), f"minus {baseline}")

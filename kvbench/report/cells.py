@@ -266,7 +266,7 @@ def question_mean(scores: Mapping[str, Sequence[float]]) -> float:
 
 
 def present(values: Any) -> Any:
-    """Return those of the values that are not NaN."""
+    """Return the values that are not NaN."""
     return values[values == values]
 
 
