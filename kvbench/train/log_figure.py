@@ -1,4 +1,5 @@
-"""The figure of `kvbench train --plot`: the loss and the recipe's other figures over the steps, in a panel each."""
+"""The figure of `kvbench train --plot`: one panel for the loss and one for each other figure of the recipe, over the
+steps."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from kvbench.report.plots.curves import axis, curves
 
 MOST = 400  # points of a line; a longer log is shown as means over equally many steps
 APART = ("step", "lr", "grad_norm")  # columns of the log that have no panel
-ABOUT = "The training log: each figure is that of a step's own batch. No error bars, no held-out figures."
+ABOUT = "The training log: each figure is measured on the batch of its step. No error bars, no held-out figures."
 MEANS = "A point is the mean over {steps} steps; the band spans their smallest and largest values."
 
 
