@@ -41,7 +41,9 @@ HINTS = {
 @tasks.register("mathvista")
 class MathVista(Task):
     suite = "vision"
-    summary = "MathVista testmini, 1,000 questions on a picture, mathematics and charts (needs a model that sees)"
+    summary = (
+        "MathVista testmini, 1,000 questions on pictures, mathematics and charts (needs a model that reads images)"
+    )
     variants = ("rule", "judge")
     prompt_styles = ("default", "released")
     manifest = Manifest(
@@ -70,7 +72,8 @@ class MathVista(Task):
         return GenSpec(max_new_tokens=1024, thinking=False)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Score an answer; strict: only texts that are an answer already, or quote it in the official form.
+        """Score an answer. The strict score counts only texts that are an answer already, or quote it in the official
+        form.
 
         Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge cannot be used.
         """
