@@ -131,7 +131,7 @@ class Engine:
     def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
         """Yield the result of every sample of every request as it finishes.
 
-        Samples of a request that is longer than the model's context fail. Raises ValueError when a shorter request
+        If a request is longer than the model's context, its samples fail. Raises ValueError when a shorter request
         exceeds `max_tokens`, or when the requests do not share one `Sampling`. Raises OutOfMemory when memory runs out;
         the engine cannot be used after that.
         """

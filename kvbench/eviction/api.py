@@ -115,7 +115,7 @@ class Method(ABC):
 
         The engine calls it only if a method overrides it.
         """
-        raise TypeError(f"{type(self).__name__} has columns that come with tokens but does not define on_tokens()")
+        raise TypeError(f"{type(self).__name__} declares GivenColumns but does not define on_tokens()")
 
     @property
     def reads_tokens(self) -> bool:

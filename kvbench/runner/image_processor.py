@@ -43,7 +43,7 @@ def load(name: str, where: str, revision: str | None, config: Any, tokenizer: An
 
 
 def _grid(images: Any) -> dict[str, Any] | None:
-    """Return how an image processor counts tokens that gives each image a grid of patches (Qwen2-VL and successors).
+    """Return the counting function of an image processor that cuts images into grids of patches (Qwen2-VL and later).
 
     `merge_size` by `merge_size` patches become one token. None for other image processors.
     """

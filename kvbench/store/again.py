@@ -28,7 +28,7 @@ def used(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run that the user must give again, because they run code, contact a server, or name data
     that no hash covers. info: the content of run.json.
 
-    A flag or an environment variable gives them; except for `task`, the configuration file may too.
+    The user gives them by a flag or an environment variable or, except for `task`, in the configuration file.
     `unsafe_run_code` is never among them: without this setting, programs run in a sandbox.
     """
     environment = info["environment"]

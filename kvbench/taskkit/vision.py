@@ -112,7 +112,7 @@ class Vision:
 
 
 def _rows(made: Mapping[str, Any], images: int) -> list[int]:
-    """Return how many rows of the pixel values belong to each image: its patches, its tiles, or one."""
+    """Return how many rows of the pixel values belong to each image: one per patch, one per tile, or a single row."""
     if "image_grid_thw" in made:
         return [int(rows) for rows in made["image_grid_thw"].prod(-1)]
     return [int(rows) for rows in made.get("num_patches", [1] * images)]

@@ -92,7 +92,7 @@ class Survival(MethodAnalysis):
             name: {m: {h: _over_ages(of) for h, of in found.items()} for m, found in methods.items()}
             for name, methods in heads.items()
         }
-        title, value = "Attended tokens still held as blocks begin", "share of attended tokens"
+        title, value = "Attended tokens still held when blocks begin", "share of attended tokens"
         by_age = plots.lines(
             "survival", f"{title}, by age", points, x="age (tokens, up to)", y=value, about="Over all heads.", log=True
         )

@@ -82,7 +82,7 @@ def inside(folder: Path, name: str, where: str) -> Path:
 
 
 def is_inside(name: str) -> bool:
-    """Return whether a name is a relative path that leads to no place outside its folder."""
+    """Return whether a name is a relative path that stays inside its folder."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and not {*"\\:\0"} & {*name} and ".." not in path.parts
 
