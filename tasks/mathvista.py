@@ -4,7 +4,7 @@
     mathvista/judge   the official pipeline: a judge extracts the answer from every text that is not an answer already
 
 Both bring the answer into the official form and compare it with the reference, so their scores differ by extraction
-alone; the published numbers are those of the second. CC BY-SA 4.0, never bundled.
+alone. Published numbers come from the official pipeline. CC BY-SA 4.0, never bundled.
 """
 
 from __future__ import annotations

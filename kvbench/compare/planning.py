@@ -127,8 +127,8 @@ def notes(found: list[Plan]) -> list[str]:
     if flat:
         lines.append(
             f"No spread: {few(flat)}. All samples of a question have the same score there, so their variance says "
-            "nothing. The numbers assume that no score changes: so many questions show that scores fall on at most as "
-            "large a share of all questions as the margin. More samples do not help."
+            "nothing. If no score changes on as many questions as stated, the share of all questions whose scores fall "
+            "is shown to be at most the margin. More samples do not help."
         )
     if single:
         lines.append(

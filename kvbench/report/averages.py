@@ -3,7 +3,7 @@
     for table in make_averages(loaded.groups, tables):
         table.rows[0].means["avg16"].value, table.rows[0].means["avg16"].missing
 
-Each mean is that of one method at one budget. It covers the tasks of one group at one length and with equal settings,
+Each mean belongs to one method at one budget. It covers the tasks of one group at one length and with equal settings,
 with the group's weights (`kvbench.report.weighted`). If a task is missing, there is no mean, and a note names the task.
 
 A group that was run at all its lengths has three more means. They average the group's first mean over the lengths: with
@@ -92,8 +92,8 @@ class AverageTable:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Comparable tables of the tasks of one group, such as LongBench. `label`: that of the tables' rows. `members`: the
-    tables by task variant. `settings`: for each column in `EQUAL` the values that these tables have."""
+    """Comparable tables of the tasks of one group, such as LongBench. `label`: the label of the tables' rows.
+    `members`: the tables by task variant. `settings`: for each column in `EQUAL` the values that these tables have."""
 
     name: str
     label: str

@@ -114,7 +114,7 @@ class PublishedReport(Report):
     name: ClassVar[str] = "published"
     about: ClassVar[str] = (
         "Published scores come with kvbench; the papers used their own code, prompts and budgets. They "
-        "print no error bars: errors of both are those of drawing answers to the same questions again, estimated from "
+        "print no error bars: both errors are the error of drawing answers to the same questions again, estimated from "
         "the samples here, with the paper's number of samples where it is stated. Within both: the difference is at "
         "most 1.96 times their joint standard error. Unknown: a question has one sample here, or all samples agree. "
         "One cell may stand beside several published scores, because rows do not say which recipe trained the weights."

@@ -83,7 +83,7 @@ def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, st
 
 
 def _images(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the row's columns on the images of its question; none of them without images."""
+    """Return the row's columns about the images of its question; no columns without images."""
     if not pictures:
         return {}
     return {"images": len(pictures), "image_tokens": sum(p["tokens"] for p in pictures), "image_list": list(pictures)}

@@ -78,7 +78,7 @@ class Measured:
     Attributes:
         load: the requested load; decoded: the number of sequences that fitted into memory, 0 if not even one did.
         failure: why there are no figures: "out of memory" and the cause; None where there are some.
-        fitting: sequences that fit into memory by the plan of a run; for a baseline, by that of the method `full`.
+        fitting: sequences that fit into memory by the plan of a run; for a baseline, by the plan of the method `full`.
         random_weights: whether the method's trained weights were replaced by random ones.
         seconds: wall time of the second generation of a round.
         first_seconds: time until every sequence had its first token; None where the system does not tell.
