@@ -7,10 +7,10 @@ computes phi, large for entries to be dropped (Eq. 6). `features=paper6` is the 
 `features=released8` is the longer list of the released code, which the published checkpoints need; `features=attn`
 leaves out key and value (the ablation in the paper's Table 5).
 
-The newest entries always stay. To drop n of the others, the 2 n with the largest phi are candidates (`pool=2`), and n
-of the candidates are drawn without replacement with probabilities softmax(phi). In the paper this is better than to
-drop the n largest (`sampling=false`) or to draw from all entries. The draw is a hash of sample, eviction, layer, head
-and position.
+The newest entries always stay. To drop n of the others, the 2 n entries with the largest phi become candidates
+(`pool=2`). Of these, n are drawn without replacement with probabilities softmax(phi). In the paper this is better than
+to drop the n largest (`sampling=false`) or to draw from all entries. The draw is a hash of sample, eviction, layer,
+head and position.
 
 The newest entries are the L tokens since the last eviction, in the paper 256 of a budget of 1024 or more (128 in its
 evaluation code). If L is more than a quarter of the budget, which does not occur in the paper, the newest quarter of
@@ -132,7 +132,7 @@ class ForesightKV(Method):
 
     def _check(self, tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
         if not ("w1" in tensors and tensors["w1"].dim() == 4):
-            return "they are no scorer"
+            return "their tensors are no scorer"
         inputs, hidden = tensors["w1"].shape[2:]
         for other in get_args(foresight.Features):
             shapes = scorer_shapes(other, model, hidden)

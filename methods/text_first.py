@@ -53,7 +53,5 @@ class TextFirst(Method):
         return replace(super().keeps_always(budget), text=True)
 
 
-delegate(
-    TextFirst, tuple(n for n in (*DECLARATIONS, "quotas", "selector", "settled") if n != "columns"), PROPERTIES
-)
+delegate(TextFirst, tuple(n for n in (*DECLARATIONS, "quotas", "selector", "settled") if n != "columns"), PROPERTIES)
 delegate(TextFirst, (), ("scope", "joint", "uniform"))

@@ -89,7 +89,9 @@ _OPTIONS = [
         metavar="WHAT",
     ),
     *map(_of_setting, settings.SETTINGS),
-    _option("suite", Text, "Suite, see 'kvbench list suites', or a TOML file.", _WHAT, metavar="NAME"),
+    _option(
+        "suite", Text, "Name of a suite ('kvbench list suites' shows them), or a TOML file.", _WHAT, metavar="NAME"
+    ),
     _option("config", Text, "TOML file with settings; flags override it.", _WHAT, metavar="FILE"),
     _option(
         "allow_duplicate_samples", bool, "Allow several samples at temperature 0, all equal.", _DRAW, default=False

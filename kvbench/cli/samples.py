@@ -50,7 +50,7 @@ def samples(folder: Path, wanted: str, method: str | None, questions: RunQuestio
 
 
 def by_prompt(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield successive samples of one question with one prompt together."""
+    """Yield groups of successive samples that have the same question and prompt."""
     for _, group in itertools.groupby(entries, lambda entry: (entry["task"], entry["doc_id"], entry["prompt"])):
         yield list(group)
 
@@ -67,7 +67,7 @@ def show(entries: list[dict[str, Any]]) -> None:
 
 
 def heading(entry: dict[str, Any]) -> str:
-    """Return what names a sample among those of its question: its number, method and budget."""
+    """Return a heading that identifies a sample within its question: its number, method and budget."""
     budget = f" at {entry['budget']}" if "budget" in entry else ""
     budget += f" ({label(entry['budget_share'])})" if "budget_share" in entry else ""
     return f"sample {entry.get('sample', 0)}: {entry['method']}{budget}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def settings_of(kind: str, model: str, preset: str | None, given: list[str]) -> dict[str, Any]:
-    """Return the value of every setting of a recipe: that of --opt, else of the preset, else the recipe's default.
+    """Return the value of every setting of a recipe. --opt overrides the preset, which overrides the recipe's default.
 
     given: the texts of --opt. The result also names the preset.
     """

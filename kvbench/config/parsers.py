@@ -154,8 +154,8 @@ def protection(raw: object) -> str:
 def budget(raw: object, entry: int | None = None) -> Budget:
     """Parse a budget: entries per layer and KV head (512), or a share of the prompt ("25%" becomes 0.25).
 
-    entry: the budget's place in a list, from 1; None outside a list. Messages name it: "entry 3 ('abc') is not a
-    number".
+    entry: the budget's place in a list, counted from 1, for messages such as "entry 3 ('abc') is not a number"; None:
+    the budget is not in a list.
     """
     value = as_whole(raw)
     literal = str(raw).strip()

@@ -67,8 +67,8 @@ class MethodChoice:
 
     @property
     def takes_budget(self) -> bool:
-        """Whether the method needs a budget. False for the full cache, and for a method whose options set the size of
-        the cache."""
+        """Whether the method needs a budget. The full cache, and methods whose options set the size of the cache, need
+        none."""
         if "+" in self.name:  # methods without a budget cannot be combined
             return True
         return bool(registry.methods.get(self.name)(**dict(self.options)).takes_budget)
@@ -76,7 +76,7 @@ class MethodChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One method at one budget and interval on one task. interval: None if it is the run's own."""
+    """One method at one budget and interval on one task. interval: None stands for the run's interval."""
 
     method: MethodChoice
     budget: Budget | None
@@ -94,7 +94,8 @@ class Cell:
 class Grid:
     """Every method at every budget and interval on every task.
 
-    intervals: empty: the run's own interval. limit: the number of questions per task; None: the run's own limit.
+    intervals: the intervals; empty: the run's interval alone. limit: the number of questions per task; None: the run's
+    limit.
     """
 
     methods: tuple[MethodChoice, ...]
@@ -104,7 +105,7 @@ class Grid:
     limit: int | None = None
 
     def cells(self, own: int) -> list[Cell]:
-        """Return the cells of the grid. own: the run's own interval."""
+        """Return the cells of the grid. own: the run's interval."""
         intervals = [None if interval == own else interval for interval in self.intervals or (own,)]
         return [
             Cell(method=method, budget=size, task=task, interval=interval)

@@ -75,12 +75,12 @@ class Method(ABC):
             oracle, none.
         scope: where entries compete for the budget: within a "head", a "layer" (all its heads), or the "model".
         version: raise it when scores change, so that old and new rows do not share a table.
-        joint: `quotas` or `settled` must see all layers at once.
-        stacked: `score` and `observe` also take a `StackView`, which shows several layers at once; so they must not
-            read `view.layer`. A subclass that defines its own `score` or `observe` does not inherit this: the engine
-            shows it one layer at a time unless it declares `stacked` too.
-        trained: the method needs weights trained for the model.
-        oracle: the method reads the rest of a finished sequence, so only `kvbench replay` can run it.
+        joint: whether `quotas` or `settled` must see all layers at once.
+        stacked: whether `score` and `observe` also take a `StackView`. It shows several layers at once, so they must
+            not read `view.layer`. A subclass that defines its own `score` or `observe` does not inherit this: the
+            engine shows it one layer at a time unless it declares `stacked` too.
+        trained: whether the method needs weights trained for the model.
+        oracle: whether the method reads the rest of a finished sequence, so that only `kvbench replay` can run it.
         evicts: False for the full cache.
     """
 
@@ -141,7 +141,7 @@ class Method(ABC):
 
         The engine calls it only if a method overrides it.
         """
-        raise TypeError(f"{type(self).__name__} has columns that come with tokens but does not define on_tokens()")
+        raise TypeError(f"{type(self).__name__} declares GivenColumns but does not define on_tokens()")
 
     @property
     def reads_tokens(self) -> bool:

@@ -65,8 +65,8 @@ class Protect:
     """Entries that always stay: the first `sinks` tokens, the newest `recent`, the whole prompt.
 
     prompt_most: of the prompt, at most so many first tokens; None: all. by_interval: cap `recent` at the eviction
-    interval. text: of the other entries, text stays before any image, as far as the budget goes; the method then
-    declares the column `modality.MODALITY`.
+    interval. text: among all other entries, those of text stay in preference to those of images, within the budget; the
+    method must declare the column `modality.MODALITY`.
     """
 
     sinks: int = 0
@@ -125,7 +125,7 @@ class Scores(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Tokens that the model reads at the positions after the prompt; `observe` sees their queries.
+    """Tokens that the model reads at the positions after the prompt, so that `observe` sees their queries.
 
     Their entries are dropped before the model generates.
 
@@ -133,8 +133,7 @@ class Probe:
         against: the cache that the tokens attend to. None: the prompt's full cache. A method: a copy of this cache,
             from which the method has evicted entries down to the budget.
         keep: later probes against the same cache attend to these tokens too.
-        span: the prompt positions that the probe is about: the first one, and the one after the last. Only `observe`
-            reads it.
+        span: the prompt positions that the probe is about, as (first, last + 1). Only `observe` reads it.
         learned: name of a tensor [n, hidden] among the method's weights. The model reads its n vectors as embeddings in
             place of `tokens`, with the low-rank adapter among the weights applied (`kvbench.engine.adapter`).
     """

@@ -1,4 +1,4 @@
-"""Methods that change what another method decides, and take all else from that method."""
+"""For methods that wrap another method: they change its decisions, and take everything else from it unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROPERTIES = ("reads_tokens", "per_query_head", "stacked", "decode_bounded")
 
 
 def delegate(cls: type, functions: tuple[str, ...], properties: tuple[str, ...]) -> None:
-    """Let a class take these functions and properties from the method in its attribute `inner`.
+    """Give a class these functions and properties; each calls its namesake in the method `self.inner`.
 
     The class protects what is protected in `inner`, also where an option of `inner` replaces its protection; and its
     budget has room for the class's own protection and for all that `inner` needs.

@@ -1,4 +1,4 @@
-"""Tokens at the moment when they enter the cache; only then can a method read their hidden states."""
+"""Tokens that enter the cache. Only at this moment can a method read their hidden states."""
 
 from __future__ import annotations
 

@@ -160,9 +160,9 @@ def check_budget(
 def budget_in_force(method: Method, budget: Budget, prompt_tokens: int, group: int) -> int:
     """Return the budget that applies to one prompt, in entries per KV head.
 
-    A share of the prompt is raised to the method's smallest budget. Where the method keeps entries per query head, each
-    of the `group` query heads of a KV head gets an equal part of it, and a share is rounded down to such parts. A
-    number of entries stays as the user gave it.
+    A budget given in entries is returned unchanged. A share of the prompt is raised to the method's smallest budget. If
+    the method keeps entries per query head, the `group` query heads of a KV head split the budget equally, and a share
+    is rounded down so that it can be split.
     """
     if not isinstance(budget, float):
         return budget

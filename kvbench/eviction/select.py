@@ -173,7 +173,7 @@ def competing(method: Method, view: LayerView) -> torch.Tensor:
 
 
 def text_of(method: Method, view: LayerView) -> torch.Tensor | None:
-    """Return the mask of entries that stay before images, [b, Hk, N] bool; None if the method prefers none."""
+    """Return the mask of text entries, [b, Hk, N] bool, if the method prefers text to images; otherwise None."""
     return view.columns[MODALITY.name] == 0 if kept_always(method, view).text else None
 
 
@@ -215,9 +215,9 @@ def order_key(score: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def _in_two_ranks(key: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-    """Return order keys in which the entries of `ahead` come before all others; else the order stays.
+    """Return order keys that rank the entries of `ahead` above all others. Within both groups the order is unchanged.
 
-    A position has 31 bits, so one bit of the lower half of a key is free: without it, 63 bits hold score and position.
+    Score (32 bits) and position (31 bits) need only 63 of a key's 64 bits. The remaining bit distinguishes the groups.
     """
     packed = ((key >> 32) << 31) | (key & 0x7FFFFFFF)
     return torch.where(ahead, packed + (1 << 62), packed - (1 << 62))

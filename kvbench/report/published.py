@@ -41,7 +41,8 @@ STREAMING = {"1024": "duo(sparsity=0.75)", "2048": "duo(sparsity=0.5)"}  # DuoAt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Printed:
-    """A score in a paper. model, task, method, budget: in kvbench's names, without case and signs where these vary.
+    """A score in a paper. model, task, method, budget: kvbench's names; `model` and `task` in lower case without signs,
+    because papers spell them in several ways.
 
     name: the method as the paper names it. samples, longest: answers per question and most tokens of an answer; None if
     the paper does not say.
@@ -67,8 +68,8 @@ class Printed:
 
 
 def of_cell(task: str, cell: ScoreCell, models: Collection[str], lengths: Collection[int]) -> Iterator[Printed]:
-    """Yield the printed scores that belong to a cell of a task. models, lengths: the models and the most tokens of an
-    answer of the table's rows. No score belongs to rows of several models."""
+    """Yield the printed scores that belong to a cell of a task. models: the models of the table's rows; with several,
+    no score belongs to the cell. lengths: the limits on the tokens of an answer in these rows."""
     if len(models) != 1:
         return
     (model,) = models
@@ -137,8 +138,10 @@ def _printed(row: Published) -> Printed | None:
 
 
 def label_of(name: str, budget: str) -> str | None:
-    """Return the label of a cell with a paper's method, by its name in small letters; None if kvbench has no such
-    method."""
+    """Return the label that kvbench gives to a paper's method; None if kvbench has no such method.
+
+    name: in small letters.
+    """
     if name == "duoattention":
         return STREAMING.get(budget)
     if name.startswith(REWARD):

@@ -59,7 +59,8 @@ class MethodState:
         )
 
     def used(self, task: str) -> dict[str, str] | None:
-        """Return the artefacts that the rows of a task store: the method's, and the plug-in that defines the task.
+        """Return the artefacts that the rows of a task store: those of the method, and the plug-in that defines the
+        task.
 
         None if there are none.
         """
@@ -152,9 +153,11 @@ class CellPlanner:
         )
 
     def _images(self, task: str, prompts: Sequence[Prompt], whole: bool) -> tuple[int, int]:
-        """Return the bytes of the vision part in the pass with the most images, at most and afterwards.
+        """Return the bytes of the vision part in the pass with the most images: their peak, and those that remain after
+        it.
 
-        whole: whether a pass reads a whole prompt. Other passes read the images of a chunk, or one that is longer.
+        whole: whether a pass reads a whole prompt. A chunked pass reads the images of one chunk, or a single image that
+        is longer than a chunk.
         """
         shown = max(prompts, key=lambda p: sum(picture["tokens"] for picture in p.pictures), default=None)
         if shown is None or not shown.pictures:

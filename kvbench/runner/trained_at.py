@@ -17,10 +17,10 @@ from kvbench.sources.models import ModelInfo
 
 
 def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: ModelInfo) -> Iterator[str]:
-    """Yield a line for each method with a cell at another budget or interval than its weights' card states.
+    """Yield a line for each method that has a cell with another budget or interval than the card of its weights states.
 
-    Variants of a method with the same weights share a line. Shares of the prompt are no number of entries and do not
-    count. Raises KVBenchError for weights without a card.
+    Variants of a method with the same weights share a line. A budget that is a share of the prompt is not compared,
+    because its number of entries varies. Raises KVBenchError for weights without a card.
     """
     variants: dict[tuple[str, Path], list[MethodChoice]] = {}
     for choice, method in methods.items():

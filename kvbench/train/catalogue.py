@@ -34,7 +34,7 @@ _SCORER |= {"features": "paper6"}
 BUILT_IN: dict[str, Entry] = {
     "lookaheadkv": Entry(
         location="kvbench.train.recipes.lookaheadkv:LookaheadRecipe",
-        about="learned tokens after a prompt, and an adapter, which foresee what its answer attends to",
+        about="learned tokens and an adapter that predict which of a prompt's tokens its answer will attend to",
         tasks=("lookup", "lookup/lookup-1", "chain", "walk"),
         traces=1200,
         steps=1500,

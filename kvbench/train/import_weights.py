@@ -218,7 +218,7 @@ def _gates(
 
 
 def _by_size(layer: Mapping[str, torch.Tensor], model: Sizes) -> list[Gate]:
-    """Return the kinds of gate whose inputs have the size that the tensors need.
+    """Return the kinds of gate whose inputs have the size for which the tensors were made.
 
     A gate rg reads the hidden state; a gate rg2 reads the keys and values of all heads.
     """

@@ -211,9 +211,9 @@ def steps_done(out: Path) -> int:
 def rate(settings: Settings, step: int) -> float:
     """Return the learning rate of a step.
 
-    It rises linearly to its peak `lr` during the warm-up. Then it falls as a cosine to `floor` times the peak
-    (cosine); or it stays (constant); or it stays and falls linearly in as many last steps as the warm-up has
-    (trapezoid, whose rate is at least `floor` times the peak).
+    It rises linearly to its peak `lr` during the warm-up. What follows depends on the schedule. cosine: it falls as a
+    cosine to `floor` times the peak. constant: it stays. trapezoid: it stays, and falls linearly in the last steps, as
+    many as the warm-up has, to at least `floor` times the peak.
     """
     warm = (step + 1) / settings.warmup if settings.warmup else 1.0
     if settings.schedule == "trapezoid":

@@ -1,8 +1,8 @@
 """Runs parity cases with kvbench's methods, and compares the entries that they keep with those of the reference.
 
 The engine's own `decide` takes the decisions. kvbench's kept entries and columns carry over from step to step. After a
-step in which its kept entries differ from the reference's, each later step starts from the reference's state (teacher
-forcing), because the difference may be no error: max pooling makes exact ties, which the reference breaks arbitrarily.
+step in which they differ from the reference's kept entries, each later step starts from the reference's state (teacher
+forcing). Such a difference need not be an error: max pooling makes exact ties, which the reference breaks arbitrarily.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compares numbers that the reference code computed besides its decisions: gates, features, labels, losses.
 
-The numbers are float32, as in the files; kvbench's may differ by 1e-4 (relative) plus 1e-6 (absolute).
+The numbers are float32, as in the files; kvbench's numbers may differ by 1e-4 (relative) plus 1e-6 (absolute).
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def replay(
     sample: Sample = None,
     out: Folder = None,
 ) -> None:
-    """Compare methods token by token on answers that are given: the loss that eviction adds, without any sampling.
+    """Compare methods token by token on finished answers: how much loss eviction adds, without any sampling.
 
     The model answers each question once with the full cache. Every method then reads the same answers with its own
     cache and evicts when a run would; its predictions are compared with the full cache's. 'random' and the oracle

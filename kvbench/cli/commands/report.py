@@ -42,7 +42,8 @@ def report(
         str | None, plain("--baseline", "Method to compare all others with. Default: full.", "METHOD")
     ] = None,
     group_by: Annotated[
-        str | None, plain("--group-by", "One table per value of a column; all: of every column that differs.", "COLUMN")
+        str | None,
+        plain("--group-by", "One table per value of a column; all: per value of every column that differs.", "COLUMN"),
     ] = None,
     out: Annotated[str | None, plain("--out", "Also write Markdown, CSV and JSON files into DIR.", "DIR")] = None,
     html: Annotated[
@@ -52,7 +53,7 @@ def report(
     by: Annotated[str | None, plain("--by", "Show the scores of each category of questions.", "category")] = None,
     summary: Annotated[bool, plain("--summary", "Show only the overview, without the tables of each task.")] = False,
     memory: Annotated[bool, plain("--memory", "Show nominal and measured bytes instead of scores.")] = False,
-    published: Annotated[bool, plain("--published", "Show scores that papers print beside ours.")] = False,
+    published: Annotated[bool, plain("--published", "Show our scores beside those that papers print.")] = False,
     matched: Annotated[
         bool, plain("--matched", "Show what scoring and protection add, from rows with and without --protect.")
     ] = False,

@@ -167,10 +167,10 @@ def train(
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """The checked options of the command, with methods that do its work.
+    """The checked options of the command. Its methods do the command's work.
 
-    settings: the value of every setting by name: samples, steps, lr, batch, seed, the optimiser's, the recipe's; and
-    the preset's name.
+    settings: the value of every setting by name (samples, steps, lr, batch, seed, and those of optimiser and recipe),
+    and the preset's name.
     """
 
     kind: str
@@ -256,7 +256,7 @@ class _Training:
             terminal.data(done.card | {"path": str(done.path)})
 
     def _say_preset(self, entry: Entry) -> None:
-        """Print what the preset stands for, and whether it has values for this very model."""
+        """Print the preset's description, and whether it has values for this model."""
         if (name := self.settings["preset"]) in (None, TINY):  # the built-in model's needs no word
             return
         preset = entry.presets[name]
@@ -264,7 +264,7 @@ class _Training:
         if preset.models and not preset.names_model(self.model):
             chosen = ", ".join(f"{setting}={self.settings[setting]}" for setting in next(iter(preset.models.values())))
             known = ", ".join(preset.models)
-            terminal.note(f"preset {name} has values of {known}, none of {bare(self.model)}; {chosen} is used.")
+            terminal.note(f"preset {name} has values for {known}, none for {bare(self.model)}; {chosen} is used.")
 
     def estimate(self) -> None:
         """Estimate a table of the model's heads, and print the heads with the largest numbers."""

@@ -117,7 +117,7 @@ def _check_latent(g: LayerGeometry, method: Method) -> None:
 
 
 def check_prefill(method: Method, prefill: str, name: str = "") -> None:
-    """Raise UserError when a method does not work with chunked prefill. name: the method's, for the error text."""
+    """Raise UserError when a method does not work with chunked prefill. name: the method's name, for the error text."""
     if prefill == "chunked" and method.during("prefill").needs().probes:
         label = quote(name or type(method).__name__)
         raise UserError(
@@ -145,9 +145,9 @@ def shape_of(
     slots: int,
     states: tuple[StateShape, ...] = (),
 ) -> Shape:
-    """Return the size of a cache for sequences of these lengths. geometry: the model's, not the result of `fit`.
+    """Return the size of a cache for sequences of these lengths. geometry: that of the model, not the result of `fit`.
 
-    states: of layers beside attention.
+    states: the states of recurrent layers.
     """
     group = largest_group(geometry)
     rows = capacity(method, budget, interval, lengths, group)

@@ -42,7 +42,7 @@ UNUSED = ("feature_norm.weight", "feature_norm.bias")
 
 
 def wanted(names: Iterable[str], module: str) -> dict[str, tuple[int, str]]:
-    """Return those names that belong to tensors of `module` (GATE, SCORER or SURROGATE), each with its layer and its
+    """Select the names of tensors that belong to `module` (GATE, SCORER or SURROGATE); return each with its layer and its
     name inside the module."""
     if module == SURROGATE:
         return {name: (int(m[1]), m[2]) for name in names if (m := SURROGATE_NAMES.match(name))}
@@ -64,7 +64,8 @@ def dimensions(module: str, name: str) -> int | None:
 
 
 def gate_kinds(layer: Mapping[str, torch.Tensor]) -> list[Gate]:
-    """Return the kinds of gate whose tensors have the names in `layer`. rg and rg2 are not told apart by names."""
+    """Return the kinds of gate whose tensors have the names in `layer`. rg and rg2 have the same names, so both are
+    returned."""
     return [gate for gate, names in GATES.items() if layer.keys() == names.keys() | {"bias"}]
 
 

@@ -21,7 +21,7 @@ class Judged:
     a drop. Holm's correction then tests it two-sided at its strictest level, alpha / comparisons. If other comparisons
     have drops, the power is higher.
 
-    `room`: the largest drop that scores allow, from the baseline's mean to the floor.
+    `room`: the largest possible drop, from the baseline's mean to the floor.
     """
 
     p: float  # adjusted

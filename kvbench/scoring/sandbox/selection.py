@@ -1,4 +1,4 @@
-"""Choose the first tier that passes its self-test on this machine, in this process."""
+"""Choose the first tier that passes its self-test, which is run in this process."""
 
 from __future__ import annotations
 

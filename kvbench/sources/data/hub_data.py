@@ -42,14 +42,14 @@ def cached(manifest: Manifest, revision: str | None) -> Place | None:
 
 
 def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | None = None) -> Place:
-    """Return where the data are in the cache, after downloading what it lacks. task: "" for data without a task.
+    """Download the parts of the data that the cache lacks, and return where the data are.
 
-    Raises SetupError.
+    task: "" for data without a task. Raises SetupError.
     """
     if (place := cached(manifest, revision)) is not None:
         return place
     if not hub.may_ask(task):
-        why = f"only the run's folder asks for it (--task {bare(task)} again lets kvbench download it)"
+        why = f"only the run's folder names it (give --task {bare(task)} again to let kvbench download it)"
         raise elsewhere(task, manifest, why)
     if manifest.url:
         try:
@@ -191,7 +191,7 @@ def _download(manifest: Manifest, files: tuple[str, ...], revision: str | None) 
 
 
 def _with_images(manifest: Manifest, place: Place) -> Place:
-    """Return the place with its archive of images, if it has one, downloaded and unpacked."""
+    """Download and unpack the archive of images that belongs to a place, if there is one; return the place with it."""
     if place.images is not None and not place.images.is_dir():
         (archive,) = _download(manifest, (manifest.archive,), place.revision)
         wanted = images.every_name(place.rows(place.reading(), manifest), manifest.images)
@@ -227,7 +227,7 @@ def _table_file(manifest: Manifest, commit: str) -> Path:
 
 
 def _safe(kind: str, hub_name: str, *names: str) -> Path:
-    """Return the path in the cache of something from the hub, its parts joined to one name of a file or folder."""
+    """Return the cache path of a file or folder from the hub. Its name joins the repository's name and `names`."""
     parts = (hub_name.replace("/", "--"), *names)
     return cache.folder() / kind / "__".join(re.sub(r"[^\w.-]", "-", part) for part in parts)
 

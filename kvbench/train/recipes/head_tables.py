@@ -1,8 +1,8 @@
 """Estimates the table of heads for `headkv` from a model's attention. Nothing is trained; a CPU is enough.
 
-The model reads retrieval problems with their right answers (`head_data`). For every query head, the table says how much
-attention the queries that predict an answer pay to the tokens from which it can be copied (the evidence). Memory holds
-one layer's attention for a block of queries.
+The model reads retrieval problems with their right answers (`head_data`). The evidence is the tokens from which an
+answer can be copied. For every query head, the table says how much attention the queries that predict the answer pay to
+the evidence. Memory holds one layer's attention for a block of queries.
 """
 
 from __future__ import annotations
