@@ -166,12 +166,6 @@ def competing(method: Method, view: LayerView) -> torch.Tensor:
     return view.valid if must is None else view.valid & ~must
 
 
-def competing(method: Method, view: LayerView) -> torch.Tensor:
-    """Return the mask of valid entries that no protection keeps, [b, Hk, N] bool."""
-    must = protected(kept_always(method, view), view.positions, view.seen, view.prompt_len, view.mask)
-    return view.valid if must is None else view.valid & ~must
-
-
 def text_of(method: Method, view: LayerView) -> torch.Tensor | None:
     """Return the mask of text entries, [b, Hk, N] bool, if the method prefers text to images; otherwise None."""
     return view.columns[MODALITY.name] == 0 if kept_always(method, view).text else None

@@ -42,8 +42,8 @@ UNUSED = ("feature_norm.weight", "feature_norm.bias")
 
 
 def wanted(names: Iterable[str], module: str) -> dict[str, tuple[int, str]]:
-    """Select the names of tensors that belong to `module` (GATE, SCORER or SURROGATE); return each with its layer and its
-    name inside the module."""
+    """Select the names of tensors that belong to `module` (GATE, SCORER or SURROGATE); return each with its layer and
+    its name inside the module."""
     if module == SURROGATE:
         return {name: (int(m[1]), m[2]) for name in names if (m := SURROGATE_NAMES.match(name))}
     matches = ((name, NAMES.search(name)) for name in names)
