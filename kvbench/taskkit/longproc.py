@@ -60,7 +60,7 @@ class LongProc(Task):
             number, row = numbered
             texts = self.texts(row)
             turn = Turn(context=context.format(**texts), question=question.format(**texts))
-            return Doc(doc_id=str(number), turns=(turn,), reference=self.reference(row))
+            return Doc(doc_id=str(number), turns=(turn,), reference=self.reference(row), cluster_id=self.cluster(row))
 
         return documents(self, enumerate(rows), make)
 
@@ -74,6 +74,10 @@ class LongProc(Task):
             partial=scores["partial_accuracy"],
             aux={"extraction_rate": scores["extraction_rate"], "no_answer": 1.0 - scores["extraction_rate"]},
         )
+
+    def cluster(self, row: Mapping[str, Any]) -> str:
+        """Return the name of the source that a row shares with others; "" if it has its own."""
+        return ""
 
     def select(self, rows: Any) -> Any:
         """Return the rows of the task's level."""

@@ -28,7 +28,7 @@ PART = {
     "lookaheadkv-longbench": "longbench/qasper,longbench/trec",
     "lookaheadkv-longproc": "longproc_html_to_tsv",
     "lookaheadkv-ruler": "ruler/niah_multikey_3@4k",
-    "trimkv-long": "longbench/qasper,longbench_v2,longproc_html_to_tsv",
+    "trimkv-long": "longbench/qasper,longproc_countdown,scbench/kv,longmemeval",
 }
 DRAFT = ("lookaheadkv-longbench", "lookaheadkv-ruler", "lookaheadkv-longproc", "lookaheadkv-mtbench")
 PAPERS = [name for name in suites() if name not in OWN]

@@ -28,7 +28,9 @@ class Plan:
 
     outer: tuple[tuple[str, tuple[str, ...]], ...] = ()  # named arguments of the command that starts the box
     inner: tuple[Step, ...]  # what the child does before it runs the program
-    opened: frozenset[str] = frozenset()  # families of system calls that the filter allows; empty outside tests
+    opened: frozenset[str] = (
+        frozenset()
+    )  # families of system calls that the filter allows: exec for binaries, others in tests
 
     def parts(self) -> list[str]:
         """Return the names of the parts that `without` can omit, such as "--unshare-net" and "limit AS".
