@@ -70,7 +70,7 @@ class PseudoToCode(LongProc):
     def texts(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {"pseudocode": "\n".join(row["pseudocode_lines"])}
 
-    def reference(self, row: Mapping[str, Any]) -> list[cpp.Test]:
+    def reference(self, row: Mapping[str, Any]) -> list[tuple[list[str], list[str]]]:
         """Return the tests. A problem without tests would be solved by any program."""
         tests = [([*map(str, given)], [*map(str, expected)]) for given, expected in row["testcases"]]
         if not tests:

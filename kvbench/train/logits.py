@@ -94,7 +94,7 @@ def _decoder_returns(model: Any, states: torch.Tensor) -> Iterator[None]:
     """While the block runs, calls of the model's decoder return `states` at once."""
     decoders = _decoders(model)
     for decoder in decoders:
-        decoder.forward = lambda *args, **kwargs: _Final(last_hidden_state=states)
+        decoder.forward = lambda *args, **kwargs: _Final(last_hidden_state=states)  # type: ignore[arg-type]
     try:
         yield
     finally:

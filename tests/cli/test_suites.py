@@ -20,7 +20,7 @@ from kvbench.config.run_config import RunConfig
 from kvbench.report.published import every
 from kvbench.sources.published import FILE
 
-OWN = ("baselines", "demo", "first", "smoke")  # of no paper
+OWN = ("baselines", "demo", "first", "protection", "smoke")  # of no paper
 REPLAYS = ("foresightkv-table1", "foresightkv-table2", "foresightkv-table7")
 # Tasks of which the tests have rows; other suites run with all their tasks.
 PART = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,16 @@ FILE = DATA / "tasks" / "longproc" / "pseudo_to_code_0.5k.sample.jsonl"
 ROWS = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
 
 
+compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
 def score(text: str) -> Score:
     task = get_task("longproc_pseudo_to_code")
     output = Output(text=text, stop_reason="stop", prompt_tokens=1, output_tokens=1, thinking=False)
     return task.score(task.docs(SOURCE)[0], output)
 
 
+@compiles
 def test_documents():
     task = get_task("longproc_pseudo_to_code")
     first, second = task.docs(SOURCE)
@@ -36,12 +41,14 @@ def test_documents():
     assert (task.size(), get_task("longproc_pseudo_to_code/2k").size(), task.needs) == (199, 200, {"code"})
 
 
+@compiles
 def test_programs_are_extracted_as_by_the_official_pattern():
     assert cpp.extract("a ```c++\nint x;``` b ```cpp\nint y;\n``` c") == "\nint x;``` b ```cpp\nint y;\n"
     assert cpp.extract("```cpp\nint x;") is None
     assert score("no program").aux == {"extraction_rate": 0.0, "no_answer": 1.0}
 
 
+@compiles
 def test_a_right_program_passes_and_a_broken_one_does_not_compile():
     right = score("Here:\n```cpp\n" + "\n".join(ROWS[0]["code_lines"]) + "\n```\n")
     assert (right.value, right.partial, right.aux["tests"], right.aux["failed_test"]) == (1.0, 1.0, 2.0, -1.0)
@@ -72,6 +79,7 @@ int main() {
 """
 
 
+@compiles
 def test_what_a_program_may_do(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpp, "SECONDS", 0.5)
     binary = cpp.compiled(NOSY)
@@ -91,6 +99,7 @@ def test_no_compiler_is_a_line(monkeypatch: pytest.MonkeyPatch):
         get_task("longproc_pseudo_to_code").docs(SOURCE)
 
 
+@compiles
 @pytest.mark.parametrize(("tests", "message"), [([], "testcases is empty"), ([["1"]], "row 1, have a value")])
 def test_wrong_rows_get_a_line(tmp_path: Path, tests: list, message: str):
     (tmp_path / "longproc").mkdir()
