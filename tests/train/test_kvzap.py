@@ -103,19 +103,28 @@ def test_it_learns_and_the_engine_scores_with_it(loaded, traces, tmp_path: Path,
             assert best == set(inside)
 
 
+class Plain(ZapRecipe):
+    def _repeated(self, trace):  # the random models have no tokenizer
+        return [*trace.ids, 1, 2, *trace.ids], len(trace.ids)
+
+
+TEXTS = [Trace(name=str(i), prompt=tuple(range(3 + i, 40 + i)), answer=(5, 6)) for i in range(3)]
+
+
 def test_layers_with_a_sliding_window_have_no_networks():
     model = build("gemma2")
-    texts = [Trace(name=str(i), prompt=tuple(range(3 + i, 40 + i)), answer=(5, 6)) for i in range(3)]
-
-    class Plain(ZapRecipe):
-        def _repeated(self, trace):  # the random model has no tokenizer
-            return [*trace.ids, 1, 2, *trace.ids], len(trace.ids)
-
-    recipe = Plain(model, SETTINGS, texts[:2], texts[2:])
+    recipe = Plain(model, SETTINGS, TEXTS[:2], TEXTS[2:])
     sliding = [g.index for g in model.geometry if g.window is not None]
     assert sliding
     assert not recipe.parameters()["out.bias"][sliding].any()
     assert bool(recipe.parameters()["out.bias"][recipe.layers].all())
+    assert recipe.held_out()["loss"] > 0
+
+
+def test_layers_with_a_window_that_hides_nothing_have_networks():
+    recipe = Plain(build("mistral-wide"), SETTINGS, TEXTS[:2], TEXTS[2:])
+    assert recipe.layers == [0, 1, 2]
+    assert bool(recipe.parameters()["out.bias"].all())
     assert recipe.held_out()["loss"] > 0
 
 

@@ -104,7 +104,7 @@ class ZapRecipe(TraceRecipe):
     def _read(self, trace: Trace) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
         """Return the hidden states [1, n, D] of a text in every layer, and the targets [layers, Hk, n]."""
         ids, n = self._repeated(trace)
-        reader = _Reader(n, _outputs(self.loaded.model, self.layers) if self.norms else {})
+        reader = _Reader(n, self.layers, _outputs(self.loaded.model, self.layers) if self.norms else {})
         with torch.no_grad():
             forward(self.loaded.model, reader, hidden=True, input_ids=torch.tensor([ids], device=self.loaded.device))
         hidden, worth = zip(*(reader.found[layer] for layer in self.layers))
@@ -121,16 +121,17 @@ class ZapRecipe(TraceRecipe):
 class _Reader:
     """Computes a model's attention while it reads a text twice; keeps hidden states and worth of the first reading.
 
-    n: tokens of the text; the last n tokens repeat it. outputs: by layer, the Gram matrices [Hq, dv, dv] of the output
-    projection; without them the worth has no norms. found: by layer, hidden states [1, n, D] and worth [Hk, n].
+    n: tokens of the text; the last n tokens repeat it. layers: those that methods evict. outputs: by layer, the Gram
+    matrices [Hq, dv, dv] of the output projection; without them the worth has no norms. found: by layer, hidden states
+    [1, n, D] and worth [Hk, n].
     """
 
-    def __init__(self, n: int, outputs: Mapping[int, torch.Tensor]) -> None:
-        self.n, self.outputs = n, outputs
+    def __init__(self, n: int, layers: Sequence[int], outputs: Mapping[int, torch.Tensor]) -> None:
+        self.n, self.layers, self.outputs = n, frozenset(layers), outputs
         self.found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
-        if call.window is None:
+        if call.layer in self.layers:  # perhaps with a sliding window that is longer than all texts
             assert call.hidden is not None
             self.found[call.layer] = call.hidden[:, : self.n].float(), self._worth(call)
         return plain(call)
