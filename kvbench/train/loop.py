@@ -2,8 +2,8 @@
 
 After a kill the same call continues from the last checkpoint and reaches the same losses. A training may also become
 longer, if no rate so far depends on its length. `log.jsonl` in the training's folder has one line per step,
-`held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share
-each batch and average their gradients; the first process writes.
+`held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share each batch and average their
+gradients; the first process writes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def train(
     Raises:
         UserError: `out` holds a training with other settings.
         RunInUseError: another training holds the folder.
-        SetupError: a loss is not finite, or a file cannot be written or read.
+        SetupError: a loss or gradient is not finite, or a file cannot be written or read.
     """
     with joined() as processes, alone(out):
         training = _Training(recipe, out, processes, base, revision)
@@ -129,7 +129,7 @@ class _Training:
     def advance(self) -> dict[str, float]:
         """Take one step of the optimiser; return the loss and the recipe's figures of its batch.
 
-        Raises SetupError when the loss is not finite.
+        Raises SetupError when the loss or the gradient is not finite.
         """
         started, lr = time.monotonic(), rate(self.recipe.settings, self.step)
         loss, figures = self._gradients()
