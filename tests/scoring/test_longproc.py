@@ -13,7 +13,7 @@ from kvbench.sources.data import Data
 from kvbench.taskkit.longproc import LongProc
 from kvbench.taskkit.names import get_task
 
-ROWS = (DATA / "goldens" / "longproc.jsonl").read_text(encoding="utf-8").splitlines()
+ROWS = (DATA / "scored" / "longproc.jsonl").read_text(encoding="utf-8").splitlines()
 SOURCE = Data(DATA / "tasks", env={})
 
 

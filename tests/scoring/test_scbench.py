@@ -10,7 +10,7 @@ from support.folders import DATA
 from kvbench.errors import SetupError
 from kvbench.scoring.scbench import packages, repoqa, rules
 
-ROWS = (DATA / "goldens" / "scbench.jsonl").read_text(encoding="utf-8").splitlines()
+ROWS = (DATA / "scored" / "scbench.jsonl").read_text(encoding="utf-8").splitlines()
 ADD = 'def add(a, b):\n    """Sum."""\n    return a + b'
 MUL = "def mul(a, b):\n    total = 0\n    for _ in range(b):\n        total += a\n    return total"
 NEEDLES = [("add", ADD), ("mul", MUL)]

@@ -29,6 +29,8 @@ SMALL = {
     "speckv": {"draft": "another", "n": 5, "window": 8},
     "lagkv": {"sinks": 2, "lag": 6},
     "criticalkv": {"base": "snapkv(window=8)"},
+    "chunkkv": {"base": "snapkv(window=8)", "chunk": 4},
+    "kvzap": {"recent": 8},
     "defensivekv": {"window": 8},
     "caote": {"window": 8},
     "vase": {"window": 8, "draw": False},
