@@ -59,10 +59,10 @@ def prepare(
     """Load the model, let it answer the questions, and return the recipe called `name`, ready to train.
 
     data: a file, folder or data set on the hub with questions or texts (`kvbench.train.data_place`); None: problems of
-    the built-in tasks. samples: the most questions or
-    examples to train on, without those that the recipe holds out. out: the folder of the training, where the answers
-    are stored. prompting: how questions become prompts. continue_from: the folder of a finished training whose weights
-    are the initial values. on_answer: called with the number of answers so far.
+    the built-in tasks. samples: the most questions or examples to train on, without those that the recipe holds out.
+    out: the folder of the training, where the answers are stored. prompting: how questions become prompts.
+    continue_from: the folder of a finished training whose weights are the initial values. on_answer: called with the
+    number of answers so far.
     """
     entry, prompting = entry_of(name), prompting or Prompting()
     check_choices(options, **CHOICES)
@@ -77,6 +77,7 @@ def prepare(
     refuse_training(loaded)
     revision = models.revision(models.describe(model))  # described again: loading may just have fetched the model
     make.check(loaded, options)
+    initial = origin.load(loaded) if origin is not None else None  # wrong ones are refused before questions are asked
     about = place.name if place is not None else ", ".join(entry.tasks) or source(loaded)
     items: Sequence[Question | Trace | Example]
     test: Sequence[Question | Trace | Example]
@@ -110,8 +111,8 @@ def prepare(
         more["continue_from_sha256"] = origin.sha256
     settings = Settings.of(more, steps=steps, lr=lr, batch=batch, seed=seed)
     recipe = make(loaded, settings, items, test)
-    if origin is not None:
-        origin.begin(recipe, loaded)
+    if initial is not None:
+        recipe.continue_from(initial)
     return Ready(recipe, loaded, revision)
 
 
