@@ -83,6 +83,26 @@ def test_a_recipe_trains_on_a_data_set(cached, tmp_path: Path, capsys, monkeypat
     assert "--data hub:org/math " in made["command"]
 
 
+def test_a_training_does_not_go_on_with_a_newer_commit(cached, tmp_path: Path, capsys, monkeypatch) -> None:
+    import datasets
+
+    change(monkeypatch, "retention", held_out=1)
+    small = [word for text in ("width=4", "budget=8", "interval=4", "max_tokens=24") for word in ("--opt", text)]
+    command = ["train", "retention", "--steps", "1", "--batch", "2", *small, "-q", "--out", str(tmp_path / "out")]
+    assert main([*command, "--data", "hub:org/math"]) == 0, capsys.readouterr().err
+    older, newer = datasets.load_dataset, "e" * 40
+
+    def load(*name: str, **how: str) -> datasets.Dataset:
+        table = older(*name, **how)
+        table.info.download_checksums = {f"hf://datasets/org/math@{newer}/data.jsonl": {}}
+        return table
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert main([*command, "--data", "hub:org/math"]) == 2
+    assert f"data hub:org/math:train@{COMMIT}, now hub:org/math:train@{newer}" in capsys.readouterr().err
+    assert main([*command, "--data", f"hub:org/math@{COMMIT}"]) == 0, capsys.readouterr().err
+
+
 def test_the_hub_is_asked_for_it(tmp_path: Path) -> None:
     """The real library against a hub on this machine."""
     import subprocess
