@@ -128,6 +128,14 @@ def test_layers_with_a_window_that_hides_nothing_have_networks():
     assert recipe.held_out()["loss"] > 0
 
 
+def test_texts_read_twice_must_fit_into_the_context():
+    model = build("qwen3")
+    assert model.context == 512
+    long = Trace(name="long", prompt=tuple(range(3, 150)) * 2, answer=(5, 6))
+    with pytest.raises(UserError, match=r"up to 594 tokens, .* context of 512\. Give fewer --opt tokens\."):
+        Plain(model, SETTINGS, [long, *TEXTS[:2]], TEXTS[2:])
+
+
 def test_settings_are_checked(loaded):
     with pytest.raises(UserError, match=r"--opt target must be kvzip\+ or kvzip; got 'x'"):
         ZapRecipe.check(loaded, MORE | {"target": "x"})

@@ -56,6 +56,11 @@ class ZapRecipe(TraceRecipe):
         more = self.settings.more
         self.norms = more["target"] == "kvzip+"
         longest = len(self._repeated(max((*self.traces, *self.test), key=lambda trace: len(trace.ids)))[0])
+        if longest > self.loaded.context:
+            raise UserError(
+                f"a text, the request to repeat it and the text again have up to {longest} tokens, more than the "
+                f"model's context of {self.loaded.context}. Give fewer --opt tokens."
+            )
         geometry = for_lengths(self.loaded.geometry, longest)
         check_evicts(geometry, longest)
         check_equal_heads(geometry)
