@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers.pytorch_utils import Conv1D
 
 from kvbench.engine.attention.geometry import LayerGeometry
@@ -48,7 +49,7 @@ def _by_head(model: Any, g: LayerGeometry, name: LayerWeight) -> torch.Tensor:
     """Return a layer's output projection, [Hq, dv, D]."""
     inputs, why = g.query_heads * g.read_dim, "was not found"
     for layer in _candidates(model, g.index, NAMES[name]):
-        if type(layer) not in (torch.nn.Linear, Conv1D) or type(layer.weight.data) is not torch.Tensor:
+        if type(layer) not in (torch.nn.Linear, Conv1D) or is_traceable_wrapper_subclass(layer.weight.data):
             why = "is quantised or divided among devices"
             continue
         matrix = layer.weight.detach() if isinstance(layer, Conv1D) else layer.weight.detach().T  # [inputs, D]
