@@ -44,7 +44,9 @@ class DefensiveKV(Method):
     window: int = option(32, "last queries of the prompt that vote and always stay", low=1)
     kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
     level: Literal["layer", "model"] = option("layer", "entries compete over the heads of each layer, or of the model")
-    mass: float = option(0.9, "attention that the forced entries of a head cover, before the bias", low=0, high=1)
+    mass: float = option(
+        0.9, "a head's most attended entries are forced, up to this share of attention less the bias", low=0, high=1
+    )
     bias: Literal["released", "window", "off"] = option("released", "attention that is subtracted from mass")
     norm: Literal["heads", "tokens"] = option("heads", "what the norm of a value is divided by the sum over")
     forced: int | None = option(None, "most forced entries of a head; none: by the budget, see above", low=0)

@@ -158,7 +158,8 @@ class SCBench(Task):
     def _reference(
         self, row: Mapping[str, Any], turn: Mapping[str, Any], needles: dict[str, list[repoqa.Needle]]
     ) -> dict[str, Any]:
-        """Return what the score of a turn compares with: `rule`, the kind of question, and the rule's arguments."""
+        """Return what is needed to score a turn: `rule` (the name of the scoring rule), `kind` (the kind of question;
+        "" in sets of one kind) and the rule's arguments."""
         rule, kind, right = SETS[self.variant].rule, "", turn["answer"]
         if not isinstance(rule, str):
             kind = str(turn["task"])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCORES = ("score", "score_strict", "score_partial")
+UNKNOWN = "(not stored in the run; the data it was read from are not on this machine)"  # in place of a later question
 
 
 def samples(folder: Path, wanted: str, method: str | None, questions: RunQuestions) -> list[dict[str, Any]]:
@@ -95,7 +96,7 @@ def _show_answer(entry: dict[str, Any]) -> None:
         _print("output", entry["output"])
     for number, turn in enumerate(entry.get("turns", ()), 1):
         if number > 1:
-            _print(f"question {number}", turn["question"] or "(in the task's data, which are not here)")
+            _print(f"question {number}", turn["question"] or UNKNOWN)
         _print(f"output {number}", turn["output"])
     if entry.get("extracted"):
         print(f"-- extracted: {terminal.clean(entry['extracted'])}")

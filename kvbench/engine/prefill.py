@@ -65,7 +65,7 @@ class PromptState:
     evict_seconds: float = 0.0  # evicting, and reading probes
 
     def bytes_left(self) -> int:
-        """Return the bytes of all packed layers and states."""
+        """Return the bytes that the prompt's cache holds after the evictions, with the states of recurrent layers."""
         return sum(layer.bytes() for layer in self.layers.values()) + self._state_bytes()
 
     def bytes_extra(self) -> int:
@@ -82,7 +82,7 @@ class PromptReader:
 
     Args:
         chunk: tokens per forward pass; for a prompt read in one pass, queries per attention call.
-        prefill: "full" or "chunked": whether eviction waits for the end of the prompt, see the module.
+        prefill: when to evict, once ("full") or after every chunk ("chunked"); see the module.
         log: receives the kept positions of every eviction.
     """
 

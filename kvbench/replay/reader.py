@@ -97,8 +97,8 @@ class TraceReader:
 
     @property
     def within(self) -> str | None:
-        """Return the option `within` of the oracle `golden` if the method is `golden`, or a pair such as "a+golden".
-        Otherwise return None."""
+        """The value of the option `within` if the method is the oracle `golden` or a pair that contains it, such as
+        "a+golden"; otherwise None."""
         parts = (self.method.during("prefill"), self.method.during("decode"))
         return next((str(part.options()["within"]) for part in parts if part.oracle), None)
 

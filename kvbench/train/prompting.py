@@ -64,5 +64,5 @@ class Prompting:
         return replace(turn, context=before, system=system or self.system or turn.system)
 
     def message(self, text: str, context: str = "", system: str = "") -> Turn:
-        """Return the first message of a conversation as a turn; conversations keep their own wording."""
+        """Return the first message of a conversation as a turn, without the wording of `prompt_style`."""
         return replace(self, prompt_style="plain").turn(text, context, system)

@@ -59,9 +59,9 @@ class Part:
         self.targets, self.weights = self.ids[:, first:], weights[:, first:]
 
     def states(self, model: Any, until: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Return the hidden states [b, n, D] from which the model predicts `targets`, under the masks of `until`.
+        """Return the hidden states [b, n, D] from which the model predicts `targets`, with evicted entries masked.
 
-        until: from `Lifetimes.tables`.
+        until: by layer, the first token that no longer sees each entry [b, H, S - 1], from `Lifetimes.tables`.
         """
         return final_states(model, SparseAttention(until), last=self.targets.shape[1], input_ids=self.ids[:, :-1])
 

@@ -69,9 +69,9 @@ class Union(AttentionAnalysis):
             self.tally.add((window.layer, share), window.traces, answers=1.0, **sums)
 
     def rows(self) -> list[Row]:
-        """Return a row of results per layer and share of tokens, with means over KV heads and answers.
+        """Return a row of results per layer and share r of tokens, with means over KV heads and answers.
 
-        Column: kept (the share r).
+        Columns: kept (the share r); before, union and size (see the module).
         """
         ratios = {name: (name, "answers") for name in ("before", "union", "size")}
         return [
