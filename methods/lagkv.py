@@ -66,6 +66,9 @@ class LagKV(Method):
     def protect(self, budget: int) -> Protect:
         return Protect(sinks=self.sinks, recent=self.lag)
 
+    def unscored(self) -> int:
+        return self.lag  # no partition follows
+
     def min_budget(self) -> int:
         return max(super().min_budget(), self.sinks + 2 * self.lag)
 
@@ -96,6 +99,6 @@ class LagKV(Method):
     def _first(self, view: LayerView, held: torch.Tensor) -> torch.Tensor:
         """Return how many first entries in text order are never scored, [b, Hk, 1] int64."""
         if self.takes_budget:
-            return torch.full_like(held, self.sinks)
+            return torch.full_like(held, self.sinks if self.replaced is None else self.replaced.sinks)
         before = (view.seen[:, None, None] - held) // max(1, self._dropped)  # partitions that were scored before
         return self.sinks + before * (self.lag - self._dropped)

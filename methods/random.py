@@ -39,7 +39,7 @@ class Random(Method):
 
     def score(self, view: LayerView) -> torch.Tensor:
         noise = view.noise()
-        if self.prompt == "none":
+        if self.prompt == "none" or self.replaced is not None:
             return noise
         kept = view.prompt_len.clamp(max=view.budget - self.recent - 1)[:, None, None]
         stays = view.positions < kept

@@ -32,6 +32,7 @@ from typing import Literal
 
 from kvbench.eviction.api import Method, Needs, ScoreOut, option
 from kvbench.eviction.learned import LearnedWeights
+from kvbench.eviction.select import competing
 from kvbench.eviction.terms.layers import best_of_heads, mean_of_layers
 from kvbench.eviction.terms.series import series, standardised, table_misfit, table_shapes
 from kvbench.eviction.view import LayerView
@@ -70,9 +71,10 @@ class TriAttention(Method):
         return LearnedWeights(**where, what="table", shapes=table_shapes, check=table_misfit)
 
     def score(self, view: LayerView) -> torch.Tensor:
-        room = view.prompt_len < view.budget if self.prompt == "keep" else torch.zeros_like(view.seen, dtype=torch.bool)
+        keeps = self.prompt == "keep" and self.replaced is None
+        room = view.prompt_len < view.budget if keeps else torch.zeros_like(view.seen, dtype=torch.bool)
         stays = (view.positions < view.prompt_len[:, None, None]) & room[:, None, None]
-        among = view.valid & ~stays
+        among = competing(self, view) & ~stays
         scores = series(view, self.reach, over=self.over, trig=self.trig, spread=self.spread)  # [b, Hk, g, N]
         if self.normalize:
             scores = standardised(scores, among[:, :, None])

@@ -116,12 +116,10 @@ class Method(ABC):
         """Raise OptionError if the method cannot work under a protection other than its own."""
         if not self.takes_budget:
             raise OptionError("protection", "is for methods that take a budget.")
-        needs = self.needs()
-        voters = min(needs.width, self.protect(1 << 30).recent) if needs.queries == "window" else 0
-        if replaced.recent < voters:  # they are not scored
+        if replaced.recent < (newest := self.unscored()):
             raise OptionError(
                 "protection",
-                f"must keep the newest {voters} tokens, whose queries score the others: recent={voters} or more; got "
+                f"must keep the newest {newest} tokens, which the method does not score: recent={newest} or more; got "
                 f"{quote(self.protection)}.",
             )
 
@@ -159,6 +157,14 @@ class Method(ABC):
 
     def protect(self, budget: int) -> Protect:
         return Protect()
+
+    def unscored(self) -> int:
+        """Return how many of the newest tokens the method cannot score, so that every protection must keep them.
+
+        By default, these are the tokens of the window whose queries score the others, if `protect` keeps them.
+        """
+        needs = self.needs()
+        return min(needs.width, self.protect(1 << 30).recent) if needs.queries == "window" else 0
 
     @cached_property
     def replaced(self) -> Protection | None:

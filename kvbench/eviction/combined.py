@@ -103,6 +103,7 @@ class Combined(Method):
             sinks=max(a.sinks, b.sinks),
             recent=max(a.recent, b.recent),
             prompt=a.prompt or b.prompt,
+            prompt_most=_most(a, b),
             text=a.text or b.text,
         )
 
@@ -139,6 +140,12 @@ class Combined(Method):
     @property
     def per_query_head(self) -> bool:
         return self.first.per_query_head or self.second.per_query_head
+
+
+def _most(a: Protect, b: Protect) -> int | None:
+    """Return how many first tokens of a prompt one of two protections keeps at most; None if one keeps all."""
+    limits = [protect.prompt_most for protect in (a, b) if protect.prompt]
+    return None if None in limits or not limits else max(limit for limit in limits if limit is not None)
 
 
 def _memories(method: Method) -> list[str]:

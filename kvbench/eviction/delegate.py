@@ -9,6 +9,7 @@ from typing import Any
 from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Method
 from kvbench.eviction.options import OptionError
+from kvbench.eviction.protection import parse_protection
 
 # What the engine asks of a method beside its scores and quotas.
 DECLARATIONS = (
@@ -26,6 +27,9 @@ def delegate(cls: type, functions: tuple[str, ...], properties: tuple[str, ...])
     """
     for name in functions:
         setattr(cls, name, _of_inner({"protect": "keeps_always"}.get(name, name)))
+    if "protect" in functions:  # as far as the class's own option does not replace it again
+        cls.replaced = property(lambda self: parse_protection(self.protection) or self.inner.replaced)  # type: ignore
+        cls.unscored = _of_inner("unscored")  # type: ignore[attr-defined]
     if "min_budget" in functions:
         cls.min_budget = lambda self: max(super(cls, self).min_budget(), self.inner.min_budget())  # type: ignore
     for name in properties:

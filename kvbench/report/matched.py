@@ -92,7 +92,8 @@ def _of_group(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> list[Mat
     for _, budget, part in cells_of(rows, shared):
         method, options = part.values("method")[0], part.values("options")[0]
         label, protection = _apart(method, options, shared[method])
-        scores.cells[label, budget, protection] = part.scores(headline)
+        if protection is not None:
+            scores.cells[label, budget, protection] = part.scores(headline)
     intervals = rows.firsts("interval")
     return [
         MatchedTable(
@@ -107,12 +108,18 @@ def _of_group(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> list[Mat
     ]
 
 
-def _apart(method: str, options: str, shared: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a method's label without its protection, and the protection."""
+def _apart(method: str, options: str, shared: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return a method's label without its protection, and the protection.
+
+    The protection of two combined methods is None if it is not the same in both.
+    """
     given = options_of(options)
     replaced = [value for name, value in given.items() if name.rpartition(".")[2] == OPTION]
     others = {name: value for name, value in given.items() if name.rpartition(".")[2] != OPTION}
-    return method_label(method, json.dumps(others), shared), "+".join(dict.fromkeys(replaced)) or OWN
+    label, parts = method_label(method, json.dumps(others), shared), len(method.split("+"))
+    if replaced and (len(replaced) < parts or len(set(replaced)) > 1):
+        return label, None
+    return label, replaced[0] if replaced else OWN
 
 
 def _lines(scores: _Scores, protection: str) -> list[Matched]:

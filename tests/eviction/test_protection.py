@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+from support.methods import with_tables
+from support.models import build, requests
 
+from kvbench.engine.loop import Engine
 from kvbench.errors import UserError
 from kvbench.eviction.api import Protect
 from kvbench.eviction.choose import from_label
@@ -73,6 +78,28 @@ def test_the_smallest_budget_has_room_for_it() -> None:
     assert from_label("ada-kv(base=gkv(protection=recent=20))").keeps_always(48) == Protect(recent=20)
 
 
+def test_a_base_under_another_protection_gives_room_to_every_layer() -> None:
+    wrapped = from_label("ada-kv(base=pyramidkv(window=8, protection=prompt=90%+recent=32))")
+    assert wrapped.replaced is not None
+    assert not wrapped.layerwise
+    assert from_label("ada-kv(base=pyramidkv(window=8))").layerwise
+
+
+@pytest.mark.parametrize("label", ["random(prompt=all)", "triattention", "lagkv(sinks=4, lag=8)"])
+def test_scores_that_protect_give_way(label: str) -> None:
+    """Under another protection no score may keep what the method keeps by an infinite score of its own."""
+    loaded, kept = with_tables(build("llama")), []
+    method = from_label(f"{label.removesuffix(')')}{', ' if '(' in label else '('}protection=recent=8)")
+
+    def log(key: int, seen: int, layer: int, heads: Sequence[torch.Tensor]) -> None:
+        kept.extend(set(head.tolist()) for head in heads)
+
+    engine = Engine(loaded, method, budget=24, interval=8, slots=1, max_tokens=100, log=log)
+    list(engine.generate(requests(lengths=(16,), new_tokens=(60,), samples=1)))
+    assert kept
+    assert any(not {0, 1, 2, 3} <= positions for positions in kept)
+
+
 def test_text_stays_before_images_under_any_protection() -> None:
     assert from_label("text-first(protection=sinks=2+recent=16)").keeps_always(48) == Protect(
         sinks=2, recent=16, text=True
@@ -91,7 +118,7 @@ def test_each_part_of_two_methods_has_its_own() -> None:
         ("full(protection=none)", "is for methods that take a budget"),
         (
             "gkv(protection=recent=8)",
-            "must keep the newest 16 tokens, whose queries score the others: recent=16 or more",
+            "must keep the newest 16 tokens, which the method does not score: recent=16 or more",
         ),
         ("rkv(compat=reference, protection=recent=8)", "is not in the code that compat=reference reproduces"),
         ("h2o(protection=newest)", "takes own, none, or some of prompt"),

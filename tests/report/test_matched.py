@@ -60,3 +60,12 @@ def test_runs_without_such_rows_get_the_command(make_run: Callable, rows: Callab
 def test_without_random_the_report_says_what_is_unknown(make_run: Callable, rows: Callable) -> None:
     shown = MatchedReport.make(load([make_run("r", rows("gkv", 48, [1.0, 0.0, 1.0], options=P))]))
     assert "what scoring adds is not known" in " ".join(FORMATS["text"](shown).split())
+
+
+def test_two_methods_under_different_protections_are_left_out(make_run: Callable, rows: Callable) -> None:
+    both = {"snapkv.protection": "sinks=4+recent=32", "gkv.protection": "sinks=4+recent=32"}
+    same = rows("snapkv+gkv", 48, [1.0, 0.0, 1.0], options=both)
+    one = rows("snapkv+gkv", 64, [1.0, 0.0, 1.0], options=both | {"gkv.protection": "recent=20"})
+    (table,) = MatchedReport.make(load([make_run("r", same, one)])).data()["tables"]
+    assert table["protection"] == "sinks=4+recent=32"
+    assert [line["budget"] for line in table["cells"]] == [48]

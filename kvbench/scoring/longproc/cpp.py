@@ -25,7 +25,7 @@ HEADERS = (
     *("list", "fstream", "climits", "cassert", "iomanip", "sstream", "bitset"),
 )
 HEAD = "".join(f"#include <{name}>\n" for name in HEADERS) + "using namespace std;\n"
-COMMAND = ("g++", "-std=c++11", "-O", "-static", "-x", "c++", "-o")
+COMMAND = ("g++", "-std=c++11", "-O", "-static", "-fno-lto", "-x", "c++", "-o")
 SECONDS = 3.0  # per test
 TESTS = 10  # of a problem at most
 COMPILE_SECONDS = 60.0
