@@ -21,6 +21,7 @@ from kvbench.scoring.html_to_tsv import score_tsv
 from kvbench.scoring.judge import parse
 from kvbench.scoring.livecodebench import extract_code, grade
 from kvbench.scoring.mrcr import score_copy
+from kvbench.scoring.overlap import rouge_l_recall
 from kvbench.scoring.pool import ScorePool
 from kvbench.sources.data import read_jsonl
 from kvbench.task import Doc, Output, Turn
@@ -110,6 +111,10 @@ def _same(ours: Any, theirs: Any) -> bool:
 # --- one function for each file ---------------------------------------------------------------------------------------
 
 
+def _leak(row: Golden, pool: ScorePool) -> Values:
+    return {"expected": rouge_l_recall(row["reference"], row["text"])}
+
+
 def _longbench(row: Golden, pool: ScorePool) -> Values:
     return {"expected": longbench.score_row(row["dataset"], row["prediction"], row["answers"], row["all_classes"])}
 
@@ -196,6 +201,7 @@ FILES: dict[str, Callable[[Golden, ScorePool], Values]] = {
     "gpqa_extract.jsonl": _gpqa,
     "gsm8k_filters.jsonl": _gsm8k,
     "html_to_tsv.jsonl": _html_to_tsv,
+    "leak.jsonl": _leak,
     "livecodebench.jsonl": _livecodebench,
     "livecodebench_extract.jsonl": _extract_code,
     "longbench.jsonl": _longbench,
