@@ -15,7 +15,7 @@ from typing import Any
 
 from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.report import stats
-from kvbench.scoring import choice, longbench, ruler, sandbox
+from kvbench.scoring import choice, longbench, longgenbench, ruler, sandbox
 from kvbench.scoring.gsm8k import lm_eval_filters
 from kvbench.scoring.html_to_tsv import score_tsv
 from kvbench.scoring.judge import parse
@@ -124,6 +124,15 @@ def _longbench_v2(row: Golden, pool: ScorePool) -> Values:
     return {"extracted": letter, "expected": letter == row["gold"]}
 
 
+def _longgenbench(row: Golden, pool: ScorePool) -> Values:
+    entries = longgenbench.read_entries(row["prefix"] + row["output"], row["type"])
+    events = (row[f"checks_{kind}"] for kind in ("once", "range", "periodic"))
+    return {
+        "expected_completion": longgenbench.completion(entries, row["number"]),
+        "expected_questions": [question for of_kind in events for question in longgenbench.questions(entries, of_kind)],
+    }
+
+
 def _ruler(row: Golden, pool: ScorePool) -> Values:
     metric = {"string_match_all": ruler.string_match_all, "string_match_part": ruler.string_match_part}[row["metric"]]
     outputs = [ruler.postprocess(text) for text in row["predictions"]]
@@ -206,6 +215,7 @@ FILES: dict[str, Callable[[Golden, ScorePool], Values]] = {
     "livecodebench_extract.jsonl": _extract_code,
     "longbench.jsonl": _longbench,
     "longbench_v2_extract.jsonl": _longbench_v2,
+    "longgenbench.jsonl": _longgenbench,
     "math.jsonl": _math,
     "mrcr.jsonl": _mrcr,
     "mt_bench_parse.jsonl": _mt_bench,
