@@ -18,7 +18,8 @@ from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError
 from kvbench.eviction.learned import Shapes
 from kvbench.train.foresight_states import FEATURES, WITHIN, Choice, Evictions
-from kvbench.train.recipe import TraceRecipe, check_choices, check_least, with_gradient
+from kvbench.train.recipe import Settings, TraceRecipe, check_choices, check_least, with_gradient
+from kvbench.train.rehearsal import Answers
 from kvbench.train.traces import Trace
 
 LEAST = 1e-4  # smallest standard deviation, for inputs that are nearly constant
@@ -119,6 +120,15 @@ class ScorerRecipe(TraceRecipe):
         check_least(more, budget=2, interval=1, long=0, long_budget=2, long_interval=1, hidden=1)
         if not more.get("margin", 1.0) > 0:
             raise UserError(f"--opt margin must be above 0; got {more['margin']:g}.")
+
+    @classmethod
+    def answers(cls, settings: Settings) -> Answers:
+        """Return what a rehearsal answers: `budget` entries stay, and all but the newest `interval` compete."""
+        more = settings.more
+        longer = "long_" if more.get("long") else ""
+        budget, interval = more[f"{longer}budget"], more[f"{longer}interval"]
+        recent = min(interval, max(1, budget // 4))
+        return Answers(number=budget, marked=lambda length: length - recent if length > budget else min(interval, length))
 
     def _evicted(self, traces: Sequence[Trace]) -> list[Trace]:
         """Return the traces that are long enough for an eviction. Raises UserError when none is."""

@@ -30,7 +30,9 @@ from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
 from kvbench.records import Request, Sampling
 from kvbench.store.files import reason, replacing
+from kvbench.train.generation_memory import Generation
 from kvbench.train.recipe import Recipe, Settings, check_choices, check_least, drawing
+from kvbench.train.rehearsal import Answers
 from kvbench.train.traces import Question
 
 FORMAT = "kvbench-model/1"
@@ -90,6 +92,23 @@ class SparseRecipe(Recipe):
         """Return the share of held-out questions that greedy answers get right, with the evicted and the full cache."""
         full: Method = registry.methods.get("full")()
         return {"accuracy": self._accuracy(self.method, self.budget), "full_accuracy": self._accuracy(full, None)}
+
+    @classmethod
+    def answers(cls, settings: Settings) -> Answers:
+        budget = int(settings.more["budget"])
+        return Answers(number=budget, marked=lambda length: min(budget, length))
+
+    def rehearse_held_out(self) -> None:
+        """Do nothing: `generations` has all that the held-out figures generate."""
+
+    def generations(self) -> Sequence[Generation]:
+        longest = max(len(q.ids) + q.max_new_tokens for q in self.test)
+        sizes: dict[str, Any] = {"interval": self.interval, "slots": self.slots, "longest": longest}
+        full: Method = registry.methods.get("full")()
+        return (
+            Generation(phase="answers under eviction", method=self.method, budget=self.budget, **sizes),
+            Generation(phase="answers with the full cache", method=full, budget=None, **sizes),
+        )
 
     def card(self) -> dict[str, Any]:
         return {"held_out": len(self.test)}

@@ -22,6 +22,8 @@ from kvbench.train.entry import check_least as check_least
 if TYPE_CHECKING:
     from kvbench.engine.model.load import LoadedModel
     from kvbench.engine.model.weights import Base
+    from kvbench.train.generation_memory import Generation
+    from kvbench.train.rehearsal import Answers
     from kvbench.train.traces import Trace
 
 T = TypeVar("T")
@@ -105,6 +107,25 @@ class Recipe(ABC):
         `prepare` calls it before the model answers questions.
         """
         return None
+
+    @classmethod
+    def answers(cls, settings: Settings) -> Answers:
+        """Return what a rehearsal (`kvbench.train.memory`) answers where the recipe asks for values of tensors."""
+        from kvbench.train.rehearsal import Answers
+
+        return Answers()
+
+    def rehearse_loss(self, share: slice) -> torch.Tensor:
+        """Return the loss of a step in a rehearsal, whose memory is that of `loss`."""
+        return self.loss(0, share)[0]
+
+    def rehearse_held_out(self) -> None:
+        """Compute the held-out figures in a rehearsal, except what `generations` lists."""
+        self.held_out()
+
+    def generations(self) -> Sequence[Generation]:
+        """Return the generations of answers in steps and held-out figures, whose memory a plan counts by itself."""
+        return ()
 
     @abstractmethod
     def parameters(self) -> dict[str, torch.Tensor]:

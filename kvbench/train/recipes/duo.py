@@ -28,6 +28,7 @@ from kvbench.errors import SetupError
 from kvbench.train.forward import ROWS, in_blocks
 from kvbench.train.head_data import Example
 from kvbench.train.recipe import Recipe, Settings, check_least, draw_batch, with_gradient
+from kvbench.train.rehearsal import Answers
 from kvbench.train.sparse_pass import recomputed
 
 LARGE = 100_000_000  # models of at least this many parameters recompute activations for the gradient
@@ -66,6 +67,11 @@ class DuoRecipe(Recipe):
         size = sum(p.numel() for p in loaded.model.parameters())
         self.again = size >= LARGE and any(isinstance(m, GradientCheckpointingLayer) for m in loaded.model.modules())
         self.alpha = torch.ones(len(self.layers), heads.pop(), device=loaded.device, requires_grad=True)
+
+    @classmethod
+    def answers(cls, settings: Settings) -> Answers:
+        streamed = int(settings.more["sinks"]) + int(settings.more["recent"]) + ROWS
+        return Answers(marked=lambda length: min(length, streamed))
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return {"alpha": self.alpha}

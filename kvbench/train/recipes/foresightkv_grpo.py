@@ -31,9 +31,9 @@ from typing import Any
 import torch
 
 from kvbench.engine.model.load import LoadedModel
-from kvbench.engine.model.weights import card_path, find, load_weights
+from kvbench.engine.model.weights import card_path, find, load_weights, model_fields
 from kvbench.errors import UserError
-from kvbench.eviction.terms.foresight import drop_scores
+from kvbench.eviction.terms.foresight import drop_scores, scorer_shapes
 from kvbench.eviction.terms.objectives import advantages, chosen_log_probs, policy_loss
 from kvbench.registry import methods
 from kvbench.train.foresight_scorer import MEASURED, ScorerRecipe, TrainedScorer
@@ -171,6 +171,9 @@ def _initial(loaded: LoadedModel, location: str, features: str) -> tuple[dict[st
 
     Raises UserError when there is no scorer.
     """
+    if loaded.device.type == "meta":  # a memory plan: any scorer has the same size
+        shapes = scorer_shapes(features, model_fields(loaded.model.config))
+        return {name: torch.empty(shape, device=loaded.device) for name, shape in shapes.items()}, {"sha256": ""}
     method = methods.get("foresightkv")(features=features, scorer=location)
     weights = method.weights()
     beside = loaded.folder / f"{weights.kind}.safetensors" if loaded.folder else None
