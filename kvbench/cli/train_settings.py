@@ -54,12 +54,19 @@ def _parse_like(default: Any, name: str, text: str) -> Any:
 
 
 def command_line(
-    kind: str, model: str, data: str | None, plugins: list[str], prompting: Prompting, settings: Settings
+    kind: str,
+    model: str,
+    data: str | None,
+    continue_from: str | None,
+    plugins: list[str],
+    prompting: Prompting,
+    settings: Settings,
 ) -> str:
-    """Return the command line that repeats a training, for the card of the weights. It has the names of the data and
-    the plug-ins but no other path of this machine."""
+    """Return the command line that repeats a training, for the card of the weights. It has the names of the data, of
+    the training that it continues and of the plug-ins, but no other path of this machine."""
     more = settings.more
     flags = {"model": model, "preset": more["preset"], "data": data and Path(data).name} | prompting.settings()
+    flags["continue_from"] = continue_from and Path(continue_from).name
     thinking = {None: "", True: " --thinking", False: " --no-thinking"}[flags.pop("thinking", None)]
     flags |= {"samples": more["samples"], "steps": settings.steps, "lr": f"{settings.lr:g}", "batch": settings.batch}
     flags |= {"seed": settings.seed}

@@ -102,7 +102,7 @@ class BlockWriter:
 
         Layers with the same window and equally many entries share the mask.
         """
-        if on_gpu(call.query) and call.plain and call.window is None and layer.valid is None:
+        if call.query.is_cuda and call.plain and call.window is None and layer.valid is None:
             return newest_rows(count, rows)
         first = start - self.start
         positions = self.positions[first : first + count]

@@ -31,31 +31,23 @@ MOST_BYTES = 1 << 30  # largest size of the record of a batch
 MOST_TRACES = 64  # most traces of a batch
 
 
-class Reference(Listener):
-    """The record of a batch read with the full cache: b traces with P prompt tokens and n answer tokens each.
+class FutureAttention(Listener):
+    """Records the attention of a batch read with the full cache: b traces with P prompt and n answer tokens each.
 
-    Attributes (outputs, attention and most are dictionaries by layer, for the layers that are evicted):
-        targets: [b, n], the answers.
-        logits: [b, n, V], the predictions of the answers' tokens.
-        outputs: [b, n - 1, Hq, Dv], the outputs of the attention heads for every token of the answer but the last.
+    Attributes (attention and most are dictionaries by layer, for the layers that are evicted):
         attention: [b, Hk, blocks, T] float32, T = P + n - 1: the attention that the queries of each block of the answer
             pay to each token, summed over queries and divided by the interval, as in `kvbench.eviction.terms.golden`.
         most: as `attention`, but the largest attention that a query of the block pays; empty unless `extreme`.
-        oracle: the entries that the oracle holds at each budget, after a `Comparison` has read with the oracle.
     """
 
     def __init__(
         self, traces: Sequence[ForcedTrace], interval: int, device: torch.device, *, extreme: bool = False
     ) -> None:
-        self.traces, self.interval, self.extreme = traces, interval, extreme
+        self.traces, self.interval, self.device, self.extreme = traces, interval, device, extreme
         self.prompt, self.length = len(traces[0].prompt), len(traces[0].answer)
         self.blocks = -(-(self.length - 1) // interval)
-        self.targets = torch.tensor([t.answer for t in traces], device=device)
-        self.outputs: dict[int, torch.Tensor] = {}
         self.attention: dict[int, torch.Tensor] = {}
         self.most: dict[int, torch.Tensor] = {}
-        self.oracle: dict[Budget | None, Held] = {}
-        self._logits: list[torch.Tensor] = []
 
     @property
     def total(self) -> int:
@@ -67,8 +59,6 @@ class Reference(Listener):
         for g in cache.evicting:
             shape = (len(self.traces), g.kv_heads, self.blocks, self.total)
             self.attention[g.index] = torch.zeros(shape, device=cache.device)
-            outputs = (len(self.traces), self.length - 1, g.query_heads, g.read_dim)
-            self.outputs[g.index] = cache.layers[g.index].values.new_empty(outputs)
             if self.extreme:
                 self.most[g.index] = torch.zeros(shape, device=cache.device)
 
@@ -79,13 +69,56 @@ class Reference(Listener):
         layer = self.cache.layers[call.layer]
         if not layer.geometry.evicts:
             return
-        self.outputs[call.layer][:, first : first + out.shape[1]] = out
         paid = attention_to(layer, call, call.query, self.prompt + first, reduce_g="mean", reduce_q="sum")
         self.attention[call.layer][:, :, self._block, : layer.rows] += paid / self.interval
         if self.extreme:
             known = self.most[call.layer][:, :, self._block, : layer.rows]
             paid = attention_to(layer, call, call.query, self.prompt + first, reduce_g="mean", reduce_q="max")
             torch.maximum(known, paid, out=known)
+
+    def future(self) -> dict[str, torch.Tensor]:
+        """Return the tables of future attention that the oracle `golden` reads as its weights, by name.
+
+        Each table has one more block than the answer. This block is 0, because no attention comes after the last block.
+        """
+        tables = {"interval": torch.tensor(self.interval, device=self.device)}
+        for name, table in (("mean", self.attention), ("max", self.most)):
+            for layer, paid in table.items():
+                coming = upcoming(paid.flatten(0, 1)).view(paid.shape) if self.blocks else paid
+                tables[f"{name}.{layer}"] = torch.nn.functional.pad(coming, (0, 0, 0, 1))
+        return tables
+
+
+class Reference(FutureAttention):
+    """The record of a batch read with the full cache, for comparisons.
+
+    Attributes, beside those of `FutureAttention`:
+        targets: [b, n], the answers.
+        logits: [b, n, V], the predictions of the answers' tokens.
+        outputs: by layer, [b, n - 1, Hq, Dv], the outputs of the attention heads for every token of the answer but the
+            last.
+        oracle: the entries that the oracle holds at each budget, after a `Comparison` has read with the oracle.
+    """
+
+    def __init__(
+        self, traces: Sequence[ForcedTrace], interval: int, device: torch.device, *, extreme: bool = False
+    ) -> None:
+        super().__init__(traces, interval, device, extreme=extreme)
+        self.targets = torch.tensor([t.answer for t in traces], device=device)
+        self.outputs: dict[int, torch.Tensor] = {}
+        self.oracle: dict[Budget | None, Held] = {}
+        self._logits: list[torch.Tensor] = []
+
+    def opened(self, cache: PromptCache) -> None:
+        super().opened(cache)
+        for g in cache.evicting:
+            outputs = (len(self.traces), self.length - 1, g.query_heads, g.read_dim)
+            self.outputs[g.index] = cache.layers[g.index].values.new_empty(outputs)
+
+    def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
+        super().attended(call, first, out)
+        if call.layer in self.outputs:
+            self.outputs[call.layer][:, first : first + out.shape[1]] = out
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
         self._logits.append(logits)
@@ -98,25 +131,13 @@ class Reference(Listener):
 
     def pick(self, index: int) -> Reference:
         """Return the part of this record that belongs to one trace of the batch."""
-        one = Reference([self.traces[index]], self.interval, self.targets.device)
+        one = Reference([self.traces[index]], self.interval, self.device)
         part = slice(index, index + 1)
         one.logits = self.logits[part]
         one.outputs = {layer: out[part] for layer, out in self.outputs.items()}
         one.attention = {layer: paid[part] for layer, paid in self.attention.items()}
         one.oracle = {budget: [held[:, part] for held in blocks] for budget, blocks in self.oracle.items()}
         return one
-
-    def future(self) -> dict[str, torch.Tensor]:
-        """Return the tables of future attention that the oracle `golden` reads as its weights, by name.
-
-        Each table has one more block than the answer. This block is 0, because no attention comes after the last block.
-        """
-        tables = {"interval": torch.tensor(self.interval, device=self.targets.device)}
-        for name, table in (("mean", self.attention), ("max", self.most)):
-            for layer, paid in table.items():
-                coming = upcoming(paid.flatten(0, 1)).view(paid.shape) if self.blocks else paid
-                tables[f"{name}.{layer}"] = torch.nn.functional.pad(coming, (0, 0, 0, 1))
-        return tables
 
 
 def attention_to(
@@ -172,6 +193,18 @@ def read_full(reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bo
     reader.read(traces, reference)
     reference.close()
     return reference
+
+
+def read_future(
+    reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bool = False
+) -> dict[str, torch.Tensor]:
+    """Read a batch with the full cache, and return the oracle's tables of future attention; nothing else is kept.
+
+    reader: a reader with the method `full`. extreme: whether there are tables of the largest attention.
+    """
+    record = FutureAttention(traces, reader.interval, reader.loaded.device, extreme=extreme)
+    reader.read(traces, record)
+    return record.future()
 
 
 def readings(

@@ -24,7 +24,7 @@ _GATES: dict[str, Any] = dict(
 )
 _GATES_TINY = tiny(lr=5e-3, width=128, bias=8.0, budget=32, interval=32)
 _GATE_OPTIONS: dict[str, Any] = {"width": 512, "bias": 10.0, "form": "weight", "hinge": "released", "capacity": 1.0}
-_GATE_OPTIONS |= {"budget": 128, "interval": 128, "horizon": 1}
+_GATE_OPTIONS |= {"budget": 128, "interval": 128, "horizon": 1, "recompute": "auto"}
 _EVICTION: dict[str, Any] = {"budget": 48, "interval": 32}
 _OWN_CACHE: dict[str, Any] = {"method": "gkv", "budget": 2048, "interval": 128}
 _OWN_CACHE |= {"slots": 16, "micro": 1, "recompute": "auto"}

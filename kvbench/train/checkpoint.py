@@ -1,33 +1,50 @@
-"""Checkpoints of a training: safetensors files whose header holds settings and progress as JSON; no pickle is read."""
+"""Checkpoints of a training: safetensors files whose header holds settings and progress as JSON; no pickle is read.
+
+A checkpoint has whole tensors: each parameter and its two moments in float32. So a training may go on with another
+number of processes.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as dump
 
 from kvbench.errors import SetupError, quote
 from kvbench.store.files import replacing
+from kvbench.train.optimiser import ShardedAdamW
+from kvbench.train.processes import Processes
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # of AdamW
+
+def save(path: Path, optimiser: ShardedAdamW, state: Mapping[str, Any], processes: Processes) -> None:
+    """Replace the checkpoint file in one step, so that a kill leaves either the old or the new checkpoint whole.
+
+    All processes call this; the first one writes. It holds one whole tensor at a time.
+    """
+    with replacing(path) if processes.first else nullcontext() as file:
+        if file is not None:
+            file.write(_header({name: shape for name, shape, _ in optimiser.stored()}, state))
+        for _, shape, own in optimiser.stored():
+            row = processes.gather(own, shape.numel())
+            if file is not None:
+                file.write(row.cpu().numpy().data)
 
 
-def save(
-    path: Path, parameters: Mapping[str, torch.Tensor], optimiser: torch.optim.AdamW, state: Mapping[str, Any]
-) -> None:
-    """Replace the checkpoint file in one step, so that a kill leaves either the old or the new checkpoint whole."""
-    tensors = {f"parameter/{name}": p.detach() for name, p in parameters.items()}
-    for name, p in parameters.items():
-        moments = optimiser.state.get(p, {})
-        tensors |= {f"{moment}/{name}": torch.as_tensor(moments[moment]) for moment in _MOMENTS if moment in moments}
-    contiguous = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    with replacing(path) as file:
-        file.write(dump(contiguous, metadata={"state": json.dumps(dict(state))}))
+def _header(shapes: Mapping[str, torch.Size], state: Mapping[str, Any]) -> bytes:
+    """Return the beginning of a safetensors file with float32 tensors in this order."""
+    header: dict[str, Any] = {"__metadata__": {"state": json.dumps(dict(state))}}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * shape.numel()
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text
 
 
 def state_of(path: Path) -> dict[str, Any]:
@@ -42,16 +59,11 @@ def state_of(path: Path) -> dict[str, Any]:
         raise _unusable(path, error) from None
 
 
-def restore(path: Path, parameters: Mapping[str, torch.Tensor], optimiser: torch.optim.AdamW) -> None:
-    """Load a checkpoint's tensors into the parameters and the optimiser. Raises SetupError if they do not fit."""
+def restore(path: Path, optimiser: ShardedAdamW, steps: int) -> None:
+    """Load a checkpoint's tensors into the optimiser and its parameters. Raises SetupError if they do not fit."""
     try:
-        with safe_open(path, framework="pt") as file, torch.no_grad():
-            names = set(file.keys())
-            for name, p in parameters.items():
-                p.copy_(file.get_tensor(f"parameter/{name}"))
-                moments = {m: file.get_tensor(f"{m}/{name}") for m in _MOMENTS if f"{m}/{name}" in names}
-                if moments:
-                    optimiser.state[p] = {m: t if m == "step" else t.to(p.device) for m, t in moments.items()}
+        with safe_open(path, framework="pt") as file:
+            optimiser.restore(file.get_tensor, steps)
     except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
         raise _unusable(path, error) from None
 

@@ -59,12 +59,9 @@ class TrainedScorer:
 
         readings: recorded evictions, which give the mean and deviation of the scorer's inputs.
         """
-        mean, deviation = moments({name: tuple(t.shape) for name, t in scorer.items()}, readings)
-        start = dict(scorer) | {
-            "w1": scorer["w1"] * deviation[..., None],
-            "b1": scorer["b1"] + (mean[..., None] * scorer["w1"]).sum(dim=-2),
-        }
-        return cls(start, mean, deviation)
+        trained = cls(scorer, *moments({name: tuple(t.shape) for name, t in scorer.items()}, readings))
+        trained.put(scorer)
+        return trained
 
     def scorer(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the equivalent scorer that takes raw inputs."""
@@ -72,6 +69,18 @@ class TrainedScorer:
         w1 = p["w1"] / self.deviation[..., None]
         b1 = p["b1"] - (self.mean[..., None] * w1).sum(dim=-2)
         return {"w1": w1, "b1": b1, "w2": self.unit * p["w2"], "b2": self.unit * p["b2"]}
+
+    @torch.no_grad()
+    def put(self, scorer: Mapping[str, torch.Tensor]) -> None:
+        """Take over a scorer of raw inputs and outputs: the reverse of `scorer`."""
+        standardised = {
+            "w1": scorer["w1"] * self.deviation[..., None],
+            "b1": scorer["b1"] + (self.mean[..., None] * scorer["w1"]).sum(dim=-2),
+            "w2": scorer["w2"] / self.unit,
+            "b2": scorer["b2"] / self.unit,
+        }
+        for name, parameter in self.parameters.items():
+            parameter.copy_(standardised[name])
 
     def with_gradient(self, loss: torch.Tensor) -> torch.Tensor:
         return with_gradient(loss, self.parameters.values())
@@ -146,6 +155,9 @@ class ScorerRecipe(TraceRecipe):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return {name: t.detach() for name, t in self.trained.scorer().items()}
+
+    def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.trained.put(tensors)
 
     def card(self) -> dict[str, Any]:
         return super().card() | {"recent": self.evictions.recent, "long_recent": self._of_long.recent}

@@ -21,8 +21,9 @@ from kvbench.eviction.select import decide
 from kvbench.eviction.terms.foresight import Features
 from kvbench.eviction.view import LayerView
 from kvbench.replay.reader import Listener, TraceReader
-from kvbench.replay.reference import read_full
+from kvbench.replay.reference import read_future
 from kvbench.replay.traces import ForcedTrace
+from kvbench.train.logits import PREDICTIONS
 from kvbench.train.traces import Trace
 
 FEATURES, WITHIN = get_args(Features), ("mean", "max")
@@ -89,8 +90,7 @@ class Evictions:
     def golden(self, trace: Trace) -> TraceReading:
         """Read the trace while the oracle `golden` evicts; return the record of the reading."""
         traces = [trace.forced()]
-        reference = read_full(self._full, traces, extreme=self.within == "max")
-        return self._read(self._golden, traces, reference.future())
+        return self._read(self._golden, traces, read_future(self._full, traces, extreme=self.within == "max"))
 
     def drawn(self, trace: Trace, seeds: Sequence[int], scorer: Mapping[str, torch.Tensor]) -> TraceReading:
         """Read the trace once per seed, with evictions drawn by the outputs of `scorer`; return the record."""
@@ -153,7 +153,9 @@ class _Predictions(Listener):
     entropy: list[torch.Tensor] = field(default_factory=list)
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
-        log_probs = logits.double().log_softmax(dim=-1)
-        target = self.targets[:, first : first + logits.shape[1], None]
-        self.losses.append(-log_probs.gather(-1, target)[..., 0])
-        self.entropy.append(torch.special.entr(log_probs.exp()).sum(dim=-1))
+        rows = max(1, PREDICTIONS // len(logits))
+        for start in range(0, logits.shape[1], rows):  # float64 of a few rows at a time
+            log_probs = logits[:, start : start + rows].double().log_softmax(dim=-1)
+            target = self.targets[:, first + start : first + start + log_probs.shape[1], None]
+            self.losses.append(-log_probs.gather(-1, target)[..., 0])
+            self.entropy.append(torch.special.entr(log_probs.exp()).sum(dim=-1))

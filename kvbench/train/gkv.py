@@ -24,7 +24,7 @@ from kvbench.engine.model.fingerprint import fingerprint
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import Base, card_path, config_hash, load_weights, model_fields, save_weights
 from kvbench.engine.rules import KeptLog
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
@@ -33,18 +33,18 @@ from kvbench.store.files import reason, replacing
 from kvbench.train.generation_memory import Generation
 from kvbench.train.recipe import Recipe, Settings, check_choices, check_least, drawing
 from kvbench.train.rehearsal import Answers
+from kvbench.train.sparse_pass import RECOMPUTE, recomputes
 from kvbench.train.traces import Question
 
 FORMAT = "kvbench-model/1"
-LARGE = 100_000_000  # parameters from which on `recompute=auto` recomputes activations
-RECOMPUTE = ("auto", "on", "off")
 
 
 class SparseRecipe(Recipe):
     """The base class of recipes that train the model to work with an evicted cache.
 
     `settings.more`: method (with its options in parentheses), budget, interval, `softness`, slots (answers generated
-    at once), micro (answers per forward pass with a gradient), recompute (auto, on, off).
+    at once), micro (answers per forward pass with a gradient), recompute (auto, on, off). A method that takes no budget
+    ignores `budget`.
     """
 
     kind, figure, higher = "model", "accuracy", True
@@ -54,13 +54,13 @@ class SparseRecipe(Recipe):
         super().__init__(settings)
         more = settings.more
         self.check(loaded, more)
-        self.method, self.budget = choose.from_label(str(more["method"])), int(more["budget"])
+        self.method = choose.from_label(str(more["method"]))
+        self.budget = int(more["budget"]) if self.method.takes_budget else None
         self.interval, self.micro, self.slots = int(more["interval"]), int(more["micro"]), int(more["slots"])
         self.temperature = float(more[self.softness])
         loaded.model.float().requires_grad_(True)
         self.loaded, self.test = replace(loaded, dtype=torch.float32), test
-        size = sum(p.numel() for p in loaded.model.parameters())
-        self.again = more["recompute"] == "on" or (more["recompute"] == "auto" and size >= LARGE)
+        self.again = recomputes(loaded.model, more["recompute"])
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
@@ -68,14 +68,14 @@ class SparseRecipe(Recipe):
         check_choices(more, recompute=RECOMPUTE)
         if not more[cls.softness] > 0:
             raise UserError(f"--opt {cls.softness} must be above 0; got {more[cls.softness]:g}.")
-        method, budget = choose.from_label(str(more["method"])), int(more["budget"])
-        if not method.evicts or not method.takes_budget or method.oracle:
+        method = choose.from_label(str(more["method"]))
+        if method.oracle or method.evicts != method.takes_budget:
             name = quote(more["method"])
             raise UserError(
-                f"method {name} cannot be used in this training: it must evict to a budget, and no oracle may decide. "
-                "Give another one with --opt method=NAME."
+                f"method {name} cannot be used in this training: a method that evicts must do so to a budget, and no "
+                "oracle may decide. Give another one with --opt method=NAME."
             )
-        check_budget(str(more["method"]), method, budget)
+        check_budget(str(more["method"]), method, int(more["budget"]) if method.takes_budget else None)
         try:
             loaded.model.generation_config.validate(strict=True)
         except ValueError as error:
@@ -85,13 +85,23 @@ class SparseRecipe(Recipe):
                 f"{why}"
             ) from None
 
+    @classmethod
+    def check_origin(cls, place: str) -> None:
+        raise UserError(f"{cls.name} trains a model: give --model {bare(Path(place) / cls.kind)}, not --continue-from.")
+
     def parameters(self) -> dict[str, torch.Tensor]:
         return dict(self.loaded.model.named_parameters())
 
     def held_out(self) -> dict[str, float]:
-        """Return the share of held-out questions that greedy answers get right, with the evicted and the full cache."""
-        full: Method = registry.methods.get("full")()
-        return {"accuracy": self._accuracy(self.method, self.budget), "full_accuracy": self._accuracy(full, None)}
+        """Return the share of held-out questions that greedy answers get right, with the evicted and the full cache.
+
+        Without evictions there is one share.
+        """
+        figures = {"accuracy": self._accuracy(self.method, self.budget)}
+        if self.method.evicts:
+            full: Method = registry.methods.get("full")()
+            figures["full_accuracy"] = self._accuracy(full, None)
+        return figures
 
     @classmethod
     def answers(cls, settings: Settings) -> Answers:

@@ -1,4 +1,4 @@
-"""The figure of `kvbench train --plot`: the loss and the recipe's other figures over the steps, in a panel each."""
+"""The figure of `kvbench train --plot`: loss, figures of the batches and held-out figures over the steps, in panels."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from kvbench.report.plots.curves import axis, curves
 
 MOST = 400  # points of a line; a longer log is shown as means over equally many steps
 APART = ("step", "lr", "grad_norm")  # columns of the log that have no panel
-ABOUT = "The training log: each figure is that of a step's own batch. No error bars, no held-out figures."
+ABOUT = "The training log: each figure is that of a step's own batch; held-out ones are of data that training never "
+ABOUT += "sees. No error bars."
 MEANS = "A point is the mean over {steps} steps; the band spans their smallest and largest values."
+HELD_OUT = "held-out "  # begins the names of panels
 
 
-def log_figure(log: Path, recipe: str) -> Figure:
-    """Return the figure of a training; the file `log` has a line per step."""
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
+def log_figure(log: Path, held_out: Path, recipe: str) -> Figure:
+    """Return the figure of a training; `log` has a line per step, `held_out` a line per computation of its figures."""
+    rows, tested = _rows(log), _rows(held_out)
     steps = -(-len(rows) // MOST)
-    names = [name for name in rows[0] if name not in APART]
     bins = [rows[start : start + steps] for start in range(0, len(rows), steps)]
-    values = [_point(name, part) for name in names for part in bins]
-    looks = {channel: look | {"legend": None} for channel, look in style.methods(names, names).items()}
+    values = [_point(name, name, part) for name in _names(rows) for part in bins]
+    values += [_point(HELD_OUT + name, name, [row]) for name in _names(tested) for row in tested]
+    panels = list(dict.fromkeys(value["panel"] for value in values))
+    looks = {channel: look | {"legend": None} for channel, look in style.methods(panels, panels).items()}
     spec = curves(
         title := f"Training of {recipe}",
         values,
@@ -38,12 +41,20 @@ def log_figure(log: Path, recipe: str) -> Figure:
     return Figure("training", title, ABOUT + (" " + MEANS.format(steps=steps) if steps > 1 else ""), spec)
 
 
-def _point(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _names(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return [name for name in rows[0] if name not in APART]
+
+
+def _point(panel: str, name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     numbers = [row[name] for row in rows]
     return {
         "kind": "cell",
-        "panel": name,
-        "method": name,
+        "panel": panel,
+        "method": panel,
         "dash": 0,
         "step": rows[-1]["step"],
         "value": sum(numbers) / len(numbers),

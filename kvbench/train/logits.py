@@ -26,17 +26,18 @@ Read = Callable[..., torch.Tensor]  # receives a block's first position, and the
 
 
 def final_states(
-    model: Any, handler: Handler, *, start: int = 0, last: int = 0, hidden: bool = False, **inputs: torch.Tensor
+    model: Any, handler: Handler | None, *, start: int = 0, last: int = 0, hidden: bool = False, **inputs: torch.Tensor
 ) -> torch.Tensor:
     """Run a differentiable forward pass; return the hidden states [b, n, D] that the head reads.
 
-    last: of how many of the last positions; 0: of all. Other arguments are those of `kvbench.train.forward.forward`.
+    handler: None if the caller has routed the model's attention, as it must where the backward pass computes layers
+    again. last: of how many of the last positions; 0: of all. Other arguments as in `kvbench.train.forward.forward`.
     Raises UserError when the model's forward pass does not call a decoder.
     """
     found: list[Any] = []
     hooks = [d.register_forward_hook(lambda module, args, out: found.append(out)) for d in _decoders(model)]
     try:
-        with route(model, handler, hidden):
+        with route(model, handler, hidden) if handler else contextlib.nullcontext():
             run_from(model, start, 1, inputs)
     finally:
         for hook in hooks:

@@ -1,7 +1,8 @@
 """The loop that trains the weights of every learned method.
 
-After a kill the same call continues from the last checkpoint and reaches the same losses. `log.jsonl` in the training's
-folder has one line per step, `held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share
+After a kill the same call continues from the last checkpoint and reaches the same losses. A training may also become
+longer, if no rate so far depends on its length. `log.jsonl` in the training's folder has one line per step,
+`held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share
 each batch and average their gradients; the first process writes.
 """
 
@@ -11,16 +12,15 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from kvbench.engine.model.weights import Base
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.train import checkpoint
 from kvbench.train.lock import alone
+from kvbench.train.optimiser import ShardedAdamW
 from kvbench.train.processes import Processes, joined
 from kvbench.train.recipe import Recipe, Settings
 
@@ -49,14 +49,16 @@ def train(
     base: Base,
     revision: str | None = None,
     command: str = "",
+    evaluate: int = 0,
     checkpoint_seconds: float = 30.0,
     on_step: OnStep | None = None,
 ) -> Trained:
     """Train a recipe to its last step, starting from the last checkpoint if there is one.
 
-    base: the model; revision: the commit of its files; command: the command line for the card. checkpoint_seconds: the
+    base: the model; revision: the commit of its files; command: the command line for the card. evaluate: steps from one
+    computation of the held-out figures to the next; 0: only before and after the training. checkpoint_seconds: the
     least time between two checkpoints; if writing the last one took n > 1 seconds, n times as long. The last step
-    always writes a checkpoint. on_step: called after every step.
+    always writes a checkpoint. on_step: called after every step, also with the newest held-out figure.
 
     Raises:
         UserError: `out` holds a training with other settings.
@@ -66,13 +68,15 @@ def train(
     with joined() as processes, alone(out):
         training = _Training(recipe, out, processes, base, revision)
         training.begin()
-        saved, took = time.monotonic(), 0.0
+        saved, took, newest = time.monotonic(), 0.0, dict[str, float]()
         while training.step < recipe.settings.steps:
+            if evaluate and training.step and training.step % evaluate == 0:
+                newest = {f"held-out {recipe.figure}": training.held_out()[recipe.figure]}
             figures = training.advance()
             if on_step:
-                on_step(training.step, figures)
-            ended = training.step == recipe.settings.steps
-            if ended or time.monotonic() - saved >= checkpoint_seconds * max(1.0, took):
+                on_step(training.step, figures | newest)
+            due = time.monotonic() - saved >= checkpoint_seconds * max(1.0, took)
+            if training.step == recipe.settings.steps or processes.first_says(due):
                 began = time.monotonic()
                 training.save()
                 saved = time.monotonic()
@@ -100,12 +104,9 @@ class _Training:
         self.recipe, self.out, self.processes = recipe, out, processes
         self.share = processes.share(settings.batch)
         self.parameters = recipe.parameters()
-        self.optimiser = torch.optim.AdamW(
-            list(self.parameters.values()),
-            lr=settings.lr,
-            betas=(0.9, settings.beta2),
-            weight_decay=settings.weight_decay,
-        )
+        processes.copy_first(self.parameters.values())
+        how = {"beta2": settings.beta2, "weight_decay": settings.weight_decay}
+        self.optimiser = ShardedAdamW(self.parameters, processes, **how)
         model = {"base_model": base.name, "revision": revision, "fingerprint": base.fingerprint}
         self.named = {"recipe": recipe.name, "settings": json.loads(json.dumps(asdict(settings))), **model}
         self.state: dict[str, Any] = {**self.named, "step": 0, "seconds": 0.0}
@@ -121,7 +122,6 @@ class _Training:
         elif self.processes.first:
             for name in (LOG, HELD_OUT):
                 (self.out / name).unlink(missing_ok=True)
-        self.processes.copy_first(self.parameters.values())
         self.step, self.seconds = int(self.state["step"]), float(self.state["seconds"])
         if "before" not in self.state:
             self.state["before"] = self.held_out()
@@ -132,16 +132,12 @@ class _Training:
         Raises SetupError when the loss is not finite.
         """
         started, lr = time.monotonic(), rate(self.recipe.settings, self.step)
-        for group in self.optimiser.param_groups:
-            group["lr"] = lr
         loss, figures = self._gradients()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.recipe.settings.clip)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        norm = self.optimiser.step(lr, self.recipe.settings.clip)
         self.recipe.after_step()
         self.step += 1
         self.seconds += time.monotonic() - started
-        self._note(LOG, {"step": self.step, "loss": loss, "grad_norm": float(norm), "lr": lr, **figures})
+        self._note(LOG, {"step": self.step, "loss": loss, "grad_norm": norm, "lr": lr, **figures})
         return {"loss": loss, **figures}
 
     def held_out(self) -> dict[str, float]:
@@ -151,24 +147,35 @@ class _Training:
 
     def save(self) -> None:
         self.state |= {"step": self.step, "seconds": self.seconds}
-        if self.processes.first:
-            checkpoint.save(self.out / CHECKPOINT, self.parameters, self.optimiser, self.state)
+        checkpoint.save(self.out / CHECKPOINT, self.optimiser, self.state, self.processes)
 
     def _restore(self) -> None:
         path = self.out / CHECKPOINT
         self.state = checkpoint.state_of(path)
-        if {name: self.state.get(name) for name in self.named} != self.named:
+        if not self._continues():
             raise UserError(
                 f"{quote(self.out)} holds a training with other settings: {_differences(self.state, self.named)}. "
-                "Choose another --out, or remove the folder; a training that has begun keeps its settings."
+                "Choose another --out, or remove the folder; a training that has begun keeps its settings. "
+                "--continue-from trains a finished one's weights further."
             )
-        checkpoint.restore(path, self.parameters, self.optimiser)
+        self.state |= self.named
+        checkpoint.restore(path, self.optimiser, int(self.state["step"]))
         if self.processes.first:
             forget_after(int(self.state["step"]), self.out / LOG)
             forget_after(int(self.state["step"]) - 1, self.out / HELD_OUT)  # the last figures are computed again
 
+    def _continues(self) -> bool:
+        """Return whether the checkpoint's training is the beginning of this one: all settings are equal, except perhaps
+        the number of steps, if each step so far had the learning rate that it has here."""
+        theirs = {name: self.state.get(name) for name in self.named}
+        steps, done, settings = (theirs["settings"] or {}).get("steps"), self.state["step"], self.recipe.settings
+        if theirs != self.named | {"settings": self.named["settings"] | {"steps": steps}}:
+            return False
+        before = replace(settings, steps=steps)
+        return done <= settings.steps and all(rate(before, step) == rate(settings, step) for step in range(done))
+
     def _gradients(self) -> tuple[float, dict[str, float]]:
-        """Compute the gradients of the whole batch, averaged over all processes.
+        """Compute the gradients of this process's part of the batch.
 
         Return the loss of the whole batch, and the recipe's figures for this process's part of it.
         """
@@ -184,9 +191,6 @@ class _Training:
             figures = {name: figures.get(name, 0.0) + weight * figure for name, figure in shown.items()}
         if not math.isfinite(loss := self.processes.mean(loss)):
             raise SetupError(f"the loss is {loss} at step {self.step + 1}; try a smaller --lr.")
-        for p in self.parameters.values():  # all processes must average the same tensors
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        self.processes.average(p.grad for p in self.parameters.values() if p.grad is not None)
         return loss, figures
 
     def _note(self, log: str, row: dict[str, Any]) -> None:

@@ -1,15 +1,15 @@
 """The memory of a training on one device, counted from the model's configuration before its weights are loaded.
 
-The recipe's own code runs on the meta device (`kvbench.train.rehearsal`): the step of a batch of the longest traces with
-its backward pass, the update by the optimiser, and the held-out figures. Decoder layers are alike, so two rehearsals,
-with two and with three layers, give every part's bytes per layer: in every stretch of the computation the bytes are a
+The recipe's own code runs on the meta device (`kvbench.train.rehearsal`): its set-up, the step of a batch of the longest
+traces with its backward pass, the update by the optimiser, and the held-out figures. Decoder layers are alike, so two
+rehearsals, with two and with three layers, give the bytes of any number: in every stretch of the computation they are a
 constant and a multiple of the number of layers. A model whose layers differ is rehearsed whole.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,32 +17,48 @@ import torch
 from torch import nn
 
 from kvbench.engine.attention.geometry import read_layers
-from kvbench.engine.attention.interface import text_model
 from kvbench.engine.attention.kernel_choice import planned_for
 from kvbench.engine.model.load import LoadedModel
-from kvbench.engine.model.shape import on_meta
+from kvbench.engine.model.shape import on_meta, shape_of_model
 from kvbench.eviction.checks import unread
+from kvbench.train.generation_memory import Generation, fitting, parts
+from kvbench.train.layer_marks import INNER, layers_of, marked
+from kvbench.train.optimiser import ShardedAdamW
+from kvbench.train.processes import Processes
 from kvbench.train.recipe import Recipe, Settings
-from kvbench.train.rehearsal import Ledger, Parts
+from kvbench.train.rehearsal import Ledger, Parts, Segment, part_by_shape
 
-WEIGHTS, TRAINED, GRADIENTS, OPTIMISER = "weights", "trained tensors", "gradients", "optimiser"
-LOGITS, ATTENTION, CACHE, ACTIVATIONS = "logits", "attention", "keys and values", "activations"
-FIRST, INNER, LAST = "first layer", "inner layer", "last layer"
-COPIES = "scratch for weights"
-BETWEEN = "between steps"
-SMALLEST = 2  # layers of a rehearsal: a first and a last one
-Segments = dict[str, list[tuple[str, Parts]]]  # by phase
+WEIGHTS, TRAINED, GRADIENTS = "weights", "trained tensors", "gradients"
+MOMENTS, MASTERS = "optimiser's moments", "float32 copies of weights"
+SETTING_UP, STEP, UPDATE, HELD_OUT = "setting up", "step", "update", "held-out figures"
+IDLE = "between steps"
+FEWEST = 2  # layers of a rehearsal: a first and a last one
+ROOM = 4096  # tokens: a process rehearses its whole share of a batch up to this size, else two of its items
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The parts of memory at the peak of one phase of a training, and words on it. bytes: of all parts."""
+
+    name: str
+    parts: Parts
+    note: str = ""
+
+    @property
+    def bytes(self) -> int:
+        return self.parts.total()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsed:
-    """What a rehearsal needs.
+class Rehearsal:
+    """What a plan of memory needs to know of a training.
 
     Attributes:
-        recipe: its class; config: of the model.
-        items, held_out: what the recipe trains on and holds out.
-        dtype: of the loaded weights; gpu: whether to count a GPU's kernels.
-        share: items of a step's batch that one process computes.
+        recipe: its class; config: of the model; settings: of the training.
+        items, held_out: one of the longest items that the recipe trains on, and one that it holds out.
+        longest: tokens of such an item.
+        dtype: of the loaded weights; gpu: whether to count for a GPU; total: bytes of the device's memory.
+        processes: how many share the training.
     """
 
     recipe: type[Recipe]
@@ -50,46 +66,81 @@ class Rehearsed:
     settings: Settings
     items: Sequence[Any]
     held_out: Sequence[Any]
+    longest: int
     dtype: torch.dtype
     gpu: bool
-    share: int
+    total: int
+    processes: int = 1
 
-    def phases(self) -> dict[str, Parts]:
-        """Return the bytes of every part at the peak of each phase, by the phase's name."""
-        config = self.config.get_text_config()
-        layers = int(config.num_hidden_layers)
-        if layers <= SMALLEST + 1 or not _alike(self._loaded(layers)):
-            return {name: _peak(segments) for name, segments in self._run(layers).items()}
-        few, more = self._run(SMALLEST), self._run(SMALLEST + 1)
-        return {name: _peak(_extended(few[name], more[name], layers)) for name in few}
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda" if self.gpu else "cpu")
 
-    def _run(self, layers: int) -> Segments:
+    def phases(self) -> list[Phase]:
+        """Return the phases of the training after its answers are collected."""
+        layers = int(self.config.get_text_config().num_hidden_layers)
+        model = self._loaded(layers).model
+        if layers <= FEWEST + 1 or not _alike(self._loaded(layers)):
+            runs, generations, dtype = self._run(layers)
+        else:
+            few, generations, dtype = self._run(FEWEST)
+            more, _, _ = self._run(FEWEST + 1)
+            runs = {name: _extended(few[name], more[name], layers) for name in few}
+        peaks = {name: max((s.parts for s in run), key=lambda p: p.total()) for name, run in runs.items()}
+        idle = peaks.pop(IDLE)
+        generated = [self.generation(g, model, dtype, idle) for g in generations]
+        return [*(Phase(name, peak) for name, peak in peaks.items()), *generated]
+
+    def generation(self, generation: Generation, model: Any, dtype: torch.dtype, held: Parts) -> Phase:
+        """Return the phase of an engine that generates with `generation.slots` slots. held: bytes beside the engine."""
+        need = generation.need(shape_of_model(model), self.device, dtype, self.total)
+        return Phase(generation.phase, held + parts(need, generation.slots), f"{generation.slots} slots")
+
+    def collecting(self, generation: Generation) -> Phase:
+        """Return the phase in which answers are collected, with as many slots as fit."""
+        model = self._loaded(int(self.config.get_text_config().num_hidden_layers)).model
+        need = generation.need(shape_of_model(model), self.device, self.dtype, self.total)
+        slots = fitting(need, generation.slots, self.total, self.device)
+        note = f"{slots} slots" + (f", as many of {generation.slots} as fit" if slots < generation.slots else "")
+        return Phase(generation.phase, Parts({WEIGHTS: need.weights}) + parts(need, slots), note)
+
+    def _run(self, layers: int) -> tuple[dict[str, list[Segment]], Sequence[Generation], torch.dtype]:
+        """Rehearse with so many layers; return the segments of every phase, the generations, the weights' dtype."""
         loaded = self._loaded(layers)
-        ledger = Ledger(_kinds(loaded), self.recipe.answers(self.settings))
-        done: Segments = {}
-        with unread(), planned_for(gpu=self.gpu), ledger, _marking(loaded.model, ledger):
+        ledger = Ledger(part_by_shape(loaded), self.recipe.answers(self.settings))
+        done: dict[str, list[Segment]] = {}
+        with unread(), planned_for(gpu=self.gpu), ledger, marked(loaded.model, ledger):
             ledger.name((*loaded.model.parameters(), *loaded.model.buffers()), WEIGHTS)
-            recipe = self.make(loaded)
+            make: Any = self.recipe
+            recipe: Recipe = make(loaded, self.settings, self.items, self.held_out)
             _name_held(recipe, loaded, ledger)
-            done["preparing"] = ledger.taken()
-            optimiser = _optimiser(recipe, self.settings, ledger, gpu=self.gpu)
-            ledger.taken()
-            for p in recipe.parameters().values():
-                p.register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], GRADIENTS) if p.grad is not None else None)
-            recipe.rehearse_loss(slice(0, self.share)).backward()
-            done["step"] = ledger.taken()
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-            done["update"] = ledger.taken()
-            done[BETWEEN] = [("", Parts(ledger.parts))]
+            done[SETTING_UP] = ledger.taken()
+            optimiser = self._optimiser(recipe, ledger)
+            recipe.rehearse_loss(self._share(recipe)).backward()
+            done[STEP] = ledger.taken()
+            optimiser.step(self.settings.lr, self.settings.clip)
+            done[UPDATE] = ledger.taken()
+            done[IDLE] = [Segment("", Parts(ledger.parts))]
             recipe.rehearse_held_out()
-            done["held-out figures"] = ledger.taken()
-        return done
+            done[HELD_OUT] = ledger.taken()
+        return done, recipe.generations(), next(loaded.model.parameters()).dtype
 
-    def make(self, loaded: LoadedModel) -> Recipe:
-        """Return the recipe for a model on the meta device."""
-        make: Any = self.recipe
-        return make(loaded, self.settings, self.items, self.held_out)  # type: ignore[no-any-return]
+    def _optimiser(self, recipe: Recipe, ledger: Ledger) -> ShardedAdamW:
+        parameters = recipe.parameters()
+        how = {"beta2": self.settings.beta2, "weight_decay": self.settings.weight_decay}
+        optimiser = ShardedAdamW(parameters, _Alone(self.processes), **how)
+        for name, part in optimiser.parts.items():
+            ledger.name((part.exp_avg, part.exp_avg_sq), MOMENTS)
+            if parameters[name].dtype != torch.float32:  # else a view
+                ledger.name([part.parameter], MASTERS)
+            parameters[name].register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], GRADIENTS))
+        return optimiser
+
+    def _share(self, recipe: Recipe) -> slice:
+        """Return the items of a batch with which to rehearse: the second shows what the first leaves."""
+        whole = self.settings.batch // self.processes
+        size = min(recipe.at_once or whole, whole)
+        return slice(0, size if size * self.longest <= ROOM else min(size, 2))
 
     def _loaded(self, layers: int) -> LoadedModel:
         config = copy.deepcopy(self.config)
@@ -99,29 +150,27 @@ class Rehearsed:
             text.layer_types = text.layer_types[:layers]
         model = on_meta(config).to(self.dtype)
         geometry, states = read_layers(model)
-        device = torch.device("meta")
         context = int(getattr(text, "max_position_embeddings", 0) or 1 << 20)
+        device = torch.device("meta")
         return LoadedModel(model, None, geometry, device, self.dtype, context, frozenset({0}), states=states)
 
 
-def _optimiser(recipe: Recipe, settings: Settings, ledger: Ledger, *, gpu: bool) -> torch.optim.Optimizer:
-    """Return the optimiser with its moments, as after a first step."""
-    parameters = list(recipe.parameters().values())
-    optimiser = torch.optim.AdamW(parameters, lr=settings.lr, foreach=gpu)
-    for p in parameters:
-        p.grad = torch.empty_like(p)
-    optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
-    for state in optimiser.state.values():
-        ledger.name(state.values(), OPTIMISER)
-    return optimiser
+@dataclass(frozen=True, slots=True)
+class _Alone(Processes):
+    """One of several processes in a rehearsal: it holds its parts of tensors, and exchanges nothing."""
+
+    def average(self, tensors: Iterable[torch.Tensor]) -> None:
+        return None
+
+    def share_parts(self, row: torch.Tensor) -> None:
+        return None
 
 
 def _name_held(recipe: Recipe, loaded: LoadedModel, ledger: Ledger) -> None:
-    """Name what the recipe holds: models beside the trained one by their attributes, and its trained tensors."""
+    """Name what the recipe holds: its trained tensors, and further models by the names of their attributes."""
     ledger.name(recipe.parameters().values(), TRAINED)
     for name, value in vars(recipe).items():
-        if isinstance(value, nn.Module) and value is not loaded.model:
+        if isinstance(value, nn.Module):
             ledger.name((*value.parameters(), *value.buffers()), name)
     ledger.name((*loaded.model.parameters(), *loaded.model.buffers()), WEIGHTS)
 
@@ -129,83 +178,22 @@ def _name_held(recipe: Recipe, loaded: LoadedModel, ledger: Ledger) -> None:
 def _alike(loaded: LoadedModel) -> bool:
     """Return whether all decoder layers have equal attention and equal parameters."""
     geometry = {replace(g, index=0) for g in loaded.geometry}
-    shapes = {tuple((name, p.shape) for name, p in layer.named_parameters()) for layer in _layers(loaded.model)}
+    shapes = {tuple((name, p.shape) for name, p in layer.named_parameters()) for layer in layers_of(loaded.model)}
     return len(geometry) == 1 and len(shapes) == 1
 
 
-def _layers(model: Any) -> list[nn.Module]:
-    return list(text_model(model).layers)
+def _extended(few: Sequence[Segment], more: Sequence[Segment], layers: int) -> list[Segment]:
+    """Return the segments with `layers` layers from those with two (few) and with three (more)."""
+
+    def grown(small: Segment, large: Segment) -> Segment:
+        names = small.parts | large.parts
+        more_layers = layers - FEWEST
+        sizes = {n: small.parts[n] + (large.parts[n] - small.parts[n]) * more_layers for n in names}
+        return Segment(small.label, Parts(sizes))
+
+    return [grown(*pair) for pair in zip(few, _outer(more), strict=True)]
 
 
-class _marking:
-    """While the block runs, begin a segment when a decoder layer is entered, forwards and backwards."""
-
-    def __init__(self, model: Any, ledger: Ledger) -> None:
-        self.layers, self.ledger = _layers(model), ledger
-        self.hooks: list[Any] = []
-
-    def __enter__(self) -> None:
-        for index, layer in enumerate(self.layers):
-            label = FIRST if index == 0 else LAST if index == len(self.layers) - 1 else INNER
-            self.hooks.append(layer.register_forward_pre_hook(self._entering(label)))
-            self.hooks.append(layer.register_forward_hook(self._leaving(label)))
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
-
-    def _entering(self, label: str) -> Callable[..., None]:
-        return lambda *_: self.ledger.mark(label)
-
-    def _leaving(self, label: str) -> Callable[..., None]:
-        def left(module: Any, args: Any, out: Any) -> None:
-            self.ledger.mark(f"after {label}")
-            tensor = out[0] if isinstance(out, tuple) else out
-            if tensor.requires_grad:
-                tensor.register_hook(lambda _: self.ledger.mark(f"back through {label}"))
-
-        return left
-
-
-def _kinds(loaded: LoadedModel) -> Callable[[torch.Tensor], str]:
-    """Return a function that names the part of a tensor, by its shape."""
-    parameters = {p.shape for p in loaded.model.parameters()}
-    vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
-    heads = {(g.kv_heads, size) for g in loaded.geometry for size in (g.head_dim, g.value_dim)}
-    widths = {size for shape in parameters for size in shape} | {size for _, size in heads}
-    widths |= {size // 2 for _, size in heads}
-
-    def kind(tensor: torch.Tensor) -> str:
-        shape = tensor.shape
-        if shape in parameters:
-            return COPIES
-        if vocabulary in shape:
-            return LOGITS
-        if len(shape) == 4 and (shape[1], shape[-1]) in heads:
-            return CACHE
-        return ATTENTION if len(shape) > 2 and shape[-1] not in widths else ACTIVATIONS
-
-    return kind
-
-
-def _peak(segments: Sequence[tuple[str, Parts]]) -> Parts:
-    return max((parts for _, parts in segments), key=lambda parts: parts.total())
-
-
-def _extended(few: Sequence[tuple[str, Parts]], more: Sequence[tuple[str, Parts]], layers: int) -> list[tuple[str, Parts]]:
-    """Return the segments of a model with `layers` layers.
-
-    few, more: of models with two and with three layers.
-    """
-    outer = list(_without_inner(more))
-    if [label for label, _ in few] != [label for label, _ in outer]:
-        raise AssertionError("a rehearsal with three layers ran otherwise than one with two")
-    grown = []
-    for (label, small), (_, large) in zip(few, outer):
-        parts = {name: small[name] + (large[name] - small[name]) * (layers - SMALLEST) for name in small | large}
-        grown.append((label, Parts(parts)))
-    return grown
-
-
-def _without_inner(segments: Sequence[tuple[str, Parts]]) -> Iterator[tuple[str, Parts]]:
-    return (segment for segment in segments if INNER not in segment[0])
+def _outer(segments: Sequence[Segment]) -> Iterator[Segment]:
+    """Yield the segments outside of inner layers: these hold no more than the first or the last layer."""
+    return (segment for segment in segments if not segment.label.endswith(INNER))

@@ -20,6 +20,7 @@ from kvbench.train.data_file import parsed_rows, read_questions
 from kvbench.train.entry import Entry
 from kvbench.train.head_data import Example, examples, source
 from kvbench.train.lock import alone
+from kvbench.train.origin import Origin
 from kvbench.train.processes import joined, own_device
 from kvbench.train.prompting import Prompting
 from kvbench.train.recipe import Recipe, Settings, check_choices
@@ -51,24 +52,27 @@ def prepare(
     device: str,
     out: Path,
     prompting: Prompting | None = None,
+    continue_from: str | None = None,
     on_answer: Callable[[int], None] | None = None,
 ) -> Ready:
     """Load the model, let it answer the questions, and return the recipe called `name`, ready to train.
 
     data: a file or folder with questions or texts; None: problems of the built-in tasks. samples: the most questions or
     examples to train on, without those that the recipe holds out. out: the folder of the training, where the answers
-    are stored. prompting: how questions become prompts. on_answer: called with the number of answers so far.
+    are stored. prompting: how questions become prompts. continue_from: the folder of a finished training whose weights
+    are the initial values. on_answer: called with the number of answers so far.
     """
     entry, prompting = entry_of(name), prompting or Prompting()
     check_choices(options, **CHOICES)
     collection = Collection.of(options)
+    make = recipe_class(name)
+    origin = Origin.of(make, continue_from) if continue_from is not None else None
     if data is not None:
         next(parsed_rows(data, prompting), None)  # a wrong file is reported before the model is loaded
     info = models.describe(model)
     loaded = load(info.where, device=own_device(device), dtype=entry.dtype)
     refuse_training(loaded)
     revision = models.revision(models.describe(model))  # described again: loading may just have fetched the model
-    make = recipe_class(name)
     make.check(loaded, options)
     about = Path(data).name if data else ", ".join(entry.tasks) or source(loaded)
     items: Sequence[Question | Trace | Example]
@@ -97,8 +101,13 @@ def prepare(
     more = dict(options) | {"data": about, "samples": samples, "data_sha256": data_hash} | prompting.settings()
     if (plugin := hash_of(name, "recipe")) is not None:  # another version of the plug-in trains otherwise
         more["plugin_sha256"] = plugin
+    if origin is not None:
+        more["continue_from_sha256"] = origin.sha256
     settings = Settings.of(more, steps=steps, lr=lr, batch=batch, seed=seed)
-    return Ready(make(loaded, settings, items, test), loaded, revision)
+    recipe = make(loaded, settings, items, test)
+    if origin is not None:
+        origin.begin(recipe, loaded)
+    return Ready(recipe, loaded, revision)
 
 
 def _answered(

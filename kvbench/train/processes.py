@@ -47,6 +47,35 @@ class Processes:
         size = batch // self.count
         return slice(self.rank * size, (self.rank + 1) * size)
 
+    def part(self, size: int, rank: int | None = None) -> slice:
+        """Return the part of a row of `size` numbers that belongs to a process; None: to this one.
+
+        Parts follow each other in the order of the ranks; their sizes differ by at most 1.
+        """
+        rank = self.rank if rank is None else rank
+        return slice(rank * size // self.count, (rank + 1) * size // self.count)
+
+    def share_parts(self, row: torch.Tensor) -> None:
+        """Copy every process's own part of a row to the same place in the rows of all others."""
+        for rank in range(self.count) if self.count > 1 else ():
+            if len(part := row[self.part(len(row), rank)]):
+                distributed.broadcast(part, src=rank)
+
+    def gather(self, own: torch.Tensor, size: int) -> torch.Tensor:
+        """Return a row of `size` numbers, joined from all parts, in the first process; in others their own part."""
+        if self.count == 1:
+            return own
+        if not self.first:
+            if len(own):
+                distributed.send(own, dst=0)
+            return own
+        row = own.new_empty(size)
+        row[self.part(size)] = own
+        for rank in range(1, self.count):
+            if len(part := row[self.part(size, rank)]):
+                distributed.recv(part, src=rank)
+        return row
+
     def average(self, tensors: Iterable[torch.Tensor]) -> None:
         """Replace each tensor by its mean over all processes, which then hold exactly the same numbers."""
         if self.count > 1:
@@ -58,6 +87,12 @@ class Processes:
         number = torch.tensor(value, dtype=torch.float64)
         self.average([number])
         return float(number)
+
+    def first_says(self, yes: bool) -> bool:
+        """Return the first process's value of `yes`."""
+        told = torch.tensor(yes)
+        self.copy_first([told])
+        return bool(told)
 
     def wait(self) -> None:
         """Wait until all processes are here."""

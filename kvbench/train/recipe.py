@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from kvbench.errors import UserError
+from kvbench.eviction.learned import misfit
 from kvbench.lazy import torch
 from kvbench.train.entry import OPTIMISER
 from kvbench.train.entry import Entry as Entry  # plug-ins take these from here
@@ -127,6 +129,11 @@ class Recipe(ABC):
         """Return the generations of answers in steps and held-out figures, whose memory a plan counts by itself."""
         return ()
 
+    @classmethod
+    def check_origin(cls, place: str) -> None:
+        """Raise UserError if trainings by this recipe cannot begin with the weights of a finished one, in `place`."""
+        return None
+
     @abstractmethod
     def parameters(self) -> dict[str, torch.Tensor]:
         """Return the tensors that the optimiser changes, by name."""
@@ -150,6 +157,29 @@ class Recipe(ABC):
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors that the weights file holds, by name."""
         return {name: tensor.detach() for name, tensor in self.parameters().items()}
+
+    def continue_from(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Begin with the tensors of a weights file instead of initial values.
+
+        Raises UserError if a tensor is missing or has another shape, or if one that is not trained has other values.
+        """
+        own, trained = self.tensors(), self.parameters()
+        why = misfit(tensors, {name: tuple(tensor.shape) for name, tensor in own.items()})
+        fixed = sorted(own.keys() - trained.keys())
+        if other := [] if why else [n for n in fixed if not torch.equal(own[n].cpu(), tensors[n].cpu())]:
+            why = f"{other[0]} has other values"
+        if why:
+            raise UserError(
+                f"the weights of --continue-from do not fit the settings of this training: {why}. Give the --opt "
+                "settings on their card."
+            )
+        with torch.no_grad():
+            self.put(tensors)
+
+    def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy the tensors of a weights file into the trained tensors: the reverse of `tensors`."""
+        for name, trained in self.parameters().items():
+            trained.copy_(tensors[name])
 
     def card(self) -> dict[str, Any]:
         """Return the facts that only this recipe adds to the card of the weights, for example budget and interval."""

@@ -14,16 +14,19 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from kvbench.engine.model.activations import LiveBytes
+from kvbench.engine.model.load import LoadedModel
 
 aten: Any = torch.ops.aten
 Kind = Callable[[torch.Tensor], str]  # names the part of a plan to which a tensor belongs
 Parts = Counter[str]  # bytes by part
 READS = {aten._local_scalar_dense.default, aten.item.default}
+COPIES, LOGITS, CACHE = "scratch of the update", "logits", "keys and values"
+ATTENTION, ACTIVATIONS = "attention tables", "activations"
 ANSWERS: Mapping[torch.dtype, Any] = {torch.bool: False, torch.float32: 1.0, torch.float64: 1.0}
 
 
@@ -52,6 +55,13 @@ class Answers:
         return tuple(torch.empty(count, dtype=torch.int64, device=mask.device) for _ in mask.shape)
 
 
+class Segment(NamedTuple):
+    """A stretch of a computation: the mark where it began, and the parts at its peak."""
+
+    label: str
+    parts: Parts
+
+
 class Ledger(LiveBytes):
     """Counts the live bytes of meta tensors by part, and remembers the parts at the peak of every segment.
 
@@ -62,17 +72,17 @@ class Ledger(LiveBytes):
         super().__init__({})
         self.kind, self.answers = kind, answers
         self.parts: Parts = Counter()
-        self.segments: list[tuple[str, Parts]] = []
+        self.segments: list[Segment] = []
         self._named: weakref.WeakKeyDictionary[torch.UntypedStorage, list[str]] = weakref.WeakKeyDictionary()
         self._most = 0
         self.mark("")
 
     def mark(self, label: str) -> None:
         """Begin a segment."""
-        self.segments.append((label, Counter(self.parts)))
+        self.segments.append(Segment(label, Counter(self.parts)))
         self._most = self.now
 
-    def taken(self) -> list[tuple[str, Parts]]:
+    def taken(self) -> list[Segment]:
         """Return the segments since the last call, and begin a new one."""
         done, self.segments = self.segments, []
         self.mark("")
@@ -119,7 +129,7 @@ class Ledger(LiveBytes):
         self.parts[part] += size
         if self.now > self._most:
             self._most = self.now
-            self.segments[-1] = self.segments[-1][0], Counter(self.parts)
+            self.segments[-1] = Segment(self.segments[-1].label, Counter(self.parts))
         weakref.finalize(storage, self._forget, size, named)
 
     def _forget(self, size: int, named: list[str]) -> None:
@@ -137,3 +147,24 @@ def _as_numbers(indices: Sequence[Any], answers: Answers) -> list[Any]:
         masks = isinstance(index, torch.Tensor) and index.dtype == torch.bool
         numbers += answers.places(index) if masks else [index]
     return numbers
+
+
+def part_by_shape(loaded: LoadedModel) -> Kind:
+    """Return a function that tells the part of a tensor by its shape."""
+    parameters = {p.shape for p in loaded.model.parameters()}
+    vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
+    heads = {(g.kv_heads, size) for g in loaded.geometry for size in (g.head_dim, g.value_dim)}
+    widths = {size for shape in parameters for size in shape}
+    widths |= {part for _, size in heads for part in (size, size // 2)}
+
+    def part(tensor: torch.Tensor) -> str:
+        shape = tensor.shape
+        if shape in parameters:
+            return COPIES
+        if vocabulary in shape:
+            return LOGITS
+        if len(shape) == 4 and (shape[1], shape[-1]) in heads:
+            return CACHE
+        return ATTENTION if len(shape) > 2 and shape[-1] not in widths else ACTIVATIONS
+
+    return part

@@ -23,6 +23,9 @@ from kvbench.train.forward import forward
 from kvbench.train.logits import by_blocks, final_states, logits_of
 from kvbench.train.sparse_masks import Lifetimes, SparseAttention
 
+LARGE = 100_000_000  # parameters from which on `recompute=auto` recomputes activations
+RECOMPUTE = ("auto", "on", "off")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
@@ -129,6 +132,17 @@ def _losses(
         with torch.no_grad(), teacher() as original:
             logits.append(logits_of(original, states[1]))
     return objective(logits[0], targets[:, first : first + states[0].shape[1]], *logits[1:])
+
+
+def recomputes(model: Any, choice: str) -> bool:
+    """Return whether a training recomputes activations, for the value of its option `recompute` (of RECOMPUTE).
+
+    auto: from LARGE parameters on, where the model's layers support it.
+    """
+    if choice == "auto":
+        large = sum(p.numel() for p in model.parameters()) >= LARGE
+        return large and any(isinstance(m, GradientCheckpointingLayer) for m in model.modules())
+    return choice == "on"
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from kvbench.integrations.transformers_cache import EvictionCache
 from kvbench.replay.batches import replay
 from kvbench.replay.choices import FLOOR, ORACLE, Chosen
 from kvbench.replay.reader import TraceReader
-from kvbench.replay.reference import read_full
+from kvbench.replay.reference import FutureAttention, read_full, read_future
 
 INTERVAL = 8
 
@@ -54,6 +54,21 @@ def test_attention_of_blocks_is_that_of_the_definition(chunk):
             wanted = block_attention(queries, keys, INTERVAL, first=21, scaling=scaling)
             assert found.attention[layer][i].shape == wanted.shape == (2, 4, 50)
             assert (found.attention[layer][i] - wanted).abs().max() < 1e-5
+
+
+def test_the_tables_alone_are_read_without_logits_and_outputs():
+    loaded, asked = build("qwen3"), traces([(21, 30), (21, 30)])
+    reader = TraceReader(loaded, make("full", {}), budget=None, interval=INTERVAL, max_tokens=200)
+    wanted = read_full(reader, asked, extreme=True).future()
+    found = read_future(reader, asked, extreme=True)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], table) for name, table in wanted.items())
+    record = FutureAttention(asked, INTERVAL, loaded.device)
+    reader.read(asked, record)
+    assert {name for name, value in vars(record).items() if isinstance(value, (list, dict)) and value} == {
+        "traces",
+        "attention",
+    }
 
 
 def test_the_most_that_one_query_pays():

@@ -356,7 +356,10 @@ def test_the_written_model_is_the_trained_one(loaded, asked, answers, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"method": "full"}, "method 'full' cannot be used in this training: it must evict to a budget"),
+        (
+            {"method": "duo(sparsity=0.5)"},
+            "cannot be used in this training: a method that evicts must do so to a budget",
+        ),
         ({"method": "golden"}, "method 'golden' cannot be used in this training: .*no oracle may decide"),
         ({"budget": 4}, "--budget must be at least"),
         ({"recompute": "maybe"}, "--opt recompute must be one of auto, on, off; got 'maybe'."),

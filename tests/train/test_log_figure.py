@@ -9,27 +9,30 @@ from kvbench.report.plots import svg
 from kvbench.train.log_figure import MOST, log_figure
 
 
-def log(path: Path, steps: int) -> Path:
+def figure_of(folder: Path, steps: int):
+    tested = [{"step": step, "reward": step / 8} for step in (0, steps)]
     rows = [
         {"step": n, "loss": 1 / n, "grad_norm": 9.0, "lr": 0.1, "reward": -1.0 + n / steps} for n in range(1, steps + 1)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    for name, lines in (("log", rows), ("held_out", tested)):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in lines))
+    return log_figure(folder / "log", folder / "held_out", "gkv-rl")
 
 
-def test_a_panel_for_the_loss_and_for_each_figure_of_the_recipe(tmp_path: Path):
-    figure = log_figure(log(tmp_path / "log.jsonl", 4), "gkv-rl")
+def test_a_panel_for_the_loss_and_for_each_figure_of_batches_and_of_held_out_data(tmp_path: Path):
+    figure = figure_of(tmp_path, 4)
     values = figure.spec["data"]["values"]
     assert [(v["panel"], v["step"], v["value"]) for v in values] == [
         *(("loss", n, 1 / n) for n in range(1, 5)),
         *(("reward", n, -1.0 + n / 4) for n in range(1, 5)),
+        *(("held-out reward", step, step / 8) for step in (0, 4)),
     ]
     assert "No error bars" in figure.caption
-    assert svg(figure).count('aria-roledescription="line mark"') == 2
+    assert svg(figure).count('aria-roledescription="line mark"') == 3
 
 
 def test_a_long_log_is_shown_as_means_with_their_range(tmp_path: Path):
-    figure = log_figure(log(tmp_path / "log.jsonl", 2 * MOST + 1), "gkv-rl")
+    figure = figure_of(tmp_path, 2 * MOST + 1)
     losses = [v for v in figure.spec["data"]["values"] if v["panel"] == "loss"]
     assert len(losses) == 267  # 801 steps, three at a time
     first = losses[0]

@@ -23,7 +23,7 @@ from kvbench.train.processes import Processes, joined, own_device
 
 STEPS = 8
 COMMAND = ["train", "lookaheadkv", "--samples", "4", "--steps", str(STEPS), "--batch", "4", "--opt", "rows=3"]
-COMMAND += ["--opt", "rank=2", "--json"]
+COMMAND += ["--opt", "rank=2", "--evaluate", "3", "--json"]
 
 # The command, with less held out and a checkpoint at every step. The first process kills itself after the checkpoint
 # that KILL names, the second one after the answer that KILL_ANSWER names; any other process that writes, renames or
@@ -48,7 +48,7 @@ def watch(event, args):
 
 def save(*args):
     kept(*args)
-    if args[3]["step"] == kill:
+    if args[2]["step"] == kill and os.environ["RANK"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
 
 def begin(*args):
@@ -146,7 +146,9 @@ def test_the_first_process_alone_writes_and_speaks(one, two):
     [document] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert document["made"]["settings"]["batch"] == 4
     assert done.stdout.count("wrote ") == 1
-    assert [row["step"] for row in rows(folder, HELD_OUT)] == [0, STEPS]
+    figures, theirs = rows(folder, HELD_OUT), rows(one, HELD_OUT)
+    assert [row["step"] for row in figures] == [0, 3, 6, STEPS]
+    assert [row["loss"] for row in figures] == pytest.approx([row["loss"] for row in theirs], rel=1e-4)
     assert sorted(p.name for p in folder.iterdir()) == sorted(p.name for p in one.iterdir())
 
 

@@ -40,6 +40,8 @@ EPILOG = """Examples:
   kvbench train lookaheadkv --model Qwen/Qwen3-4B --data questions.jsonl --out runs/q4 --opt rows=32 --opt rank=8
   kvbench train gkv-distill --model tiny --out runs/distilled                  # runs/distilled/model is a model
   kvbench train foresightkv --preset paper --model Qwen/Qwen3-4B --data questions.jsonl --out runs/scorer
+  kvbench train duo --model MODEL --evaluate 100 --plot figures --out runs/duo  # held-out figures while it trains
+  kvbench train trimkv --model MODEL --continue-from runs/trimkv --steps 500 --out runs/longer
   kvbench train my-recipe --plugin my_recipe.py --out runs/mine                # docs/plugins.md
   kvbench train headkv --model tiny --out tables
   kvbench train duo --model tiny --out tables --steps 600 --batch 4 --json --plot figures
@@ -77,6 +79,10 @@ def train(
     batch: Annotated[Text, plain("--batch", "Number of answers per step.", "N")] = None,
     preset: Annotated[Text, plain("--preset", "Settings of this name instead of the defaults: paper.", "NAME")] = None,
     opt: Annotated[Texts, plain("--opt", SETTINGS, "NAME=VALUE")] = None,
+    continue_from: Annotated[
+        Text, plain("--continue-from", "Folder of a finished training: begin with its weights.", "DIR")
+    ] = None,
+    evaluate: Annotated[Text, plain("--evaluate", "Compute the held-out figures every N steps, too.", "N")] = None,
     plugin: Plugins = None,
     seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")] = "0",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
@@ -103,6 +109,9 @@ def train(
     for name, raw in (("samples", samples), ("seed", seed), ("steps", steps), ("lr", lr), ("batch", batch)):
         with problems.collect():
             numbers[name] = None if raw is None else parse(f"--{name}", parsers[name], raw)
+    every = 0
+    with problems.collect():
+        every = 0 if evaluate is None else parse("--evaluate", whole(1), evaluate)
     settings: dict[str, Any] = {}
     with problems.collect():
         settings = settings_of(kind, model, preset, opt or [])
@@ -112,6 +121,7 @@ def train(
     with problems.collect():
         prompting = Prompting(**{name: (settings | given).get(name, default) for name, default in PROMPTING.items()})
     only_trained: dict[str, Any] = {"--data": data, "--steps": steps, "--lr": lr, "--preset": preset, "--plot": plot}
+    only_trained |= {"--continue-from": continue_from, "--evaluate": evaluate}
     only_trained |= {f"--{name.replace('_', '-')}": name in given for name in words}
     with problems.collect():
         if kind in TABLES and (unused := [n for n, v in only_trained.items() if v]):
@@ -130,7 +140,19 @@ def train(
     problems.stop()
     settings |= given
     training = _Training(
-        kind, model, check_out(out), data, prompting, settings, plugin or [], device, plot, json, quiet
+        kind,
+        model,
+        check_out(out),
+        data,
+        prompting,
+        settings,
+        continue_from,
+        every,
+        plugin or [],
+        device,
+        plot,
+        json,
+        quiet,
     )
     if kind not in TABLES:
         from kvbench.train.processes import joined
@@ -155,6 +177,8 @@ class _Training:
     data: str | None
     prompting: Prompting
     settings: dict[str, Any]
+    continue_from: str | None
+    evaluate: int
     plugins: list[str]
     device: str
     plot: str | None
@@ -166,7 +190,7 @@ class _Training:
         with preparing("loading torch and transformers", quiet=self.quiet):
             from kvbench.engine.model.weights import Base
             from kvbench.train.log_figure import log_figure
-            from kvbench.train.loop import LOG, steps_done
+            from kvbench.train.loop import HELD_OUT, LOG, steps_done
             from kvbench.train.loop import train as run_loop
             from kvbench.train.prepare import prepare
             from kvbench.train.processes import is_first
@@ -190,6 +214,7 @@ class _Training:
                 device=self.device,
                 out=self.folder,
                 prompting=self.prompting,
+                continue_from=self.continue_from,
                 on_answer=counter.at,
             )
         before = steps_done(self.folder)
@@ -205,8 +230,15 @@ class _Training:
                 base=Base(name=self.model, config=ready.loaded.model.config, fingerprint=ready.loaded.fingerprint),
                 revision=ready.revision,
                 command=command_line(
-                    self.kind, self.model, self.data, self.plugins, self.prompting, ready.recipe.settings
+                    self.kind,
+                    self.model,
+                    self.data,
+                    self.continue_from,
+                    self.plugins,
+                    self.prompting,
+                    ready.recipe.settings,
                 ),
+                evaluate=self.evaluate,
                 on_step=on_step,
             )
         if not first:
@@ -217,7 +249,7 @@ class _Training:
         if not quiet:
             _print_trained(done)
         if self.plot is not None:
-            draw([log_figure(self.folder / LOG, self.kind)], self.plot)
+            draw([log_figure(self.folder / LOG, self.folder / HELD_OUT, self.kind)], self.plot)
         if self.json:
             terminal.data(done.card | {"path": str(done.path)})
 

@@ -13,13 +13,12 @@ trained.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from kvbench.engine.attention.geometry import check_evicts, for_lengths
 from kvbench.engine.attention.interface import AttentionCall, causal_bias, route
@@ -29,9 +28,7 @@ from kvbench.train.forward import ROWS, in_blocks
 from kvbench.train.head_data import Example
 from kvbench.train.recipe import Recipe, Settings, check_least, draw_batch, with_gradient
 from kvbench.train.rehearsal import Answers
-from kvbench.train.sparse_pass import recomputed
-
-LARGE = 100_000_000  # models of at least this many parameters recompute activations for the gradient
+from kvbench.train.sparse_pass import recomputed, recomputes
 
 
 class DuoRecipe(Recipe):
@@ -64,8 +61,7 @@ class DuoRecipe(Recipe):
         # Sliding-window layers have no alpha to train. The table keeps 1 for them, which counts where sequences are so
         # short that `for_lengths` drops the window.
         self.layers = [g.index for g in geometry if g.evicts]
-        size = sum(p.numel() for p in loaded.model.parameters())
-        self.again = size >= LARGE and any(isinstance(m, GradientCheckpointingLayer) for m in loaded.model.modules())
+        self.again = recomputes(loaded.model, "auto")
         self.alpha = torch.ones(len(self.layers), heads.pop(), device=loaded.device, requires_grad=True)
 
     @classmethod
@@ -80,6 +76,9 @@ class DuoRecipe(Recipe):
         table = torch.ones(len(self.loaded.geometry), self.alpha.shape[1])
         table[self.layers] = self.alpha.detach().cpu()
         return {"alpha": table}
+
+    def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.alpha.copy_(tensors["alpha"][self.layers])
 
     @torch.no_grad()
     def after_step(self) -> None:

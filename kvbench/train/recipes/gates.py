@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from kvbench import registry
 from kvbench.engine.attention.geometry import LayerGeometry, check_equal_heads, check_evicts, for_lengths
-from kvbench.engine.attention.interface import AttentionCall
+from kvbench.engine.attention.interface import AttentionCall, route
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import model_fields
 from kvbench.engine.rules import Rules
@@ -34,8 +34,9 @@ from kvbench.replay.reader import TraceReader
 from kvbench.replay.reference import batches, read_full
 from kvbench.train.forward import in_blocks
 from kvbench.train.logits import by_blocks, final_states, logits_of
-from kvbench.train.recipe import TraceRecipe, check_choices, check_least
+from kvbench.train.recipe import TraceRecipe, check_choices, check_least, with_gradient
 from kvbench.train.sparse_masks import plain
+from kvbench.train.sparse_pass import RECOMPUTE, recomputed, recomputes
 from kvbench.train.traces import Trace
 
 BLOCK = 512  # queries per attention call
@@ -48,7 +49,7 @@ class GateRecipe(TraceRecipe):
 
     `settings.more`: gate, tie and width (of the gates); bias (its initial value); form (of the student's attention);
     hinge and capacity (form and weight of the capacity loss); budget (in the loss and in the held-out figures);
-    interval and horizon (in the held-out figures).
+    interval and horizon (in the held-out figures); recompute (auto, on, off: gradient checkpointing).
 
     Held-out figures, means over answers: `kl`, KL(full || evicted) per token with eviction at the budget, as in
     `kvbench replay`; and two parts of the loss, `soft_kl` and `capacity`.
@@ -64,6 +65,7 @@ class GateRecipe(TraceRecipe):
         check_evicts(self.geometry, self.longest)
         check_equal_heads(self.geometry)
         self.budget, self.interval = int(more["budget"]), int(more["interval"])
+        self.again = recomputes(self.loaded.model, more["recompute"])
         form = GateForm(more["gate"], more["tie"], int(more["width"]))
         self.trained = _random_gates(form, self.loaded, float(more["bias"]), self.settings.seed)
         method = registry.methods.get(self.name)(horizon=int(more["horizon"]))
@@ -75,29 +77,30 @@ class GateRecipe(TraceRecipe):
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
-        check_choices(more, **CHOICES)
+        check_choices(more, **CHOICES, recompute=RECOMPUTE)
         check_least(more, width=1, budget=1, interval=1, horizon=1, capacity=0)
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self.trained
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
-        kl, ce, capacity = self._means(self.batch(step, share))
-        figures = {"kl": float(kl.detach()), "capacity": float(capacity.detach())}
-        return (kl + ce) / 2 + float(self.settings.more["capacity"]) * capacity, figures
+        loss, kl, capacity = self._means(self.batch(step, share))
+        return loss, {"kl": float(kl.detach()), "capacity": float(capacity.detach())}
 
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:
-        soft, _, capacity = self._means(self.test)
+        _, soft, capacity = self._means(self.test)
         return {"kl": self._evicted(), "soft_kl": float(soft), "capacity": float(capacity)}
 
-    def _means(self, traces: Sequence[Trace]) -> tuple[torch.Tensor, ...]:
-        """Return the KL divergence from the teacher, the cross-entropy and the capacity loss, as means over traces."""
-        parts = [torch.stack(self._losses(group)) for group in alike(traces)]  # each [3, traces]
-        return tuple(torch.cat(parts, dim=1).mean(dim=1))
+    def _means(self, traces: Sequence[Trace]) -> torch.Tensor:
+        """Return the means over traces of the loss, of KL(teacher || student) and of the capacity loss.
 
-    def _losses(self, traces: Sequence[Trace]) -> tuple[torch.Tensor, ...]:
-        """Return the KL divergence from the teacher, the cross-entropy and the capacity loss of each trace, [b] each.
+        Only the loss has gradients.
+        """
+        return torch.stack([self._sums(group) for group in alike(traces)]).sum(dim=0) / len(traces)
+
+    def _sums(self, traces: Sequence[Trace]) -> torch.Tensor:
+        """Return the sums over traces of the loss, of KL(teacher || student) and of the capacity loss, [3].
 
         All traces must have equally long prompts and answers.
         """
@@ -107,11 +110,16 @@ class GateRecipe(TraceRecipe):
         # Row i of the newest n + 1 predicts token i of the answer; the last row predicts the token after it.
         with torch.no_grad():
             wanted = final_states(model, plain, last=n + 1, input_ids=ids)[:, :-1]
-        guessed = final_states(model, student, last=n + 1, hidden=True, input_ids=ids)[:, :-1]
-        kl, ce = by_blocks(partial(_compared, model, ids[:, -n:]), guessed, wanted).unbind(dim=-1)
-        log_beta = torch.stack(student.log_beta, dim=1)  # [b, L, Hk, T]
-        capacity = capacity_loss(log_beta, self.budget, over=self.over, hinge=self.settings.more["hinge"])
-        return kl.mean(dim=-1), ce.mean(dim=-1), capacity
+        # The backward pass computes layers again, so it must run inside the block.
+        with recomputed(model, self.again), route(model, student, hidden=True):
+            guessed = final_states(model, None, last=n + 1, input_ids=ids)[:, :-1]
+            kl, ce = by_blocks(partial(_compared, model, ids[:, -n:]), guessed, wanted).mean(dim=1).sum(dim=0)
+            log_beta = torch.stack(list(student.log_beta.values()), dim=1)  # [b, L, Hk, T]
+            more = self.settings.more
+            capacity = capacity_loss(log_beta, self.budget, over=self.over, hinge=more["hinge"]).sum()
+            loss = (kl + ce) / 2 + float(more["capacity"]) * capacity
+            loss = with_gradient(loss, self.trained.values()) if loss.requires_grad else loss
+        return torch.stack([loss, kl.detach(), capacity.detach()])
 
     def _evicted(self) -> float:
         """Read the held-out answers while the current gates evict; return the mean KL(full || evicted) per token."""
@@ -145,18 +153,18 @@ class RetentionRecipe(GateRecipe):
 class Student:
     """Computes the student's attention, in which entries fade by their gates instead of being evicted.
 
-    It keeps `log_beta` [b, Hk, T] of every layer whose entries a method would evict.
+    `log_beta` keeps that of every layer whose entries a method would evict, [b, Hk, T] by layer.
     """
 
     def __init__(self, rules: Rules, geometry: Sequence[LayerGeometry], form: Form) -> None:
         self.rules, self.geometry, self.form = rules, geometry, form
-        self.log_beta: list[torch.Tensor] = []
+        self.log_beta: dict[int, torch.Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         columns = self.rules.columns_of_new_tokens(self.geometry[call.layer], call)
         if not columns:  # a layer with a sliding window
             return plain(call)
-        self.log_beta.append(columns["log_beta"])
+        self.log_beta.setdefault(call.layer, columns["log_beta"])  # once: the backward pass may compute it again
         return fading(call, columns["log_beta"], self.form)
 
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from kvbench.engine.model.load import LoadedModel
-from kvbench.eviction import noise
+from kvbench.errors import UserError, quote
+from kvbench.eviction import choose, noise
 from kvbench.replay.reader import Listener, TraceReader
 from kvbench.replay.traces import ForcedTrace
 from kvbench.train.gkv import SparseRecipe
@@ -50,6 +51,15 @@ class DistillRecipe(SparseRecipe):
             max_tokens=max(len(t.ids) for t in traces),
             log=self.lifetimes,
         )
+
+    @classmethod
+    def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
+        super().check(loaded, more)
+        if not choose.from_label(str(more["method"])).evicts:
+            raise UserError(
+                f"method {quote(more['method'])} evicts nothing, so {cls.name} has nothing to learn from it. Give "
+                "another one with --opt method=NAME."
+            )
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
         batch = [self.traces[i] for i in self.drawn(step, len(self.traces))]

@@ -1,4 +1,4 @@
-"""`gkv-rl`: the model learns from rewards of answers that it generates with an evicted cache ("RL-sparse").
+"""`gkv-rl`: the model learns from rewards of answers that it generates with an evicted cache ("RL-Sparse").
 
 A step samples G answers to each of B questions, with the current weights and evictions, and maximises
 
@@ -9,6 +9,7 @@ where r is 1 for a right answer and 0 for others, and p is the sampled token's p
 the evictions, at the sampling temperature (G-KV, arXiv 2512.00504; GRPO without a KL term, one update per step). A
 truncated answer has A = 0, as in the paper; the released code sets only a negative A to 0. The held-out figures are
 the mean reward of G sampled answers per question, which training maximises, and the accuracies of greedy answers.
+With a method that does not evict, such as `full`, no mask hides anything: the paper's baseline "RL-Full".
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from kvbench.engine.rules import KeptLog
 from kvbench.eviction import noise
 from kvbench.records import Generation, Sampling
 from kvbench.train.gkv import SparseRecipe, request
+from kvbench.train.logits import by_blocks, logits_of
 from kvbench.train.recipe import Settings
 from kvbench.train.sparse_masks import Lifetimes
-from kvbench.train.sparse_pass import Answered, add_up
+from kvbench.train.sparse_pass import Answered, Part, add_up
 from kvbench.train.traces import Question
 
 EPSILON = 1e-6  # against a standard deviation of 0
@@ -72,11 +74,13 @@ class RLRecipe(SparseRecipe):
                     learnt.append(Answered(prompt=o.prompt, answer=o.answer, keys=o.keys, weight=weight))
         loss = add_up(self.loaded.model, learnt, self.lifetimes, self._objective, micro=self.micro, again=self.again)
         lengths = [len(r.answered.answer) for group in rollouts for r in group]
+        entropy = self._entropy([r.answered for group in rollouts for r in group])
         figures = {
             "reward": float(rewards.mean()),
             "cut": float(cut.float().mean()),
             "mixed": float((rewards.std(dim=1, correction=0) > 0).float().mean()),  # questions with unequal rewards
             "tokens": sum(lengths) / len(lengths),
+            "entropy": entropy,
         }
         return loss, figures
 
@@ -124,6 +128,20 @@ class RLRecipe(SparseRecipe):
         answers = {(g.request.doc_id, g.sample): g for g in engine.generate(requests)}
         return [[_judged(q, answers[name, sample]) for sample in range(self.group)] for name, q in asked.items()]
 
+    @torch.no_grad()
+    def _entropy(self, answered: Sequence[Answered]) -> float:
+        """Return the mean entropy, in nats, of the predictions from which the tokens of answers were drawn."""
+        total, tokens = 0.0, 0
+        for start in range(0, len(answered), self.micro):
+            part = Part(answered[start : start + self.micro], self.loaded.device)
+            states = part.states(self.loaded.model, part.tables(self.lifetimes))
+            drawn = by_blocks(self._entropies, states)[part.weights > 0]
+            total, tokens = total + float(drawn.sum()), tokens + len(drawn)
+        return total / max(1, tokens)
+
+    def _entropies(self, first: int, states: torch.Tensor) -> torch.Tensor:
+        return entropies(logits_of(self.loaded.model, states), self.temperature)
+
     def _objective(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         sampled = log_probs(logits, targets, self.temperature)
         return -(sampled - sampled.detach()).exp()
@@ -135,6 +153,11 @@ def log_probs(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -
     logits: [b, n, V], from which the tokens were drawn.
     """
     return (logits / temperature).log_softmax(dim=-1).gather(-1, targets[..., None])[..., 0]
+
+
+def entropies(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return the entropies [b, n], in nats, of the distributions from which tokens are drawn. logits: [b, n, V]."""
+    return torch.distributions.Categorical(logits=logits / temperature, validate_args=False).entropy()
 
 
 def advantages(rewards: torch.Tensor, cut: torch.Tensor) -> torch.Tensor:

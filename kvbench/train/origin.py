@@ -1,0 +1,36 @@
+"""The finished training from which another one continues: its weights are the other one's initial values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.weights import find, load_weights, read_card
+from kvbench.eviction.api import Weights
+from kvbench.train.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The weights file of a finished training, and its SHA-256, by which the other training's settings name it."""
+
+    weights: Weights
+    sha256: str
+
+    @classmethod
+    def of(cls, recipe: type[Recipe], place: str) -> Origin:
+        """Return the weights in a folder, or a file of weights.
+
+        Raises UserError for a recipe that trains no weights, SetupError if the file or its card is missing or damaged.
+        """
+        recipe.check_origin(place)
+        weights = Weights(kind=recipe.kind, path=place, recipe=recipe.name)
+        return cls(weights, str(read_card(find(weights, None)).get("sha256")))
+
+    def begin(self, recipe: Recipe, loaded: LoadedModel) -> None:
+        """Set a recipe's trained tensors to the weights.
+
+        Raises SetupError if these were made for another model, UserError if they do not fit the recipe's settings.
+        """
+        config = loaded.model.config
+        recipe.continue_from(load_weights(self.weights, None, config, loaded.device, loaded.fingerprint))
