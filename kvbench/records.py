@@ -29,9 +29,9 @@ class Sampling:
 class Images:
     """The images of one prompt.
 
-    spans: of each image, the prompt's tokens that stand for it, as (first, last + 1). read: makes what the model reads
-    of each image besides token ids, a mapping per image from the model's arguments to tensors: `pixel_values` and, in
-    families with such an argument, `image_grid_thw`. The tensors of several images are joined along dimension 0.
+    spans: for each image the prompt's tokens that stand for it, as (first, last + 1). read: returns per image the
+    model's inputs besides token ids, as a mapping from names of arguments to tensors: `pixel_values` and, in some
+    families, `image_grid_thw`. The tensors of several images are joined along dimension 0.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -49,7 +49,7 @@ class FollowUp:
 
 
 class Conversation(Protocol):
-    """Gives the inputs of a request's later turns, one at a time: each when the model has answered the turn before."""
+    """Gives the inputs of a request's later turns, each of them once the model has answered the turn before."""
 
     def follow(self, answers: tuple[str, ...]) -> FollowUp | None:
         """Return the next input after these answers, or None at the end of the conversation."""
@@ -103,7 +103,7 @@ class Usage:
     kv_bytes_extra: int  # part of the peak that is neither key nor value: positions, columns, stored queries, states
     kv_bytes_mean: int
     kv_bytes_slot: int  # bytes allocated for the slot
-    state_bytes: int  # part of all these: states of layers beside attention, the same for any number of tokens
+    state_bytes: int  # part of all these: states of recurrent layers, the same for any number of tokens
     evictions: int
     first_eviction: int | None  # tokens of the sequence that were read when entries were first dropped
     prefill_seconds: float  # reading the prompt without evictions, divided equally among its samples

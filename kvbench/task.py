@@ -161,7 +161,7 @@ class Reader(Protocol):
 
     @property
     def model_type(self) -> str:
-        """`config.model_type` of transformers."""
+        """The type of the model: `model_type` in transformers' configuration."""
 
     @property
     def tokenizer(self) -> Any:
@@ -171,8 +171,8 @@ class Reader(Protocol):
         """Return the number of tokens of a text, without special tokens."""
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
-        """Return the number of tokens that a prompt has besides the user's text: the chat template's, or without a
-        template the tokenizer's special tokens."""
+        """Return the number of tokens that a prompt has besides the user's text. They come from the chat template or,
+        without a template, are the tokenizer's special tokens."""
 
 
 class DataSource(Protocol):
@@ -185,12 +185,13 @@ class DataSource(Protocol):
     def rows(self, task: str, manifest: Manifest) -> Sequence[Mapping[str, Any]]: ...
 
     def file(self, task: str, manifest: Manifest) -> Path:
-        """Return the local path of a file that the task parses itself (an archive, a text), from the same sources."""
+        """Return the local path of a file that the task parses itself (an archive, a text), from one of these
+        sources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """A run's settings of judge and sandbox, for `score`."""
+    """The settings of judge and sandbox that a run passes to `score`."""
 
     judge: str | None = None  # URL of an OpenAI-compatible endpoint, ``local:FOLDER``, or "none"; None: not given
     judge_model: str | None = None

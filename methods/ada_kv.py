@@ -25,12 +25,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Allocation, Method, ScoreOut, option
 from kvbench.eviction.choose import from_label
-from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate
+from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, check_base, delegate
 from kvbench.eviction.options import OptionError
-from kvbench.eviction.select import allocation_of, keep_mask, kept_always, order_key, protected
+from kvbench.eviction.select import allocation_of, competing, keep_mask, order_key
 from kvbench.eviction.terms.rkv_slot_order import RANK
 from kvbench.eviction.terms.shares import split_exactly
 from kvbench.eviction.view import LayerView
@@ -55,19 +54,14 @@ class AdaKV(Method):
         super().__post_init__()
         if self.floor == "guarantee" and self.rounding == "official":
             raise OptionError("rounding", "is for floor=mix; with floor=guarantee nothing is rounded.")
-        try:
-            inner = self.inner
-        except UserError as error:
-            raise OptionError("base", f"is no method: {error}") from None
-        for wrong, wanted in (
-            (isinstance(inner, AdaKV), "another method than ada-kv"),
-            (not inner.takes_budget, "a method that takes a budget"),
-            ("+" in self.base.partition("(")[0], "one method (ada-kv itself can be combined by '+')"),
-            (inner.scope != "head" or inner.joint, "a method whose heads do not share a budget already"),
-            (RANK in inner.columns(), "a method whose scores compare between heads"),
-        ):
-            if wrong:
-                raise OptionError("base", f"must name {wanted}; got {quote(self.base)}.")
+        check_base(
+            self,
+            (lambda inner: isinstance(inner, AdaKV), "another method than ada-kv"),
+            (lambda inner: not inner.takes_budget, "a method that takes a budget"),
+            (lambda inner: "+" in self.base.partition("(")[0], "one method (ada-kv itself can be combined by '+')"),
+            (lambda inner: inner.scope != "head" or inner.joint, "a method whose heads do not share a budget already"),
+            (lambda inner: RANK in inner.columns(), "a method whose scores compare between heads"),
+        )
 
     @cached_property
     def inner(self) -> Method:
@@ -75,8 +69,7 @@ class AdaKV(Method):
         return from_label(self.base)
 
     def score(self, view: LayerView) -> ScoreOut:
-        out = self.inner.score(view)
-        out = out if isinstance(out, ScoreOut) else ScoreOut(out)
+        out = ScoreOut.of(self.inner.score(view))
         return ScoreOut(out.score, out.columns, {"capacity": self._capacities(view, out)})
 
     def quotas(self, allocation: Allocation) -> torch.Tensor:
@@ -84,8 +77,7 @@ class AdaKV(Method):
 
     def _capacities(self, view: LayerView, out: ScoreOut) -> torch.Tensor:
         """Return how many entries each head keeps, protected entries included, [b, Hk] int64."""
-        must = protected(kept_always(self, view), view.positions, view.seen, view.prompt_len, view.valid)
-        among = view.valid if must is None else view.valid & ~must
+        among = competing(self, view)
         held, free = view.held(), among.sum(dim=-1)
         fixed = held - free
         heads = held.shape[1]

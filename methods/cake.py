@@ -13,16 +13,16 @@ keys before the window only.
 
 Defaults: window 32, gamma 200, kernel 5. The released code tunes tau1 and tau2 per model and budget (1.6 and 0.4 for
 one model); here both are 1, the code's fallback. The code rounds layer budgets down and gives the missing entries to
-the first layers (`rounding=official`). The code evicts nothing from prompts of at most C + window tokens. Its rule for
-decoding, which the paper's experiments do not use (`decode=true`): every layer keeps the number of entries that the
-first eviction left, chosen by the pooled attention of the newest query.
+the first layers (`rounding=official`). The code evicts nothing from prompts of at most C + window tokens. It also has a
+rule for decoding, which the paper's experiments do not use (`decode=true`): every layer keeps as many entries as the
+first eviction left there, chosen by the pooled attention of the newest query.
 
 `compat=reference` reproduces two more properties of the released code. While decoding, the cache stays in score order,
-so pooling runs over neighbours in rank. And with `cascade`, a layer is evicted as soon as the model has read the prompt
-in it, to its share of the budget among the layers read so far, and again after each further layer. Where an upper layer
-holds less than its budget, the rest goes to the layers below. These were evicted before, and cannot get entries back:
-they hold less than their budgets after the prompt, and grow to them while decoding. Without `cascade`, every layer gets
-its final budget at once.
+so pooling runs over neighbours in rank. And with `cascade`, a layer is evicted as soon as the model has computed the
+prompt's entries in it, down to its share of the budget among the layers so far, and again after each further layer. If
+an upper layer holds less than its budget, the rest goes to the layers below. These were evicted before and cannot get
+entries back, so after the prompt they hold less than their budgets. They grow to their budgets while decoding. Without
+`cascade`, every layer gets its final budget at once.
 """
 
 from __future__ import annotations

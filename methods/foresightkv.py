@@ -7,10 +7,10 @@ computes phi, large for entries to be dropped (Eq. 6). `features=paper6` is the 
 `features=released8` is the longer list of the released code, which the published checkpoints need; `features=attn`
 leaves out key and value (the ablation in the paper's Table 5).
 
-The newest entries always stay. To drop n of the others, the 2 n with the largest phi are candidates (`pool=2`), and n
-of the candidates are drawn without replacement with probabilities softmax(phi). In the paper this is better than to
-drop the n largest (`sampling=false`) or to draw from all entries. The draw is a hash of sample, eviction, layer, head
-and position.
+The newest entries always stay. To drop n of the others, the 2 n entries with the largest phi become candidates
+(`pool=2`). Of these, n are drawn without replacement with probabilities softmax(phi). In the paper this is better than
+to drop the n largest (`sampling=false`) or to draw from all entries. The draw is a hash of sample, eviction, layer,
+head and position.
 
 The newest entries are the L tokens since the last eviction, in the paper 256 of a budget of 1024 or more (128 in its
 evaluation code). If L is more than a quarter of the budget, which does not occur in the paper, the newest quarter of
@@ -32,7 +32,7 @@ from typing import Literal, get_args
 from kvbench.eviction.api import Column, Method, Needs, Protect, State, option
 from kvbench.eviction.columns import QueryHeadColumn, stacked, unstacked
 from kvbench.eviction.learned import LearnedWeights, Sizes, misfit
-from kvbench.eviction.select import kept_always, order_key
+from kvbench.eviction.select import competing, order_key
 from kvbench.eviction.terms import foresight
 from kvbench.eviction.terms.foresight import DECAY, WINDOWS, attention_statistics, drop_scores, scorer_shapes
 from kvbench.eviction.view import LayerView
@@ -118,8 +118,8 @@ class ForesightKV(Method):
         return torch.where(candidate, (-noise.log()).log() - phi, float("inf"))
 
     def competing(self, view: LayerView) -> torch.Tensor:
-        """Return a mask [b, Hk, N] of the entries that may be evicted: all except the protected newest ones."""
-        return view.older(kept_always(self, view).recent)
+        """Return a mask [b, Hk, N] of the entries that may be evicted: all except the protected ones."""
+        return competing(self, view)
 
     def inputs(self, view: LayerView) -> torch.Tensor:
         """Return the inputs of the trained network for every entry at an eviction, [b, Hk, N, D]."""
@@ -132,7 +132,7 @@ class ForesightKV(Method):
 
     def _check(self, tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
         if not ("w1" in tensors and tensors["w1"].dim() == 4):
-            return "they are no scorer"
+            return "their tensors are no scorer"
         inputs, hidden = tensors["w1"].shape[2:]
         for other in get_args(foresight.Features):
             shapes = scorer_shapes(other, model, hidden)

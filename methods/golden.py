@@ -10,9 +10,9 @@ group. A^h_ij is the attention of query i in head h to entry j, with the full ca
     within=mean    score_j = max over blocks t' >= t of mean over i in block t', h of A^h_ij
 
 A block is the tokens between two evictions, and t the block that follows this eviction; `within=mean` is the paper's
-score. The mean over a long block hides an entry that a single query needs, so with it a method that does not know the
-future can do better than golden (docs/replay.md has the figures). A yardstick must not depend on the interval, so the
-default is `max`.
+score. The mean over a long block hides an entry that a single query needs. With `within=mean`, methods that do not know
+the future can therefore do better than golden (docs/replay.md has the figures). A yardstick must not depend on the
+interval, so the default is `max`.
 
 In the paper the oldest C of C + L entries compete, and the newest L, the tokens since the last eviction, stay. With L
 at or above the budget no choice would be left, and the oracle knows the future of the newest entries too. So here all

@@ -2,11 +2,21 @@
 
 The score is a hash of sample, eviction, layer, head and position, so results do not depend on the batch.
 Default: the newest 16 stay. Without them a model loses its current sentence, and the baseline would measure that loss.
+
+`prompt` protects the prompt too, as in Random Attention (arXiv 2609.03430), whose R newest tokens are `recent` here and
+whose eviction interval is R. With budget C, the first P = min(prompt, C - recent - 1) tokens of the prompt count:
+
+    all   these P tokens stay (its `random_pp`)
+    cap   of these, the first `cap` tokens stay, and every second one after them (its `random_pcap`)
+
+All other tokens are drawn anew at every eviction. Trap: a prompt longer than C - recent - 1 is cut to its first tokens,
+and one other token remains, as in the released code.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from kvbench.eviction.api import Method, Protect, option
 from kvbench.eviction.view import LayerView
@@ -21,9 +31,19 @@ class Random(Method):
     stacked = True
 
     recent: int = option(16, "newest tokens that always stay", low=0)
+    prompt: Literal["none", "all", "cap"] = option("none", "what stays of the prompt, as far as the budget goes")
+    cap: int = option(512, "first tokens of the prompt of which none leaves; then every second one (prompt=cap)", low=0)
 
     def protect(self, budget: int) -> Protect:
         return Protect(recent=self.recent)
 
     def score(self, view: LayerView) -> torch.Tensor:
-        return view.noise()
+        noise = view.noise()
+        if self.prompt == "none" or self.replaced is not None:
+            return noise
+        kept = view.prompt_len.clamp(max=view.budget - self.recent - 1)[:, None, None]
+        stays = view.positions < kept
+        if self.prompt == "cap":
+            beyond = view.positions - self.cap
+            stays &= (beyond < 0) | (beyond % 2 == 0)
+        return noise.masked_fill(stays, float("inf"))

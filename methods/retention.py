@@ -9,8 +9,9 @@ betas are comparable: `tie=layers` in the released code, `tie=layers_and_heads` 
 
 Of the whole model's entries the L Hk C with the highest scores stay (L layers, Hk KV heads, budget C); with
 `level=layer` the heads of each layer compete for Hk C. No head is left empty. `floor` guarantees every head its best
-`floor` entries and shifts the others: the entry of rank r in a head competes with the score of rank r - floor. This
-equals the released code, which counts a head's entries among the best L Hk (C - floor) and adds the floor.
+`floor` entries. The others compete with a better score than their own: the entry of rank r in a head has the score of
+rank r - floor. This equals the released code, which counts a head's entries among the best L Hk (C - floor) and adds
+the floor.
 
 With `strategy=threshold` there is no budget: at every tick each head keeps its best entry and those with G of at least
 `threshold`. The released code has this option too; there a head may end up empty.
@@ -27,30 +28,20 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from kvbench.eviction.api import EveryTime, TopK, Trigger, option
+from kvbench.eviction.api import option
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.select import order_key
 from kvbench.eviction.terms.gated import Gated
 from kvbench.eviction.terms.gates import GateForm
+from kvbench.eviction.terms.threshold import Thresholded
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
 
 
-@dataclass(frozen=True, slots=True)
-class AtLeast(TopK):
-    """Keep the entries with a score of at least `score`, however many."""
-
-    score: float
-
-    def choose(self, keys: torch.Tensor, count: int | torch.Tensor, *, distinct: bool) -> torch.Tensor:
-        least = torch.tensor([self.score], device=keys.device)
-        return keys >= order_key(least, torch.zeros_like(least, dtype=torch.int64))
-
-
 @methods.register("retention", aliases=("global-retention", "dbtrimkv"))
 @dataclass(frozen=True)
-class Retention(Gated):
+class Retention(Thresholded, Gated):
     paper = "Make Each Token Count, arXiv 2605.09649"
     name = "retention"
     usual = GateForm("rg10", "layers")
@@ -61,9 +52,6 @@ class Retention(Gated):
     )
     floor: float = option(0.0, "entries that every head keeps at least; below 1: a share of the budget", low=0)
 
-    strategy: Literal["fixed_budget", "threshold"] = option(
-        "fixed_budget", "keep the best entries, or all that are worth enough"
-    )
     threshold: float = option(0.8, "least worth of an entry that stays (strategy=threshold)", above=0)
 
     def __post_init__(self) -> None:
@@ -72,25 +60,12 @@ class Retention(Gated):
             raise OptionError("floor", f"must be 0 with strategy=threshold; got {self.floor:g}.")
 
     @property
-    def takes_budget(self) -> bool:
-        return self.strategy == "fixed_budget"
-
-    @property
-    def decode_bounded(self) -> bool:
-        return self.takes_budget
+    def least(self) -> float:
+        return math.log(self.threshold)
 
     @property
     def scope(self) -> Literal["head", "layer", "model"]:  # type: ignore[override]  # an option decides
         return self.level
-
-    def trigger(self, interval: int) -> Trigger:
-        return super().trigger(interval) if self.takes_budget else EveryTime(interval)
-
-    def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
-        return super().allowed(budget, prompt_len, seen, evictions) if self.takes_budget else seen
-
-    def selector(self) -> TopK:
-        return super().selector() if self.takes_budget else AtLeast(math.log(self.threshold))
 
     def min_budget(self) -> int:
         return max(super().min_budget(), int(self.floor))

@@ -42,7 +42,7 @@ class RKV(WindowVote):
     spare: Literal["last", "first"] = option("last", "of several similar keys, the key that redundancy does not count")
     compat: Literal["none", "reference"] = option("none", "reproduce the released code's slot order and its slot 0")
     global_score: Literal["none", "max", "mean", "sum"] = option(
-        "none", "merge the vote with those before, as gkv does"
+        "none", "merge the vote with earlier votes, as gkv does"
     )
     alpha: float = option(0.8, "decay of an entry's earlier score, for global_score", above=0, high=1)
 

@@ -39,7 +39,7 @@ class SnapKVDecode(WindowVote):
     kernel: int | None = option(None, "max-pooling width, 1 for none; none: 7 (rkv) or 5 (gkv)", low=1, odd=True)
     compat: Literal["none", "reference"] = option("none", "reproduce the slot order of the R-KV code (rkv only)")
     global_score: Literal["none", "max", "mean", "sum"] = option(
-        "none", "merge the vote with those before, as gkv does"
+        "none", "merge the vote with earlier votes, as gkv does"
     )
     alpha: float = option(0.8, "decay of an entry's earlier score, for global_score", above=0, high=1)
 

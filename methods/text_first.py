@@ -49,10 +49,9 @@ class TextFirst(Method):
     def columns(self) -> tuple[Column, ...]:
         return (*self.inner.columns(), MODALITY)
 
-    def protect(self, budget: int) -> Protect:
-        return replace(self.inner.protect(budget), text=True)
+    def keeps_always(self, budget: int) -> Protect:
+        return replace(super().keeps_always(budget), text=True)
 
 
-_OWN = ("columns", "protect")
-delegate(TextFirst, tuple(n for n in (*DECLARATIONS, "quotas", "selector") if n not in _OWN), PROPERTIES)
+delegate(TextFirst, tuple(n for n in (*DECLARATIONS, "quotas", "selector", "settled") if n != "columns"), PROPERTIES)
 delegate(TextFirst, (), ("scope", "joint", "uniform"))

@@ -4,8 +4,8 @@
     longproc_html_to_tsv/2k        up to 2K tokens
     longproc_html_to_tsv/8k        up to 8K tokens
 
-The prompt is the official one, bundled (Apache-2.0). Decoding is greedy without thinking, as in HELMET, which asks only
-the first 100 questions of each level (--limit 100). Score: F1 over table rows (`kvbench.scoring.html_to_tsv`). Data and
+The prompt is the official one, bundled (Apache-2.0). Decoding is greedy without thinking, as in HELMET, which asks 100
+random questions of each level. Score: F1 over table rows (`kvbench.scoring.html_to_tsv`). Data and
 pages come from LongProc's repository; a user's own data file holds each page in the column `html`.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import posixpath
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvbench.errors import SetupError, quote
@@ -21,34 +22,26 @@ from kvbench.registry import tasks
 from kvbench.scoring.html_to_tsv import row_dup_rate, score_tsv
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
 from kvbench.taskkit.context_template import bundled, parts
+from kvbench.taskkit.longproc import COMMIT, INSIDE, NEW_TOKENS, URL, manifest
 from kvbench.taskkit.rows import answer, documents
 
-COMMIT = "33e64d1f165a6e0020e5f3d904d4fd4c81f3bfec"
-ARCHIVE = Manifest(
-    path=f"longproc/{COMMIT}.zip", rows=None, url=f"https://github.com/princeton-pli/LongProc/archive/{COMMIT}.zip"
-)
-INSIDE = f"LongProc-{COMMIT}"  # the top folder in the archive
+ARCHIVE = Manifest(path=f"longproc/{COMMIT}.zip", rows=None, url=URL)
+FOLDER = f"{INSIDE}/data/html_to_tsv"  # paths of pages in the data are relative to it
 ROWS = {"0.5k": 100, "2k": 189, "8k": 120}
-NEW_TOKENS = {"0.5k": 1024, "2k": 3072, "8k": 10240}
 
 
 @tasks.register("longproc_html_to_tsv", aliases=("html_to_tsv",))
 class HtmlToTsv(Task):
     suite = "long context"
     summary = "LongProc html_to_tsv, tables from web pages with answers of up to 0.5K, 2K and 8K tokens"
+    version = "2"  # rows as corrected in March 2025
     variants = tuple(ROWS)
     cheap_score = True
 
     @property
     def manifest(self) -> Manifest:  # type: ignore[override]  # one for each level
-        return Manifest(
-            path=f"longproc/html_to_tsv_{self.variant}.jsonl",
-            rows=ROWS[self.variant],
-            url=ARCHIVE.url,
-            member=f"{INSIDE}/data/html_to_tsv/html_to_tsv_{self.variant}.json",
-            samples=(f"longproc/html_to_tsv_{self.variant}.sample.jsonl",),
-            licence="Apache-2.0; pages of the public web",
-        )
+        here = manifest("html_to_tsv", self.variant, ROWS[self.variant])
+        return replace(here, licence="Apache-2.0; pages of the public web")
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         rows = source.rows(self.name, self.manifest)[:limit]
@@ -81,7 +74,7 @@ class HtmlToTsv(Task):
 
 def _page(archive: zipfile.ZipFile, path: str) -> str:
     """Return a page's text with line ends as "\\n", as Python's text mode reads it."""
-    text = archive.read(posixpath.normpath(f"{INSIDE}/{path}")).decode("utf-8")
+    text = archive.read(posixpath.normpath(f"{FOLDER}/{path}")).decode("utf-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

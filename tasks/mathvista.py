@@ -4,7 +4,7 @@
     mathvista/judge   the official pipeline: a judge extracts the answer from every text that is not an answer already
 
 Both bring the answer into the official form and compare it with the reference, so their scores differ by extraction
-alone; the published numbers are those of the second. CC BY-SA 4.0, never bundled.
+alone. Published numbers come from the official pipeline. CC BY-SA 4.0, never bundled.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ HINTS = {
 @tasks.register("mathvista")
 class MathVista(Task):
     suite = "vision"
-    summary = "MathVista testmini, 1,000 questions on a picture, mathematics and charts (needs a model that sees)"
+    summary = (
+        "MathVista testmini, 1,000 questions on pictures, mathematics and charts (needs a model that reads images)"
+    )
     variants = ("rule", "judge")
     prompt_styles = ("default", "released")
     manifest = Manifest(
@@ -70,7 +72,8 @@ class MathVista(Task):
         return GenSpec(max_new_tokens=1024, thinking=False)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Score an answer; strict: only texts that are an answer already, or quote it in the official form.
+        """Score an answer. The strict score counts only texts that are an answer already, or quote it in the official
+        form.
 
         Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge cannot be used.
         """

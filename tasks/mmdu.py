@@ -23,7 +23,7 @@ from kvbench.taskkit.rows import documents
 @tasks.register("mmdu")
 class MMDU(Task):
     suite = "vision"
-    summary = "MMDU, 110 dialogues about several pictures, rated by a judge that sees (--judge)"
+    summary = "MMDU, 110 dialogues about several pictures, rated by a judge that reads images (--judge)"
     needs = frozenset({"judge", "images"})
     manifest = Manifest(
         path="mmdu/benchmark.json",

@@ -1,9 +1,10 @@
-"""`vneedle`: pictures of numbers on grids, and several turns that ask which number stands at a place of one of them.
+"""`vneedle`: pictures of grids of numbers, and several turns. Each turn asks for the number at one place of one grid.
 
-Variants: grid-4 (default: four pictures of 4 x 4 numbers before four questions), grid-3 (two of 3 x 3 before two:
-short), grid-6 (six of 6 x 6 before six), spread-4 (every turn brings a picture and asks about one of those so far). The
-text does not hold the numbers, so every answer needs the entries of one picture, read in the first turn (in spread-4,
-whose later pictures make every turn a new prompt, in the same turn).
+Variants: grid-4 (default) shows four pictures of 4 x 4 numbers before four questions, grid-3 two pictures of 3 x 3
+before two questions, grid-6 six pictures of 6 x 6 before six questions. In spread-4 every turn brings a picture and
+asks about one of the pictures so far. The text does not hold the numbers, so every answer needs the entries of one
+picture. The model reads all pictures in the first turn; in spread-4 every turn is a new prompt with all pictures so
+far.
 
 The headline score is the share of right answers; the other score is 1 if all are right. Guessing gets 1/90.
 """
@@ -46,7 +47,7 @@ VARIANTS = {
 @tasks.register("vneedle")
 class VisualNeedle(Task):
     suite = "vision"
-    summary = "numbers on grids in several pictures, asked for over several turns (needs a model that sees)"
+    summary = "numbers on grids in several pictures, asked for over several turns (needs a model that reads images)"
     variants = tuple(VARIANTS)
     headline = "score_partial"
     cheap_score = True
@@ -73,7 +74,7 @@ class VisualNeedle(Task):
         )
 
     def size(self) -> None:
-        """Return None: there are as many questions as --limit says, and `QUESTIONS` without it."""
+        """Return None, because the number of questions is chosen by --limit; without --limit it is `QUESTIONS`."""
 
     def _doc(self, seed: int) -> Doc:
         knobs, draw = VARIANTS[self.variant], Draw("vneedle", self.variant, seed)

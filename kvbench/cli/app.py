@@ -31,8 +31,8 @@ LISTS = ("--method", "-m", "--budget", "-b", "--task", "-t")  # options that tak
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the command's parameters. A flag without a default gets the default False, because typer would import
-        pydantic for typer's own default, None."""
+        """Return the command's parameters. A flag without a default gets False: typer's own default, None, would make
+        typer import pydantic, which is slow."""
         params: list[Any] = super().get_params(ctx)
         for param in params:
             if param.type_descriptor.annotation is bool and param.default is None:
@@ -87,7 +87,8 @@ def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.", metavar="")] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.", metavar="")
+        bool,
+        typer.Option("--debug", help="Show the traceback of an error; may stand anywhere in the command.", metavar=""),
     ] = False,
 ) -> None:
     if version:
@@ -142,7 +143,7 @@ def _end(error: KVBenchError) -> int:
 
 
 def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenchError:
-    """Turn any exception into a KVBenchError with a message of one line. given: the words that the user typed."""
+    """Turn any exception into a KVBenchError whose message is one line. given: the words of the command line."""
     if isinstance(error, KVBenchError):
         return error
     if isinstance(error, typer.TyperException):
@@ -168,11 +169,11 @@ def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenc
 def _system(error: OSError) -> SetupError:
     """Return the error for a failed system call that no check foresees, such as a file name that is too long."""
     where = f" {quote(error.filename)}" if error.filename else ""
-    return SetupError(f"the system refuses{where}: {(error.strerror or faults.words(error)).lower()}.")
+    return SetupError(f"the operating system refuses{where}: {(error.strerror or faults.words(error)).lower()}.")
 
 
 def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
-    """Turn typer's parse error into a UserError with kvbench's wording. given: the words that the user typed."""
+    """Turn typer's parse error into a UserError with kvbench's wording. given: the words of the command line."""
     option = getattr(error, "option_name", None)
     if option and "such option" in str(error):
         from kvbench.registry import did_you_mean
@@ -186,8 +187,8 @@ def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
 
 
 def _with_commas(given: Sequence[str]) -> str:
-    """Return the right form of a list that the user typed with blanks: ``--budget 48,64`` for ``--budget 48 64``. ""
-    if no list was typed with blanks."""
+    """Return the correct form of a list that the user typed with blanks instead of commas: ``--budget 48,64`` for
+    ``--budget 48 64``. "" if the user typed no such list."""
     for place, option in enumerate(given):
         values = list(itertools.takewhile(lambda word: not word.startswith("-"), given[place + 1 :]))
         if option in LISTS and len(values) > 1:

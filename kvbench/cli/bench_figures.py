@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from kvbench.runner.bench.setting import Setting
 
 SPEED = (
-    "Generated tokens per second of CPU time (on CUDA: of wall time), medians of {repeats} rounds. Bars and bands: the "
-    "slowest and the fastest round. "
+    "Generated tokens per second of CPU time (on CUDA: of wall time), medians of {repeats} rounds. Bars and bands: "
+    "from the slowest to the fastest round. "
 )
 COST = (
     "CPU time (on CUDA: wall time) per generated token in each stretch of {stretch} tokens of the answers, medians of "
-    "{repeats} rounds. Bars and bands: the cheapest and the dearest round. "
+    "{repeats} rounds. Bars and bands: from the cheapest to the dearest round. "
 )
 ABOUT = (
-    "Shape {shape}, interval {interval}. fresh: the first of two generations, on a CPU in a fresh process; warm: the "
+    "Shape {shape}, interval {interval}. fresh: the first of two generations (on a CPU, in a new process); warm: the "
     "second."
 )
 FIELDS = ("repeats", "shape", "interval", "stretch")
@@ -72,7 +72,8 @@ def _figure(
 
 
 def _rates(result: Measured) -> Iterator[dict[str, Any]]:
-    """Yield the point of a speed, fresh and warm. Every length of prompts and answers has panels of its own."""
+    """Yield one point for the fresh speed and one for the warm speed. Each combination of prompt and answer length has
+    its own two panels."""
     lengths = f"{result.load.prompt:,} + {result.load.new_tokens:,} tokens"
     for state, speed in (("fresh", result.fresh), ("warm", result.warm)):
         if speed is not None:
@@ -81,7 +82,8 @@ def _rates(result: Measured) -> Iterator[dict[str, Any]]:
 
 
 def _stretches(result: Measured) -> Iterator[dict[str, Any]]:
-    """Yield a point for the cost in each stretch of the answers, fresh and warm. Every load has a panel for each."""
+    """Yield one point per stretch of the answers for the fresh costs, then for the warm costs. Each load has two
+    panels."""
     load = result.load
     name = f"{load.prompt:,} + {load.new_tokens:,} tokens, {load.sequences or 'max'} sequences"
     for state, speed in (("fresh", result.fresh), ("warm", result.warm)):

@@ -1,4 +1,4 @@
-"""Parses the options of `kvbench bench`: those that the user typed, else those of a preset, else the defaults."""
+"""Parses the options of `kvbench bench`. A typed option overrides the preset's value, which overrides the default."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _SCALED = ("prompts", "new_tokens", "interval")  # numbers of tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What one call of `kvbench bench` asks for.
+    """The checked options of one call of `kvbench bench`.
 
     Attributes:
         pairs: every method at every budget. values: the other fields of `Setting`.
@@ -133,12 +133,12 @@ def _preset(name: str | None) -> Preset | None:
 
 def _scale(text: str | None, preset: str | None) -> int:
     if text is not None and preset is None:
-        raise UserError("--scale divides the numbers of tokens of a preset. Give a --preset too, or leave it out.")
+        raise UserError("--scale divides the numbers of tokens of a preset. Give a --preset too, or leave out --scale.")
     return int(parse("--scale", whole(1), text or "1"))
 
 
 def _scaled(tokens: Any, scale: int) -> Any:
-    """Divide a number of tokens, or each of several, by `scale`; the least is 1."""
+    """Divide a number of tokens, or each of several, by `scale`. A result is at least 1."""
     if isinstance(tokens, tuple):
         return tuple(dict.fromkeys(max(1, n // scale) for n in tokens))
     return max(1, tokens // scale)

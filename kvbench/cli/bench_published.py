@@ -1,4 +1,4 @@
-"""Prints a paper's numbers beside ours for `kvbench bench --preset`; neither is ever mixed into the other's column."""
+"""Prints a paper's numbers and ours for `kvbench bench --preset`, side by side in separate columns."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ OURS: Mapping[str, Callable[[Measured, Measured | None], float | None]] = {
 
 
 def published_rows(preset: Preset, setting: Setting, results: Sequence[Measured], scale: int) -> list[Row]:
-    """Return a row per method, budget and load: our figures and the paper's, by the head of their column.
+    """Return a row per method, budget and load. It maps column heads to our figures and to the paper's.
 
-    scale: the paper's numbers of tokens are `scale` times ours. A figure is "OOM" where memory did not suffice for the
-    number of sequences that was asked for, and None where there is none.
+    scale: the paper's numbers of tokens are `scale` times ours. A figure is "OOM" if the requested number of sequences
+    did not fit into memory, and None if it was not measured or not printed.
     """
     methods = {member.name: member for member in setting.members}
     full = {r.load: r for r in results if r.system == "full" and _whole(r)}
@@ -92,12 +92,12 @@ def published_rows(preset: Preset, setting: Setting, results: Sequence[Measured]
 
 
 def _whole(r: Measured) -> bool:
-    """Return whether memory sufficed for what was asked."""
+    """Return whether the requested number of sequences fitted into memory."""
     return r.failure is None and r.load.sequences in (None, r.decoded)
 
 
 def print_published(preset: Preset, setting: Setting, rows: Sequence[Row], scale: int, device: str) -> None:
-    """Print our figures and the paper's in columns of their own, then what the paper's numbers were measured on."""
+    """Print our figures and the paper's in separate columns, then how each of them was measured."""
     heads = [f"{side}: {column.head}" for column in preset.columns for side in ("ours", "paper")]
     print(f"{preset.paper}: {preset.what}")
     names = ("system", "tokens", "in the paper")
@@ -111,7 +111,7 @@ def print_published(preset: Preset, setting: Setting, rows: Sequence[Row], scale
         print(f"paper's notes: {note}.")
     scaled = "" if scale == 1 else f" All numbers of tokens are the paper's divided by {scale}."
     print(f"ours: shape {setting.shape} with random weights on {device}, {setting.dtype}.{scaled}")
-    print("-: not printed there, or not in the text at hand. OOM: out of memory with this number of sequences.")
+    print("-: the paper prints no such number, or kvbench's list lacks it. OOM: out of memory with so many sequences.")
     for other in preset.numbers(*preset.also):
         print(
             f"also printed: {other.method}, {other.task}, {other.metric}: {other.value} {other.unit} ({other.notes})."
@@ -128,7 +128,7 @@ def _figures(columns: Sequence[Column], row: Row) -> list[str]:
 
 
 def _shown(form: str, value: float | str | None) -> str:
-    """Return a figure in its form; texts that are no numbers, such as "OOM", stay as they are."""
+    """Return a figure formatted by `form`. Texts that are not numbers, such as "OOM", stay unchanged."""
     try:
         return "-" if value is None else form.format(float(value))
     except ValueError:

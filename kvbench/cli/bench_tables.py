@@ -1,5 +1,5 @@
-"""Prints the tables of `kvbench bench`: speeds, costs per token in stretches of the answers, evictions, and what the
-caches held."""
+"""Prints the tables of `kvbench bench`: speeds, costs per token in stretches of the answers, evictions, and the
+contents of the caches."""
 
 from __future__ import annotations
 
@@ -19,25 +19,28 @@ CACHE = ("decoded by", "mean entries", "KV per sequence", "of the limit", "fitti
 EVICTIONS = ("evictions", "seconds", "each", "per token", "of decoding")
 FOOT = (
     "Tokens per second of CPU time (on CUDA: of wall time), medians of rounds in which the systems take turns.",
-    "fresh: the first of two generations, on a CPU in a fresh process; warm: the second. See docs/speed.md.",
+    "fresh: the first of two generations (on a CPU, in a new process); warm: the second. See docs/speed.md.",
     "decode: speed after the first token of every sequence. ratio: warm speed divided by that of the first baseline.",
-    "evictions: per sequence; seconds: of all in one generation; each: all sequences once. fitting: sequences that the "
-    "memory plan of a run allows.",
+    "evictions: their number per sequence; seconds: time of all evictions in a generation; each: time to evict every "
+    "sequence once; of decoding: share of the time of evictions and decoding. fitting: sequences that fit into memory "
+    "by a run's plan.",
 )
 STRETCHES = (
-    "rise: how much the cost rises from the second stretch to the last, as a share of the mean cost; a straight line "
-    "through the cheapest rounds gives it."
+    "rise: how much the cost rises from the second stretch to the last, as a share of the mean cost; read off a "
+    "straight line through each stretch's cheapest round."
 )
 
 ATTENTION = (
-    "attention: time of all layers in a step in the middle of an answer; its share of the bandwidth of a copy.",
-    "fastest: the backend to set with --decode-attn. A run never chooses by time: its answers would differ by chance.",
+    "attention: its time in all layers, for one step in the middle of an answer; its memory traffic per second as a "
+    "share of a copy's.",
+    "fastest: the backend to set with --decode-attn. A run never chooses the fastest by itself, because then its "
+    "answers would depend on the timing.",
 )
 
 
 def print_tables(results: Sequence[Measured], baselines: tuple[str, ...]) -> None:
-    """Print the tables of each load: the speed of all systems, evictions, what the engine's caches held and, if
-    measured, the costs by stretch and the times of attention. baselines: the first is compared with."""
+    """Print the tables of each load: the speed of all systems, evictions, the contents of the engine's caches and, if
+    measured, the costs per stretch and the times of attention. baselines: the ratios compare with the first."""
     for load in dict.fromkeys(r.load for r in results):
         rows = [r for r in results if r.load == load]
         base = next((r.warm.rate for r in rows if r.system in baselines[:1] and r.warm), None)
@@ -100,7 +103,8 @@ def _table(title: str, columns: tuple[str, ...], rows: list[tuple[Measured, list
 
 
 def _name(r: Measured) -> str:
-    """Return a system's name with what its figures must not hide: fewer sequences, random weights."""
+    """Return a system's name. A note in brackets says if it decoded fewer sequences than requested, or has random
+    weights."""
     asked = r.load.sequences
     fewer = r.failure is None and asked is not None and r.decoded < asked
     facts = [*(["random weights"] if r.random_weights else []), *([f"{r.decoded} fit"] if fewer else [])]

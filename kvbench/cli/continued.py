@@ -88,8 +88,9 @@ def _check_layers(gathered: Gathered) -> None:
             if key not in FREE:
                 where = given.source.removesuffix(f": {quote(key)}")
                 raise UserError(f"{where}: {quote(key)} cannot be given for an existing run. {KEEPS}")
-    if (options := gathered.typed("method_opt")) is not None:
-        raise UserError(f"{options.source} cannot be given for an existing run. {KEEPS}")
+    for key in ("method_opt", "protect"):
+        if (typed := gathered.typed(key)) is not None:
+            raise UserError(f"{typed.source} cannot be given for an existing run. {KEEPS}")
 
 
 def _stored(record: Mapping[str, Any]) -> dict[str, Any]:

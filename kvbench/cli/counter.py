@@ -1,4 +1,5 @@
-"""Shows the progress of work that counts steps, answers or checks instead of rows, and that has no cache to show."""
+"""Shows the progress of work that counts steps, answers or checks instead of rows. The line has no figures of a
+cache."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ COMMANDS = {
     ),
     "compare": Entry(
         "compare.compare",
-        "Is NEW worse than BASE? Exact where answers must be equal, else a one-sided paired test of every cell.",
+        "Is NEW worse than BASE? Equal answers where they must be equal, else a one-sided paired test per cell.",
     ),
     "repair": Entry(
         "repair.repair",
@@ -56,16 +56,16 @@ COMMANDS = {
     ),
     "replay": Entry(
         "replay.replay",
-        "Compare methods token by token on answers that are given: the loss that eviction adds, without any sampling.",
+        "Compare methods token by token on finished answers: how much loss eviction adds, without any sampling.",
     ),
-    "data": Entry("data.app", "Task data: download them, check them, or show their paths."),
+    "data": Entry("data.app", "Download the data of tasks, check them, or show their paths."),
     "doctor": Entry(
         "doctor.doctor",
         "Check this machine: versions, devices, memory, threads, the built-in model, data and results folders.",
     ),
     "audit": Entry(
         "audit.audit",
-        "Check on small models that methods hold the engine's invariants: budget, memory, batches, positions.",
+        "Check on small models that methods keep the engine's invariants: budget, memory, batches, positions.",
     ),
     "train": Entry(
         "train.train",
@@ -74,7 +74,7 @@ COMMANDS = {
     "weights": Entry("weights.app", "Trained weights of methods: import published checkpoints."),
     "lm-eval": Entry(
         "lm_eval.lm_eval",
-        "Run lm-eval with an eviction method: its tasks, its table of results, kvbench's engine.",
+        "Run lm-eval's command with kvbench's engine as its model, under an eviction method.",
     ),
 }
 

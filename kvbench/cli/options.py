@@ -80,8 +80,18 @@ _OPTIONS = [
     ),
     _option("task", Texts, "Names of tasks, repeatable or with commas.", _WHAT, metavar="NAME", short="-t"),
     _option("method_opt", Texts, "An option of a method; repeatable.", _WHAT, metavar="[METHOD.]NAME=VALUE"),
+    _option(
+        "protect",
+        Texts,
+        "Entries that every method keeps instead of those that it protects itself (own): "
+        "prompt+sinks=4+recent=64, or none; repeatable.",
+        _WHAT,
+        metavar="WHAT",
+    ),
     *map(_of_setting, settings.SETTINGS),
-    _option("suite", Text, "Suite, see 'kvbench list suites', or a TOML file.", _WHAT, metavar="NAME"),
+    _option(
+        "suite", Text, "Name of a suite ('kvbench list suites' shows them), or a TOML file.", _WHAT, metavar="NAME"
+    ),
     _option("config", Text, "TOML file with settings; flags override it.", _WHAT, metavar="FILE"),
     _option(
         "allow_duplicate_samples", bool, "Allow several samples at temperature 0, all equal.", _DRAW, default=False

@@ -32,7 +32,7 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
     """
     for key in ("revision", "adapter", "seed", "max_new_tokens", "stop"):
         if typed[key] not in (None, [], ()):
-            raise UserError(f"--{key.replace('_', '-')} cannot be given with --run: the run's answers decide it.")
+            raise UserError(f"--{key.replace('_', '-')} cannot be given with --run: the run's answers depend on it.")
     folder = one_run(run, Path("results"))
     needed = [key for key in TO_ASK if key != "task" or not typed["task"]]
     config = continued(folder.parent, folder.name, _again(typed), needed=needed, more_plugins=True)
@@ -57,8 +57,8 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
 
 
 def _again(typed: dict[str, Any]) -> Gathered:
-    """Return the settings that `continued` takes from the user instead of the run's record. These are files that only
-    the user may name, and the new folder of a model that was moved."""
+    """Return the settings that `continued` takes from the command line instead of the run's record: files that only the
+    user may name, and the new folder of a moved model."""
     given = gather({key: typed[key] for key in (*FILES, "model")}, os.environ)
     return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
 
@@ -75,7 +75,7 @@ def check_same(config: RunConfig, folder: Path, ready: Inputs) -> None:
 
 
 def named(config: RunConfig, tasks: list[str] | None) -> set[str]:
-    """Return the names for which the hub may be asked: the draft models of the methods, and the tasks if the user typed
-    tasks. The run's model is not among them."""
+    """Return the names that kvbench may look up on the hub: the methods' draft models and, if the user typed tasks,
+    those tasks. The run's model is not among them."""
     methods = [choose.make(m.name, dict(m.options)) for m in config.methods if "draft" in dict(m.options)]
     return {draft for method in methods for draft in method.drafts()} | (set(config.tasks) if tasks else set())

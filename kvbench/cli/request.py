@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.config.layers import Gathered, Given, Layer, gather
-from kvbench.config.parsers import budget, parse, split
+from kvbench.config.parsers import budget, parse, protection, split
 from kvbench.config.plugins import load_plugins
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.config.settings import DEFAULTS, PARSERS
@@ -21,6 +21,7 @@ from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget, label
 from kvbench.eviction.options import split_option
+from kvbench.eviction.protection import OWN
 from kvbench.runner.workload import expand_task
 
 MISSING = {
@@ -120,12 +121,15 @@ class Builder:
         )
 
     def methods(self, block: Layer) -> list[MethodChoice]:
-        """Return the methods of one ``[[grid]]`` block, with their options."""
+        """Return the methods of one ``[[grid]]`` block, with their options, each under every protection."""
         names, methods = self.axis(block, "method"), []
+        given = self._given(block, "protect") or Given(OWN, "--protect")
         for name, pairs in names:
             with self.problems.collect():
-                methods.append(self._choose(name, list(pairs), [n for n, _ in names]))
-        return methods
+                choice = self._choose(name, list(pairs), [n for n, _ in names])
+                for typed in given.value if isinstance(given.value, (list, tuple)) else [given.value]:
+                    methods.append(choice.under(parse(given.source, protection, typed), given.source))
+        return list(dict.fromkeys(methods))
 
     def axis(self, block: Layer, key: str) -> list[Any]:
         """Return one axis of a ``[[grid]]`` block, each member once. key: "method", "budget", "interval" or "task"."""
@@ -150,8 +154,8 @@ class Builder:
         return members
 
     def _members(self, key: str, source: str, typed: Any, entry: int | None) -> list[Any]:
-        """Return the members that one item of an axis stands for: a budget, an interval, one or more tasks, or a
-        method's (name, options). entry: the item's place in the list, from 1, for messages; None outside a list."""
+        """Return the members that one item of an axis names: a budget, an interval, one or more tasks, or a method's
+        (name, options). entry: the item's place in its list, counted from 1, for messages; None if there is no list."""
         if key == "budget":
             return [parse(source, lambda raw: budget(raw, entry), typed)]
         if key == "interval":

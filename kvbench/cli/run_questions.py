@@ -1,8 +1,9 @@
 """Finds the questions of a run in the tasks' data on this machine: later turns, reference answers, images.
 
-A run stores none of these. Nothing is downloaded, and data that are not the recorded ones are not used. An image file
-is read only from data that the user names (``--data``, KVBENCH_DATA) or that kvbench itself keeps or makes, never
-because a run's folder names its path: the user might send on a page with a private picture.
+A run stores none of these. kvbench downloads nothing here, and uses data only if they equal the recorded data. An image
+file is read only from data that the user names (``--data``, KVBENCH_DATA) or that kvbench itself keeps or makes. A path
+that only a run's folder names is not read: otherwise a hostile folder could put a private picture into a page that the
+user passes on.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class RunQuestions:
         self._docs: dict[tuple[str, str], dict[str, Doc]] = {}
 
     def of(self, entry: Entry) -> Doc | None:
-        """Return the question that a row answers; None if its data are not here, or are not the recorded ones."""
+        """Return the question that a row answers; None if the task's data are missing or differ from the recorded
+        data."""
         task, style = entry["task"], entry.get("prompt_style", "default")
         if (task, style) not in self._docs:
             self._docs[task, style] = self._read(task, style)
@@ -50,7 +52,7 @@ class RunQuestions:
         """Return the `data:` address of each image of a question, by its number from 1.
 
         Raises UserError if an image is missing or broken, if the images are not those that the model saw, or if only
-        the run's folder says where they are.
+        the run's folder names their paths.
         """
         from kvbench.report.page.pictures import embedded
 
@@ -106,7 +108,8 @@ def texts(turn: Turn) -> list[str]:
 
 
 def reference(doc: Doc) -> str:
-    """Return the reference answer as text; several texts are lines, anything else is JSON. Empty if there is none."""
+    """Return the reference answer as text: a list of texts as lines, any other value as JSON. Empty without a
+    reference."""
     wanted: Any = doc.reference
     if dataclasses.is_dataclass(wanted) and not isinstance(wanted, type):
         wanted = dataclasses.asdict(wanted)
@@ -119,7 +122,8 @@ def reference(doc: Doc) -> str:
 
 
 def _asks(doc: Doc, entry: Entry) -> bool:
-    """Return whether the row's prompt holds this question: not other data, nor a prompt that may not be stored."""
+    """Return whether the row's prompt contains this question. False if the task's data have changed, or if the run
+    stored no prompt."""
     prompt = entry["prompt"]
     if not prompt:
         return False

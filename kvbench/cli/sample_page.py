@@ -55,7 +55,8 @@ def _asked(group: list[dict[str, Any]], questions: RunQuestions) -> Asked:
 
 
 def _later(doc: Doc, listed: list[ListedImage]) -> list[list[str | ListedImage]]:
-    """Return the questions after the first as texts and images; of another number of images, as texts alone."""
+    """Return each later question as its texts and images. If the number of images has changed, the images are left
+    out."""
     left = iter(listed[len(doc.turns[0].images) :])
     if sum(len(turn.images) for turn in doc.turns) != len(listed):
         left = iter(())

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCORES = ("score", "score_strict", "score_partial")
+UNKNOWN = "(not stored in the run; the data it was read from are not on this machine)"  # in place of a later question
 
 
 def samples(folder: Path, wanted: str, method: str | None, questions: RunQuestions) -> list[dict[str, Any]]:
@@ -50,7 +51,7 @@ def samples(folder: Path, wanted: str, method: str | None, questions: RunQuestio
 
 
 def by_prompt(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield successive samples of one question with one prompt together."""
+    """Yield groups of successive samples that have the same question and prompt."""
     for _, group in itertools.groupby(entries, lambda entry: (entry["task"], entry["doc_id"], entry["prompt"])):
         yield list(group)
 
@@ -67,7 +68,7 @@ def show(entries: list[dict[str, Any]]) -> None:
 
 
 def heading(entry: dict[str, Any]) -> str:
-    """Return what names a sample among those of its question: its number, method and budget."""
+    """Return a heading that identifies a sample within its question: its number, method and budget."""
     budget = f" at {entry['budget']}" if "budget" in entry else ""
     budget += f" ({label(entry['budget_share'])})" if "budget_share" in entry else ""
     return f"sample {entry.get('sample', 0)}: {entry['method']}{budget}"
@@ -95,7 +96,7 @@ def _show_answer(entry: dict[str, Any]) -> None:
         _print("output", entry["output"])
     for number, turn in enumerate(entry.get("turns", ()), 1):
         if number > 1:
-            _print(f"question {number}", turn["question"] or "(in the task's data, which are not here)")
+            _print(f"question {number}", turn["question"] or UNKNOWN)
         _print(f"output {number}", turn["output"])
     if entry.get("extracted"):
         print(f"-- extracted: {terminal.clean(entry['extracted'])}")

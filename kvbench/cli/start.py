@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LIMIT = (
     "tok/s at most: the limit that this machine's memory and arithmetic set, measured in 0.1 s; it varies with the "
-    "load of the machine. A run reaches a part of it."
+    "load of the machine. A run reaches only a part of this limit."
 )
 
 
@@ -87,9 +87,8 @@ def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered]:
 
 
 def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> None:
-    """Print the result of the command: the plan of a dry run, or the tables of a run. json: also print a JSON document,
-    and no plan as a table. quiet: print no plan and no tables. Raises IncompleteError if rows of the run have no
-    score."""
+    """Print the plan of a dry run, or the tables of a run. json: print a JSON document, and no table of the plan.
+    quiet: print no plan and no tables. Raises IncompleteError if rows of the run have no score."""
     if result.run_dir is None and not (json or quiet):
         _print_plan(result)
     elif result.run_dir is not None:
@@ -112,7 +111,8 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
 
 
 def _again(run_dir: Path, lacking: Iterable[str]) -> str:
-    """Return what becomes of rows without a score in another attempt. lacking: their statuses."""
+    """Return the end of an error: whether another attempt can score the rows without a score. lacking: their
+    statuses."""
     statuses = {*lacking}
     if statuses <= {*FINAL}:
         return "no other attempt can answer them"

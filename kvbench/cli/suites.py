@@ -13,12 +13,13 @@ from kvbench.eviction.budget import label
 
 
 def listed() -> list[dict[str, Any]]:
-    """Return a line for each suite: its name, the paper's table or what it does, its number of cells, what it needs."""
+    """Return a line for each suite: its name, its purpose or the table of the paper, its number of cells, and its
+    needs."""
     return [_line(name, about(name), _config(name)) for name in suites()]
 
 
 def one(name: str) -> dict[str, Any]:
-    """Return a suite in full. Raises UserError for an unknown name."""
+    """Return all facts about one suite. Raises UserError for an unknown name."""
     path = suite_path(name)
     if path not in suites().values():
         raise UserError(

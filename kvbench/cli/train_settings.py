@@ -12,6 +12,7 @@ from kvbench.errors import UserError, quote
 from kvbench.eviction.options import parse_value
 from kvbench.registry import did_you_mean
 from kvbench.train.catalogue import TABLES, entry_of
+from kvbench.train.data_place import short_name
 from kvbench.train.entry import FLAGS, OPTIMISER, check_optimiser
 from kvbench.train.prompting import Prompting
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def settings_of(kind: str, model: str, preset: str | None, given: list[str]) -> dict[str, Any]:
-    """Return the value of every setting of a recipe: that of --opt, else of the preset, else the recipe's default.
+    """Return the value of every setting of a recipe. --opt overrides the preset, which overrides the recipe's default.
 
     given: the texts of --opt. The result also names the preset.
     """
@@ -65,7 +66,7 @@ def command_line(
     """Return the command line that repeats a training, for the card of the weights. It has the names of the data, of
     the training that it continues and of the plug-ins, but no other path of this machine."""
     more = settings.more
-    flags = {"model": model, "preset": more["preset"], "data": data and Path(data).name} | prompting.settings()
+    flags = {"model": model, "preset": more["preset"], "data": data and short_name(data)} | prompting.settings()
     flags["continue_from"] = continue_from and Path(continue_from).name
     thinking = {None: "", True: " --thinking", False: " --no-thinking"}[flags.pop("thinking", None)]
     flags |= {"samples": more["samples"], "steps": settings.steps, "lr": f"{settings.lr:g}", "batch": settings.batch}

@@ -44,7 +44,7 @@ class Key:
 
     @property
     def name(self) -> str:
-        """The method without its options."""
+        """The method's name without its options."""
         return self.method.partition("(")[0]
 
     @property

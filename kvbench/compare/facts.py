@@ -1,4 +1,4 @@
-"""The facts in which two compared cells may differ, such as versions and settings, and the consequence of a difference.
+"""The facts in which two compared cells may differ, such as versions and settings, and what a difference means.
 
 A difference has one of three classes. `SUBJECT`: facts that a regression run is meant to test; the comparison lists
 them. `SURROUNDINGS`: facts that may change the last bits of logits, and so the answers; the comparison lists them in a
@@ -122,8 +122,8 @@ def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Differen
 
 
 def refuse(base: Cell, new: Cell, found: list[Difference]) -> None:
-    """Raise UserError if two cells cannot be compared: if they differ in a fact of the class "refused", in the score
-    that is compared, or in the prompt or sampling of a question. found: the differences of their facts."""
+    """Raise UserError if two cells cannot be compared, because they differ in a fact of the class "refused", in the
+    name of the compared score, or in the prompt or sampling of a question. found: the differences of their facts."""
     for difference in found:
         if difference.kind == "refused":
             word, mine, theirs = WORDS[difference.name], _shown(difference.base), _shown(difference.new)

@@ -1,4 +1,4 @@
-"""Finds what the base side has and the new side lacks: cells, and scores of samples.
+"""Finds cells, and scores of samples, that the base side has and the new side lacks.
 
     absent(matched, new, stages)        # the cells that new lacks
     of_pairs(pairs, new)                # how many scores of one cell new lacks
@@ -18,8 +18,8 @@ from kvbench.compare.matching import Matched, Pair
 
 
 def absent(matched: Matched, new: Side, stages: int) -> list[Key]:
-    """Return the cells of base that new lacks. With two stages, the second seed may not have been run yet: a cell is
-    left out of the result if new has no cell at all with this seed, but has the same cell with another seed."""
+    """Return the cells of base that new lacks. With two stages, the second seed may not have been run yet. A cell is
+    therefore not returned if new has it with another seed, and has no cell at all with this seed."""
     there = {pair.key for pair in matched.both}
     seeds = {key.seed for key in new.cells}
     return [key for key in matched.missing if not (stages > 1 and key.seed not in seeds and _other_seed(key, there))]

@@ -115,7 +115,7 @@ def _aside(side: Side, mapped: set[str], others: set[str]) -> list[Key]:
     """Return the side's cells that the comparison leaves out because of the mapping. With ``--map gkv=mine`` these are
     base's cells of mine and new's cells of gkv.
 
-    mapped: the names that the mapping has for this side. others: the names that it has only for the other side.
+    mapped: the mapping's names for this side. others: the names that the mapping has only for the other side.
     """
     names = {key: {key.model, key.method, key.name} for key in side.cells}
     return sorted((key for key in names if names[key] & others and not names[key] & mapped), key=Key.order)

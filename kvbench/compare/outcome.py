@@ -147,8 +147,8 @@ def _judged(key: Key, pairs: Group, tested: Tested, verdict: Verdict, policy: Po
 
 
 def _with_answers(one: Judged, stored: tuple[Stored, Stored], new: Side) -> Judged:
-    """Return the judgement with what the answers add to it: scores that new lacks, answers that are all equal, or
-    answers that differ although they must be equal."""
+    """Return the judgement with the facts that answers add: new lacks scores, all answers are equal, or answers differ
+    although they must be equal."""
     if count := lost.of_pairs(one.pairs, new):
         samples = "1 sample has" if count == 1 else f"{count} samples have"
         one = _missing(one, f"{samples} a score in base but none in new")
@@ -167,8 +167,8 @@ def _missing(one: Judged, reason: str) -> Judged:
 
 
 def _with_measures(one: Judged, policy: Policy, new: Side) -> Judged:
-    """Return the judgement with the reasons that measures add to it: a number of entries that rose, a figure beyond the
-    policy's limit, or a limited figure that is unknown in new."""
+    """Return the judgement with the failures that measures add: a number of entries rose, a figure is beyond the
+    policy's limit, or a limited figure is unknown in new."""
     limited = [m for m in one.measures if m.name in policy.limits]
     unknown = [m.words for m in limited if m.lost]
     if unknown and not any(lost.is_begun(pair, new) for pair in one.pairs):

@@ -1,10 +1,11 @@
 """Computes how many questions and samples a comparison needs to show "no worse than M". The variances come from a base
 run.
 
-For two runs without a true difference, the difference of question q has the variance 2 v_q / k with k samples, where
-v_q is the variance of q's samples in base. The bound is above -M with 80% power if M >= (t_95 + t_80) sqrt(v / (k Q)),
-where v is the mean of 2 v_q over the Q questions. This holds if the two runs draw their answers with independent noise.
-If both runs sample with the same noise, their answers to a question are correlated, and fewer questions suffice.
+Let v_q be the variance of question q's samples in base. Between two runs without a true difference, the difference of
+question q then has the variance 2 v_q / k with k samples. The bound is above -M with 80% power if M >= (t_95 + t_80)
+sqrt(v / (k Q)), where v is the mean of 2 v_q over the Q questions. This holds if the two runs draw their answers with
+independent noise. If both runs sample with the same noise, their answers to a question are correlated, and fewer
+questions suffice.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ def plans(side: Side, policy: Policy) -> Iterator[Plan]:
 
 
 def needed(variance: float, margin: float) -> int:
-    """Return how many questions are needed to show "no worse than the margin" with 80% power. At least 5.
+    """Return how many questions are needed to show "no worse than the margin" with 80% power; at least 5.
 
-    variance: of a question's difference between two runs. The result `MOST_QUESTIONS` + 1 stands for every number above
-    `MOST_QUESTIONS`.
+    variance: the variance of a question's difference between two runs. The result `MOST_QUESTIONS` + 1 stands for every
+    number above `MOST_QUESTIONS`.
     """
     if variance == 0:  # no difference was seen: the bound is on the share of all questions that may differ
         return max(FEWEST, math.ceil(-math.log(2 * ALPHA) / margin))
@@ -87,7 +88,8 @@ def _samples(variance: float, margin: float, questions: int) -> int | None:
 
 
 def _reach(questions: int) -> float:
-    """Return the smallest drop, in standard errors, that the bound excludes with 80% power if nothing changed."""
+    """Return the smallest drop, in standard errors, that the bound excludes with 80% power if there is no true
+    change."""
     from scipy.special import stdtrit
 
     return float(stdtrit(questions - 1, 1 - ALPHA) + stdtrit(questions - 1, POWER))
@@ -125,8 +127,8 @@ def notes(found: list[Plan]) -> list[str]:
     if flat:
         lines.append(
             f"No spread: {few(flat)}. All samples of a question have the same score there, so their variance says "
-            "nothing. The numbers say how many questions with unchanged scores rule out that scores fall on a larger "
-            "share of all questions than the margin; more samples do not help."
+            "nothing. If no score changes on as many questions as stated, the share of all questions whose scores fall "
+            "is shown to be at most the margin. More samples do not help."
         )
     if single:
         lines.append(

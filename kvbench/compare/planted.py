@@ -4,7 +4,7 @@
         check.name, check.wanted, check.found      # exit codes of `kvbench compare`
 
 The faults go into the evicting cell with the most right answers. A planted drop of the score also changes the method's
-source, so that the statistical test must find it, and not the rule that equal code gives equal answers.
+source. Otherwise the rule that equal code gives equal answers would catch the drop, and not the statistical test.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def _compared(base: Side, new: Side) -> tuple[int, str]:
 
 
 def _falling(cell: Cell) -> set[str]:
-    """Return the questions whose scores the planted drop sets to 0: of the questions with a score above 0, all but
-    every fifth (`KEEPS`)."""
+    """Return the questions whose scores the planted drop sets to 0: all questions with a score above 0, except every
+    fifth of them (`KEEPS`)."""
     right = [name for name, one in sorted(cell.questions.items()) if any(one.scores)]
     return {name for number, name in enumerate(right) if number % KEEPS}
 

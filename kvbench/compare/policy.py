@@ -88,7 +88,8 @@ def read_policy(path: Path) -> Policy:
 
 
 def _check_whole(value: Any) -> None:
-    """Raise ValueError for whole numbers beyond TOML's 64 bits: Python may refuse to print them."""
+    """Raise ValueError for whole numbers beyond TOML's 64 bits, because Python may refuse to print them in a
+    message."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("a whole number has more than 64 bits")
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

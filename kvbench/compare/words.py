@@ -73,7 +73,7 @@ def _counted(found: Regression) -> str:
 
 def failures(outcome: Outcome) -> Iterator[tuple[bool, str]]:
     """Yield (critical, sentence) for each cell that fails and, with --strict, for each unfinished run of NEW. Undecided
-    cells, which --strict fails too, have sentences of their own in `undecided`."""
+    cells also fail with --strict; `undecided` makes their sentences."""
     for one in outcome.judged:
         if one.reasons:
             yield one.critical, f"{name(one, outcome)}: {fails(one)}"

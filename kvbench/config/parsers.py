@@ -16,6 +16,7 @@ from typing import Any
 from kvbench.errors import UserError, quote
 from kvbench.eviction.budget import Budget, label
 from kvbench.eviction.options import SWITCH, as_number, as_whole
+from kvbench.eviction.protection import OWN, TERMS, parse_protection
 from kvbench.registry import did_you_mean
 
 Parser = Callable[[object], Any]
@@ -141,11 +142,20 @@ def flag(raw: object) -> bool:
     return value
 
 
+def protection(raw: object) -> str:
+    """Parse a protection (`kvbench.eviction.protection`) and return it in its one spelling."""
+    try:
+        replaced = parse_protection(str(raw))
+    except ValueError:
+        raise BadValue(TERMS, got(raw)) from None
+    return OWN if replaced is None else str(replaced)
+
+
 def budget(raw: object, entry: int | None = None) -> Budget:
     """Parse a budget: entries per layer and KV head (512), or a share of the prompt ("25%" becomes 0.25).
 
-    entry: the budget's place in a list, from 1; None outside a list. Messages name it: "entry 3 ('abc') is not a
-    number".
+    entry: the budget's place in a list, counted from 1, for messages such as "entry 3 ('abc') is not a number"; None:
+    the budget is not in a list.
     """
     value = as_whole(raw)
     literal = str(raw).strip()

@@ -19,7 +19,10 @@ from kvbench import registry
 from kvbench.config.parsers import budget, parse, unknown_key
 from kvbench.config.settings import DEFAULTS, OPERATIONAL, PARSERS, Settings
 from kvbench.errors import UserError, quote
+from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget, label, order
+from kvbench.eviction.options import OptionError
+from kvbench.eviction.protection import OWN
 from kvbench.task import Services
 
 Value = bool | int | float | str | None
@@ -41,6 +44,22 @@ class MethodChoice:
         options = ", ".join(f"{k}={v}" for k, v in self.options)
         return f"{self.name}({options})" if options else self.name
 
+    def under(self, protection: str, source: str) -> MethodChoice:
+        """Return the method under a protection (`kvbench.eviction.protection`). A method without a budget, or with a
+        protection among its options, stays as it is.
+
+        Raises UserError if the method cannot work under this protection. source: where the user gave it.
+        """
+        named = any(option.rpartition(".")[2] == "protection" for option, _ in self.options)
+        if protection == OWN or named or not self.takes_budget:
+            return self
+        options = dict(self.options) | dict(choose.addressed(self.name, "protection", protection))
+        try:
+            method = choose.make(self.name, options)
+        except OptionError as error:
+            raise UserError(f"{source} does not fit method {quote(self.name)}: it {error.reason}") from None
+        return MethodChoice(name=self.name, options=choose.changed(self.name, method))
+
     @property
     def evicts(self) -> bool:
         """Whether the method evicts at all. False for the full cache."""
@@ -48,8 +67,8 @@ class MethodChoice:
 
     @property
     def takes_budget(self) -> bool:
-        """Whether the method needs a budget. False for the full cache, and for a method whose options set the size of
-        the cache."""
+        """Whether the method needs a budget. The full cache, and methods whose options set the size of the cache, need
+        none."""
         if "+" in self.name:  # methods without a budget cannot be combined
             return True
         return bool(registry.methods.get(self.name)(**dict(self.options)).takes_budget)
@@ -57,7 +76,7 @@ class MethodChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One method at one budget and interval on one task. interval: None if it is the run's own."""
+    """One method at one budget and interval on one task. interval: None stands for the run's interval."""
 
     method: MethodChoice
     budget: Budget | None
@@ -75,7 +94,8 @@ class Cell:
 class Grid:
     """Every method at every budget and interval on every task.
 
-    intervals: empty: the run's own interval. limit: the number of questions per task; None: the run's own limit.
+    intervals: the intervals; empty: the run's interval alone. limit: the number of questions per task; None: the run's
+    limit.
     """
 
     methods: tuple[MethodChoice, ...]
@@ -85,7 +105,7 @@ class Grid:
     limit: int | None = None
 
     def cells(self, own: int) -> list[Cell]:
-        """Return the cells of the grid. own: the run's own interval."""
+        """Return the cells of the grid. own: the run's interval."""
         intervals = [None if interval == own else interval for interval in self.intervals or (own,)]
         return [
             Cell(method=method, budget=size, task=task, interval=interval)

@@ -52,7 +52,9 @@ class Settings:
         "tiny", text, "Model: a folder or a hub name. Default: tiny, the built-in model.", metavar="MODEL"
     )
     revision: str | None = what(None, text, "Commit or tag of a hub model.", metavar="REV")
-    adapter: str | None = what(None, text, "LoRA adapter of peft, merged into the model: its folder.", metavar="DIR")
+    adapter: str | None = what(
+        None, text, "Folder of a LoRA adapter (saved by peft) to merge into the model.", metavar="DIR"
+    )
 
     limit: int | None = how_much(None, count, "Only the first N questions of each task.")
     samples: int | None = how_much(None, count, "Answers to each question. Default: the task's own.")
@@ -111,10 +113,10 @@ class Settings:
     judge: str | None = scoring(
         None,
         text,
-        "URL of an OpenAI-compatible endpoint, local:FOLDER, or none: store answers for 'kvbench score'.",
+        "URL of an OpenAI-compatible endpoint, local:FOLDER, or none ('kvbench score' can judge later).",
         metavar="URL",
     )
-    judge_model: str | None = scoring(None, text, "Model that judges, by its name at the endpoint.", metavar="NAME")
+    judge_model: str | None = scoring(None, text, "Name of the judge model at the endpoint.", metavar="NAME")
     judge_key_env: str = scoring(
         "OPENAI_API_KEY",
         text,

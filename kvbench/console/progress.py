@@ -22,7 +22,7 @@ PLAIN_SECONDS = 10.0
 
 
 def step(text: str) -> None:
-    """Print one line that says what a command does next, for commands without a progress display."""
+    """Print a line on what a command does next. For commands without a progress display."""
     if not silenced():
         from kvbench.console import terminal
 

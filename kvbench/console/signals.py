@@ -202,7 +202,7 @@ class _Handling:
         self.raise_if_due()
 
     def _swallowed(self, unraisable: Any) -> None:
-        """Handle an exception that Python discarded, as it does in a destructor. If it is `Signalled`, raise it again
+        """Handle an exception that Python has discarded, for example in a destructor. A `Signalled` is raised again
         shortly afterwards."""
         if unraisable.exc_type is Signalled and self.number is not None:
             self._raised = False

@@ -35,10 +35,10 @@ def projections(model: Any) -> dict[str, torch.nn.Linear]:
 
 
 def fit_adapter(shapes: Mapping[str, tuple[int, ...]], model: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of weights with those of an adapter as the model's linear layers have them.
+    """Return `shapes` with the adapter's shapes corrected to those of the model's linear layers.
 
-    Shapes that a configuration gives name projections that hybrid models lack in layers without attention, and other
-    widths than those of attention with an output gate.
+    `shapes` was derived from the model's configuration. It may list projections that a hybrid model lacks in layers
+    without attention, and its widths are wrong where attention has an output gate.
     """
     places = projections(model)
     fitted: dict[str, tuple[int, ...]] = {}

@@ -13,9 +13,9 @@ LOOK = 8  # most steps that a GPU runs before the host looks
 def block_length(sequences: Many[Sequence], trigger: Trigger, look: int, states: bool = False) -> int:
     """Return the number of steps until any sequence has a tick or all have ended, at most `look`.
 
-    The number is 1 if a stop string may end a turn that another turn may follow: the entries that a longer block would
-    write after the stop string cannot be removed. With `states` (layers of the model keep a state) it is 1 if another
-    turn may follow any turn: a step changes the states of sequences that have ended, too.
+    The number is 1 if a stop string may end a turn and another turn may follow: a longer block would write entries
+    after the stop string, which cannot be removed. If `states` is true (layers of the model keep a state), the number
+    is also 1 if another turn may follow any turn, because a step changes even the states of sequences that have ended.
     """
     if any(s.request.conversation and (s.request.stop_strings or states) for s in sequences):
         return 1

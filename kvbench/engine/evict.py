@@ -2,8 +2,8 @@
 
 A view shows a method the entries that it decides about. A `stacked` method gets layers and slots with equally many
 entries in one view or, if it decides about all layers together, all layers of a slot, padded to one length. Other
-methods get a view per layer. No decision depends on which slots share a view.
-`cache.prompt.PromptCache` evicts while a prompt is read.
+methods get a view per layer. Decisions do not depend on which slots share a view. `cache.prompt.PromptCache` evicts
+while a prompt is read.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Evictor:
         yield from ([part] for part in self._batches(sizes, self.needs.width))
 
     def _jointly(self, sizes: Mapping[int, int]) -> Iterator[list[Part]]:
-        """Yield all layers of a group of slots at a time: as one part if one view can hold them, else as a part each.
+        """Yield the parts of each group of slots: one part with all layers if a view can hold it, else one per layer.
 
         The slots of a group have equal `sizes` and equally long views.
         """
@@ -160,7 +160,8 @@ class Evictor:
     def _shown(self, slot: int, together: bool) -> list[int]:
         """Return the lengths of a slot's views, and whether heads are padded in them, stack by stack (`Stack.shown`).
 
-        Slots with equal numbers fit into one batch. together: one view of all layers of a stack, not one per layer.
+        Slots with equal results fit into one batch. together: count one view of all layers of a stack, not one per
+        layer.
         """
         of = (stack.rows_of([slot]) for stack in self.cache.stacks)
         shown = (stack.shown(rows[None] if together else rows) for stack, rows in zip(self.cache.stacks, of))

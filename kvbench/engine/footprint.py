@@ -13,6 +13,7 @@ from kvbench.engine.cache.layout import layer_by_layer, plan_slot_bytes
 from kvbench.engine.cache.slot_cache import Shape
 from kvbench.engine.model.shape import ModelShape
 from kvbench.eviction.api import Method
+from kvbench.eviction.terms.value_norm import PRODUCT_FLOATS
 
 FLOAT = 4  # bytes; logits and scores are computed in float32
 SCORE_PIECE = 1 << 26  # most pairs of entries that a score computes at a time, one float32 each
@@ -23,10 +24,10 @@ class Footprint:
     """Planned bytes of one cell on one device.
 
     Attributes:
-        weights: of the model.
-        slot: of one slot's cache; step: memory of a decode step per slot. A CUDA graph keeps the step's memory.
-        prompt: of the prompt being read, with its activations, until its entries are in a slot.
-        evict: scratch of the largest eviction for each of its slots, at most `evict_most` for all of them together;
+        weights: bytes of the model's weights.
+        slot: bytes of one slot's cache; step: bytes of a decode step per slot. A CUDA graph keeps the step's memory.
+        prompt: bytes of the prompt being read, with its activations, until its entries are in a slot.
+        evict: scratch bytes of the largest eviction per evicted slot, at most `evict_most` for all slots together;
             evict_fixed: scratch beside that, for any number of slots.
     """
 
@@ -67,9 +68,9 @@ def footprint(
 ) -> Footprint:
     """Estimate a cell's bytes.
 
-    geometry, held: of one slot's cache. prompt_rows: most entries per head while a prompt is read. block, prefill:
-    `chunk` and `prefill` of `prefill.PromptReader`. images: bytes of the vision part in a pass, at most and afterwards
-    (`tower.tower_bytes`). scratch: most bytes for a view of several layers or slots
+    geometry, held: the geometry and the entries of one slot's cache. prompt_rows: most entries per head while a prompt
+    is read. block, prefill: `chunk` and `prefill` of `prefill.PromptReader`. images: bytes of the vision part in a
+    pass, at most and afterwards (`tower.tower_bytes`). scratch: most bytes for a view of several layers or slots
     (`stack.scratch_bytes`).
     """
     prompt = plan_slot_bytes(geometry, method, replace(held, rows=prompt_rows, queries=0), dtype)
@@ -78,6 +79,8 @@ def footprint(
     tokens = prompt_rows if whole else min(block, prompt_rows)  # of a forward pass
     reading = shape.activations(tokens, dtype) + _mask(geometry, block, prompt_rows) * dtype.itemsize
     scoring = _scoring(geometry, prompt_rows) + _pairs(geometry, prompt_rows) if method.evicts else 0
+    if method.needs().layer_weights:  # products of values, and their magnitudes
+        reading += 2 * FLOAT * min(PRODUCT_FLOATS, tokens * shape.width)
     row = _scoring(geometry, held.rows) if method.evicts else 0
     acting = method.during("decode")
     together = sum(g.evicts for g in geometry) if acting.stacked and acting.layerwise else 1  # layers in a view
@@ -95,7 +98,7 @@ def footprint(
 def _step(shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype: torch.dtype, gathered: bool) -> int:
     """Return the bytes that a slot adds to a decode step: activations, logits and noise, attention of one layer.
 
-    rows: entries per head; gathered: a layer's entries are copied into one tensor before attention reads them.
+    rows: entries per head; gathered: whether a layer's entries are copied into one tensor before attention reads them.
     """
     vocabulary = shape.vocabulary * (dtype.itemsize + 2 * FLOAT)
     weights = max(g.query_heads for g in geometry) * rows * (dtype.itemsize + 2 * FLOAT)

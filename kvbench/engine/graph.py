@@ -20,8 +20,8 @@ class StepGraph:
     Args:
         step: a function of tensors that are never reallocated; it may not wait for the device. Before the capture it
             runs once, so that libraries prepare themselves, and a second time to see that it does not wait.
-        restore: puts the step's tensors back after the first of these runs. After the second one, and after a failure,
-            the caller must do this.
+        restore: resets the step's tensors after the first of these runs. After the second run, and after a failure, the
+            caller must reset them.
 
     Raises CaptureError when the step waits for the device or does anything else that a capture forbids; the current
     stream is then as before. All other failures of the step are raised as they are.
@@ -70,9 +70,10 @@ def _run_beside(stream: torch.cuda.Stream, beside: torch.cuda.Stream, step: Call
 
 @contextlib.contextmanager
 def _failures_of_capture() -> Iterator[None]:
-    """Raise CaptureError for a RuntimeError in the block: the step has run without one before.
+    """Raise CaptureError for a RuntimeError in the block. The step ran without an error before, so the capture causes
+    it.
 
-    A failure of the device or of memory is raised as it is, unless its message speaks of a capture.
+    A failure of the device or of memory is raised unchanged, unless its message mentions a capture.
     """
     try:
         yield
@@ -84,7 +85,7 @@ def _failures_of_capture() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _waits_refused() -> Iterator[None]:
-    """Inside the block, an operation that waits for the device raises RuntimeError, as far as torch notices it."""
+    """Inside the block, an operation that waits for the device raises RuntimeError, if torch detects the wait."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

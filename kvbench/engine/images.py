@@ -53,14 +53,15 @@ class PromptImages:
         return 0 if self.axes is None else int(self.axes[..., :tokens].max()) + 1 - tokens
 
     def kept(self, held: Sequence[Sequence[torch.Tensor]]) -> tuple[float, float]:
-        """Return `kept_shares` of a prompt that was read. held: of each layer, the positions of each head's entries."""
+        """Return `kept_shares` of a prompt that was read. held: for each layer, the positions of each head's
+        entries."""
         heads = [positions for layer in held for positions in layer]
         return kept_shares(heads, self.images.spans, len(self.modality))
 
     def border(self, first: int, last: int) -> int:
-        """Return where a pass that begins at `first` ends, at `last` if possible, so that it splits no image.
+        """Return where a pass from `first` must end so that it splits no image: at `last` if no image spans `last`.
 
-        It ends before an image that it would split, or after the image if it begins with it.
+        Otherwise the pass ends before that image or, if it begins with the image, after it.
         """
         for start, end in self.images.spans:
             if start < last < end:
@@ -93,14 +94,14 @@ class PromptImages:
 
 
 def joined(read: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Return what the model reads of several images, from what it reads of each; {} without images."""
+    """Join the model's inputs for single images into its inputs for all of them; {} without images."""
     return {name: torch.cat([one[name] for one in read]) for name in (read[0] if read else ())}
 
 
 def kept_shares(held: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]], seen: int) -> tuple[float, float]:
     """Return the shares of the tokens of text, and of images, whose entries are held: a mean over heads.
 
-    held: positions of the entries of each head, in all layers; spans: of the images; seen: tokens read.
+    held: positions of the entries of each head, in all layers; spans: the images' tokens; seen: number of tokens read.
     """
     shown, every = sum(end - start for start, end in spans), torch.cat(list(held))
     inside = int(sum(((every >= start) & (every < end)).sum() for start, end in spans))
@@ -135,7 +136,8 @@ def rotary_axes(
 
 
 def on_device(model: Any, value: Any) -> Any:
-    """Return a tensor on the model's device, numbers with a fraction in the model's dtype; other values unchanged."""
+    """Return a tensor on the model's device, floats in the model's dtype. Values that are not tensors stay
+    unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
     parameter = next(model.parameters())

@@ -51,7 +51,7 @@ class Engine:
         method: the eviction method.
         budget: entries per layer and KV head, or a float: the share of each prompt's entries. None exactly when the
             method takes no budget.
-        interval: generated tokens of a sequence between two of its ticks.
+        interval: number of tokens that a sequence generates between two of its ticks.
         slots: sequences decoded at once.
         max_tokens: longest prompt plus output; `max_output`: longest output; `tail`: longest part of a prompt that is
             read after its compression. These three decide how many entries a slot has room for.
@@ -67,7 +67,7 @@ class Engine:
         backend: what computes the attention of decode steps on a GPU, see `kernels.backends`.
         compiled: on a GPU, let torch compile the model's layers for decode steps; graph: replay decode steps from a
             CUDA graph. If the model cannot be compiled or captured, the engine decodes without and tells `notice`.
-        notice: receives a line about what the engine must do without; see also `decoding`.
+        notice: receives a line for each of these that the engine cannot use; see also `decoding`.
 
     Raises:
         UserError: the method, the layout or the backend cannot serve this model.
@@ -131,7 +131,7 @@ class Engine:
     def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
         """Yield the result of every sample of every request as it finishes.
 
-        Samples of a request that is longer than the model's context fail. Raises ValueError when a shorter request
+        If a request is longer than the model's context, its samples fail. Raises ValueError when a shorter request
         exceeds `max_tokens`, or when the requests do not share one `Sampling`. Raises OutOfMemory when memory runs out;
         the engine cannot be used after that.
         """
@@ -159,7 +159,8 @@ class Engine:
                     yield self._done.popleft()
 
     def _read(self, request: Request, sequences: list[Sequence]) -> Admission | None:
-        """Read a request's prompt. If it is empty or too long for the model, fail its samples and return None."""
+        """Read a request's prompt. If the prompt is empty or too long for the model, mark its samples as failed and
+        return None."""
         longest = request.max_tokens or len(request.prompt_ids) + request.max_new_tokens
         if self.max_tokens < longest <= self.loaded.context:
             raise ValueError(f"a request of {longest} tokens in an engine made for max_tokens={self.max_tokens}")
@@ -180,8 +181,8 @@ class Engine:
     def _admit(self, prompt: PromptState, waiting: deque[Sequence]) -> Admission | None:
         """Draw the first token of as many waiting samples as slots are free, and give each sample a slot.
 
-        A sample that ends with its first token gets none. Returns the prompt with the samples that still wait, or None
-        when no sample waits.
+        A sample that ends with its first token gets no slot. Returns the prompt with the samples that still wait, or
+        None when no sample waits.
         """
         free = self.slots.free()[: len(waiting)]
         started = self._under_way = [waiting.popleft() for _ in free]

@@ -51,7 +51,7 @@ def limit(device: torch.device, most: int | None) -> None:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start measuring anew what `peak` returns."""
+    """Restart the measurement whose result `peak` returns."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 

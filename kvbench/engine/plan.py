@@ -8,8 +8,8 @@ within a step, so their times add. BW (bytes/s) and F (FLOP/s) are measured on t
 
 In a mixture of experts, a token uses the share a of the routed experts. So N counts the share a of their parameters,
 and W the share 1 - (1 - a)^b of their bytes. Weights that stay quantised in memory count with their stored bytes. The
-number of slots follows from the device's total memory, not from the free memory of the moment, so that a resumed run
-gets the same number.
+number of slots is computed from the device's total memory, not from the memory that is free at the moment, so that a
+resumed run gets the same number.
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ def cell_footprint(
 def evictable_share(
     geometry: Sequence[LayerGeometry], states: Sequence[StateShape], tokens: int, dtype: torch.dtype
 ) -> float:
-    """Return the share of a full cache of `tokens` tokens that methods may evict: not windows, not states."""
+    """Return the share of a full cache of `tokens` tokens that methods may evict, that is, without sliding windows and
+    states."""
     entry = {g.index: g.entry_bytes(dtype.itemsize) for g in geometry}
     evictable = tokens * sum(entry[g.index] for g in geometry if g.evicts)
     windows = sum(min(tokens, g.window) * entry[g.index] for g in geometry if g.window is not None)

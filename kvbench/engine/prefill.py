@@ -8,8 +8,8 @@
     chunked          in chunks, an eviction after every chunk: memory is bounded for any length, but later chunks
                      read an evicted cache, so results differ from the other two (`prefill=chunked`).
 
-A pass never splits an image: a chunk ends before an image that it would split, and is longer than `chunk` only for one
-image that is longer itself.
+A pass never splits an image: a chunk ends before an image that it would split. Only a single image that is longer than
+`chunk` makes a longer chunk.
 
 With query-agnostic compression only the context is evicted; the question is read against the remaining entries.
 """
@@ -58,14 +58,14 @@ class PromptState:
     after_evict: float | None  # most entries per layer and head right after an eviction
     entries_peak: float
     bytes_peak: int
-    recurrent: RecurrentStates | None  # states of layers beside attention, in one row
+    recurrent: RecurrentStates | None  # states of recurrent layers, in one row
     delta: int = 0  # the rotary position of the next token less its index, see `images`
     kept: tuple[float, float] | None = None  # shares of text and of images that are left; None without images
     seconds: float = 0.0  # reading
     evict_seconds: float = 0.0  # evicting, and reading probes
 
     def bytes_left(self) -> int:
-        """Return the bytes of all packed layers and states."""
+        """Return the bytes that the prompt's cache holds after the evictions, with the states of recurrent layers."""
         return sum(layer.bytes() for layer in self.layers.values()) + self._state_bytes()
 
     def bytes_extra(self) -> int:
@@ -82,7 +82,7 @@ class PromptReader:
 
     Args:
         chunk: tokens per forward pass; for a prompt read in one pass, queries per attention call.
-        prefill: "full" or "chunked": whether eviction waits for the end of the prompt, see the module.
+        prefill: when to evict, once ("full") or after every chunk ("chunked"); see the module.
         log: receives the kept positions of every eviction.
     """
 
@@ -125,7 +125,7 @@ class PromptReader:
     ) -> tuple[PromptCache, torch.Tensor]:
         """Read equally long prompts into a cache that `go_on` extends; also return the next token's logits [b, V].
 
-        A method that runs probes takes one prompt at a time, as does every method with images. images: of the prompt.
+        With a method that runs probes, or with images, there may be only one prompt. images: those of the prompt.
         """
         cache, logits, _ = self._read(prompts, rules, noise_keys, images=self._images(prompts[0], images, rules))
         return cache, logits
@@ -190,8 +190,8 @@ class PromptReader:
     ) -> tuple[PromptCache, torch.Tensor, _PromptEvictions]:
         """Return the cache of b prompts after their evictions, the next token's logits [b, V], and the evictions.
 
-        compress_at: tokens to read before the last eviction; None: all. The rest is read afterwards. images: of the
-        only prompt.
+        compress_at: tokens to read before the last eviction; None: all. The rest is read afterwards. images: those of
+        the prompt, which is then the only one.
         """
         length = len(prompts[0])
         context = length if compress_at is None else compress_at

@@ -56,9 +56,11 @@ class Drafts:
 
 
 def _vocabulary(loaded: Any) -> Any:
-    """Return a model's vocabulary, for comparison with another model's; without a tokenizer, its number of embeddings.
+    """Return a model's vocabulary, to be compared with that of another model. Without a tokenizer, return its number of
+    embeddings.
 
-    Numbers of embeddings are the last resort: models that share a tokenizer may pad their embedding tables differently.
+    Numbers of embeddings are compared only as a last resort, because models that share a tokenizer may pad their
+    embedding tables differently.
     """
     if hasattr(loaded.tokenizer, "get_vocab"):
         return loaded.tokenizer.get_vocab()

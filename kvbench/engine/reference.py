@@ -65,7 +65,7 @@ def dense_logits(
 ) -> torch.Tensor:
     """Return logits [T, V] of one dense forward pass under the logged masks.
 
-    keys: as in `KeptHistory.visible`; images: of the prompt, which `ids` begin with.
+    keys: as in `KeptHistory.visible`; images: those of the prompt, with which `ids` begins.
     """
     length = len(ids)
     device = loaded.device

@@ -67,9 +67,10 @@ class Rules:
     interval: int
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     rope: Rope | None = None
+    layer_weights: Mapping[int, Mapping[str, torch.Tensor]] = field(default_factory=dict)  # by layer, see `NewTokens`
 
     def decoding(self) -> Rules:
-        """Return the rules for generated tokens: of a method "a+b", b decides."""
+        """Return the rules for generated tokens, for which b decides in a method "a+b"."""
         return replace(self, method=self.method.during("decode"))
 
     def columns_of_new_tokens(self, geometry: LayerGeometry, call: AttentionCall) -> dict[str, torch.Tensor]:
@@ -93,6 +94,7 @@ class Rules:
                 keys=call.key,
                 values=call.read_values(call.key, call.value),
                 weights=self.weights,
+                layer_weights=self.layer_weights.get(call.layer, {}),
             )
         )
 
@@ -108,10 +110,10 @@ class Rules:
         states: Mapping[str, torch.Tensor],
         **probe: Any,
     ) -> LayerView:
-        """Build the view that the method reads: of one layer, or of several if the batch names its layers.
+        """Build the view that the method reads. It shows one layer, or several if the batch names its layers.
 
-        geometry: of the layer, or of any of several; ordinals: maps a layer's index to its number among the layers that
-        are evicted; probe: further fields of the view while a probe is read.
+        geometry: that of the layer, or of any one of several layers; ordinals: maps a layer's index to its number among
+        the layers that are evicted; probe: further fields of the view while a probe is read.
         """
         valid = rows.valid
         if valid is None:  # expanding one element takes no memory

@@ -29,8 +29,8 @@ class Token(NamedTuple):
 class Meter:
     """Time, entries and bytes that one sequence used, filled by the engine step by step.
 
-    Seconds are shares: the time of a step or of an eviction is divided by the sequences that were being decoded, the
-    time of reading a prompt by the prompt's samples.
+    Seconds are shares: the time of a step or of an eviction is divided by the number of sequences that were being
+    decoded, and the time of reading a prompt by the number of the prompt's samples.
     """
 
     budget: int | None = None
@@ -152,12 +152,12 @@ class Sequence:
 
     @property
     def left(self) -> int:
-        """Tokens that this turn may still generate."""
+        """The number of tokens that this turn may still generate."""
         return (len(self.request.forced) or self.room) - len(self.tokens)
 
     @property
     def ahead(self) -> int:
-        """Most steps that this turn may still take."""
+        """The most steps that this turn may still take."""
         return max(0, len(self.pending) - 1) + self.left
 
     def count_step(self, token: Token, ends: frozenset[int], decode: Callable[[list[int]], str]) -> None:
@@ -172,7 +172,8 @@ class Sequence:
             self.accept(token, ends, decode)
 
     def accept(self, drawn: Token, ends: frozenset[int], decode: Callable[[list[int]], str]) -> None:
-        """Append a token and decide whether it ends the turn. A bad token only ends the turn, as an error.
+        """Append a token and decide whether it ends the turn. A token with NaN or infinite logits is not appended: the
+        sequence ends with an error.
 
         ends: end tokens of the model.
         """
@@ -209,7 +210,7 @@ class Sequence:
         return text
 
     def follow(self, decode: Callable[[list[int]], str], seen: int) -> FollowUp | None:
-        """Begin the next turn and return it. seen: tokens of the sequence read so far.
+        """Begin the next turn and return it. seen: number of the sequence's tokens that were read so far.
 
         Returns None if the conversation has no further turn, if the sequence failed, or if the turn would leave no room
         for an answer, which fails the sequence.

@@ -10,6 +10,7 @@ from kvbench.engine.attention.rope import read_rope
 from kvbench.engine.cache.layout import Layout, Lengths, entry_budget, fit, make_cache, shape_of, stored_queries
 from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.engine.cache.slot_cache import SlotCache
+from kvbench.engine.model.layer_weights import layer_weights
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import load_weights
 from kvbench.engine.rules import Rules
@@ -23,9 +24,9 @@ class Setup:
 
     Attributes:
         budget: entries per layer and KV head, or a float: the share of each prompt. None: the method takes no budget.
-        geometry: of the cache, see `layout.fit`.
-        rules: without a budget; `rules_for_prompt` adds it.
-        lengths: longest sequences that the cache must hold.
+        geometry: the cache's geometry, see `layout.fit`.
+        rules: the rules without a budget; `rules_for_prompt` adds the budget.
+        lengths: the lengths of the longest sequence that the cache must hold (`layout.Lengths`).
     """
 
     loaded: LoadedModel
@@ -57,7 +58,7 @@ class Setup:
         return replace(self.rules, budget=budget)
 
     def empty_states(self) -> RecurrentStates | None:
-        """Return empty states of layers beside attention, which a prompt fills; None if the model has no such layer."""
+        """Return empty states of recurrent layers, which a prompt fills; None if the model has no such layer."""
         return RecurrentStates.like(self.loaded.states)
 
     def cache(self, slots: int, layout: Layout = "auto") -> SlotCache:
@@ -86,12 +87,12 @@ def set_up(loaded: LoadedModel, method: Method, *, budget: float | None, interva
 
 
 def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequence[LayerGeometry]) -> Rules:
-    """Return the rules of a method without a budget: its weights, and the model's RoPE if the method needs it.
+    """Return the rules of a method without a budget: its weights, and of the model's what it needs.
 
-    geometry: of the cache. Raises SetupError when the weights are missing or belong to another model, UserError when
-    the method cannot undo the model's RoPE.
+    geometry: the cache's geometry. Raises SetupError when the weights are missing or belong to another model, UserError
+    when the method cannot undo the model's RoPE, or when a matrix of the model that it needs is not at hand.
     """
-    weights = {}
+    weights, needs = {}, method.needs()
     if (needed := method.weights()) is not None:
         weights = load_weights(needed, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)
     return Rules(
@@ -99,5 +100,6 @@ def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequ
         budget=None,
         interval=interval,
         weights=weights,
-        rope=read_rope(loaded.model, geometry) if method.needs().rope else None,
+        rope=read_rope(loaded.model, geometry) if needs.rope else None,
+        layer_weights=layer_weights(loaded.model, geometry, needs.layer_weights),
     )

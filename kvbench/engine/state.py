@@ -52,8 +52,9 @@ class Drawing:
 class Choice:
     """The next token of each of R sequences; all tensors are [R].
 
-    bad: whether the logit of the drawn token is NaN or infinite, also where a fixed token replaces the drawn one.
-    log_probs: of the token; likeliest: whether it is the greedy token. Both are None when no request is forced.
+    bad: whether the logit of the drawn token is NaN or infinite, even if a fixed token replaces the drawn token.
+    log_probs: the token's log-probability; likeliest: whether it is the greedy token. Both are None when no request is
+    forced.
     """
 
     tokens: torch.Tensor
@@ -69,7 +70,8 @@ class State:
         tokens: [R] the token that the slot reads next; seen: [R] its position.
         live: [R] 1 while the slot's sequence goes on. The numbers of an ended sequence stay as they are.
         keys, drawn: [R] noise key of the sample, and the number of tokens that it has drawn.
-        left: [R] tokens that the sequence may still draw; early: [R] how many of the next ones may not be end tokens.
+        left: [R] tokens that the sequence may still draw; early: [R] how many of the next tokens must not be end
+        tokens.
         deltas: [R] the rotary position of a token less its index, see `images`.
         unread: [R] steps until the next draw counts: until then the slot reads tokens of its next turn.
         ends: [R, drawing.ends] end tokens, -1: none.

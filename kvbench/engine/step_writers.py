@@ -27,7 +27,7 @@ LENGTH_STEP = 64  # longer dense caches without a bound are read up to each slot
 
 
 class Entries(NamedTuple):
-    """Where a layer's entries lie, as `backends.Decode` takes them."""
+    """A layer's entries in memory, in the form that `backends.Decode` takes."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -43,13 +43,14 @@ class StepWriter(ABC):
     captured; `version` changes when a tensor of the cache was replaced. Without `decode`, `AttentionCall.attend`
     computes the attention.
 
-    In `AttentionCall.attend` the last bits of the result depend on the number of cache rows read, so that number never
-    depends on other slots. A step reads all cache rows of a slot where a budget bounds them or the cache is small, else
-    as many as the slot's own length requires.
+    In `AttentionCall.attend` the last bits of the result depend on the number of cache rows read, so this number must
+    not depend on other slots. A step reads all cache rows of a slot if a budget bounds them or the cache is small,
+    otherwise as many as the slot's own length requires.
     """
 
     def __init__(self, cache: SlotCache, rules: Rules, decode: Decode | None = None) -> None:
         self.cache, self.rules, self.decode = cache, rules.decoding(), decode
+        self._evicts = self.rules.method.trigger(rules.interval).growth is not None
         self.version = 0
         self._layers = {layer.geometry.index: layer for layer in cache.layers}
         self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
@@ -113,7 +114,7 @@ class StepWriter(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Discard what the layers of the previous step shared, and compute what those of the next one share."""
+        """Discard the tensors that the layers of the previous step shared, and compute those of the next step."""
 
     @abstractmethod
     def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
@@ -121,7 +122,7 @@ class StepWriter(ABC):
 
     @abstractmethod
     def entries(self, layer: EvictingStore) -> Entries:
-        """Return where the layer's entries lie."""
+        """Return the layer's entries in memory."""
 
     @abstractmethod
     def new_rows(self, layer: EvictingStore) -> torch.Tensor:
@@ -132,7 +133,9 @@ class StepWriter(ABC):
         """Return the layer's columns by name."""
 
     def write_columns(self, layer: EvictingStore, call: AttentionCall) -> None:
-        """Write the columns of the new entries (`Rules.columns_of_new_tokens`)."""
+        """Write the columns of the new entries (`Rules.columns_of_new_tokens`), if an eviction may read them."""
+        if not self._evicts:
+            return
         for name, value in self.rules.columns_of_new_tokens(layer.geometry, call).items():
             self.columns(layer)[name].view(-1).index_copy_(0, self.new_rows(layer), value.reshape(-1))
 

@@ -22,7 +22,7 @@ class Timer:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Count the work inside the block."""
+        """Add the time of the work inside the block."""
         if self._on_gpu:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()

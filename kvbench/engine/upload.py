@@ -7,7 +7,7 @@ import torch
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return the array as a tensor on the device. On a CPU both share memory: changes of one show in the other."""
+    """Return the array as a tensor on the device. On a CPU both share memory: a change of one changes the other."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":  # only copies from pinned memory return at once
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -20,6 +20,7 @@ Everything else has a default, which a method can override:
     protected entries              protect()    sinks, recent tokens, the prompt
     competition for the budget     scope        within a head, a layer, or the whole model
     uneven budgets                 quotas()     entries per layer and head
+    scores shared by layers        settled()    called with the scores of all layers if the method is `joint`
     a budget that is not constant  allowed()    entries that an eviction may leave
     extra tokens to run            probes()     run against the prompt's cache, shown to observe(), then dropped
     learned weights and tables     weights()    loaded, checked, and given as view.weights
@@ -32,11 +33,12 @@ T tokens seen.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
-from dataclasses import dataclass, fields
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from kvbench.errors import BudgetViolation
+from kvbench.errors import BudgetViolation, quote
 from kvbench.eviction.declare import Allocation as Allocation
 from kvbench.eviction.declare import Column as Column
 from kvbench.eviction.declare import Needs as Needs
@@ -47,8 +49,9 @@ from kvbench.eviction.declare import Protect as Protect
 from kvbench.eviction.declare import ScoreOut as ScoreOut
 from kvbench.eviction.declare import State as State
 from kvbench.eviction.declare import Weights as Weights
-from kvbench.eviction.options import check_values
+from kvbench.eviction.options import OptionError, check_values
 from kvbench.eviction.options import option as option  # method files take these from here
+from kvbench.eviction.protection import OWN, TERMS, Protection, parse_protection
 from kvbench.eviction.trigger import Every as Every
 from kvbench.eviction.trigger import EveryTime as EveryTime
 from kvbench.eviction.trigger import Never as Never
@@ -72,12 +75,12 @@ class Method(ABC):
             oracle, none.
         scope: where entries compete for the budget: within a "head", a "layer" (all its heads), or the "model".
         version: raise it when scores change, so that old and new rows do not share a table.
-        joint: `quotas` must see all layers at once.
-        stacked: `score` and `observe` also take a `StackView`, which shows several layers at once; so they must not
-            read `view.layer`. A subclass that defines its own `score` or `observe` does not inherit this: the engine
-            shows it one layer at a time unless it declares `stacked` too.
-        trained: the method needs weights trained for the model.
-        oracle: the method reads the rest of a finished sequence, so only `kvbench replay` can run it.
+        joint: whether `quotas` or `settled` must see all layers at once.
+        stacked: whether `score` and `observe` also take a `StackView`. It shows several layers at once, so they must
+            not read `view.layer`. A subclass that defines its own `score` or `observe` does not inherit this: the
+            engine shows it one layer at a time unless it declares `stacked` too.
+        trained: whether the method needs weights trained for the model.
+        oracle: whether the method reads the rest of a finished sequence, so that only `kvbench replay` can run it.
         evicts: False for the full cache.
     """
 
@@ -91,6 +94,9 @@ class Method(ABC):
     oracle: ClassVar[bool] = False
     evicts: ClassVar[bool] = True
 
+    # Every method has this option, so that all can be compared under one protection.
+    protection: str = field(default=OWN, kw_only=True, metadata={"help": f"what always stays: {TERMS}"})
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if {"score", "observe"} & cls.__dict__.keys() and "stacked" not in cls.__dict__:
@@ -98,6 +104,24 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         check_values(self)
+        try:
+            replaced = parse_protection(self.protection)
+        except ValueError:
+            raise OptionError("protection", f"takes {TERMS}; got {quote(self.protection)}.") from None
+        if replaced is not None:
+            object.__setattr__(self, "protection", str(replaced))  # one spelling, because rows and labels show it
+            self._check_replaced(replaced)
+
+    def _check_replaced(self, replaced: Protection) -> None:
+        """Raise OptionError if the method cannot work under a protection other than its own."""
+        if not self.takes_budget:
+            raise OptionError("protection", "is for methods that take a budget.")
+        if replaced.recent < (newest := self.unscored()):
+            raise OptionError(
+                "protection",
+                f"must keep the newest {newest} tokens, which the method does not score: recent={newest} or more; got "
+                f"{quote(self.protection)}.",
+            )
 
     @abstractmethod
     def score(self, view: LayerView) -> torch.Tensor | ScoreOut:
@@ -115,7 +139,7 @@ class Method(ABC):
 
         The engine calls it only if a method overrides it.
         """
-        raise TypeError(f"{type(self).__name__} has columns that come with tokens but does not define on_tokens()")
+        raise TypeError(f"{type(self).__name__} declares GivenColumns but does not define on_tokens()")
 
     @property
     def reads_tokens(self) -> bool:
@@ -134,6 +158,23 @@ class Method(ABC):
     def protect(self, budget: int) -> Protect:
         return Protect()
 
+    def unscored(self) -> int:
+        """Return how many of the newest tokens the method cannot score, so that every protection must keep them.
+
+        By default, these are the tokens of the window whose queries score the others, if `protect` keeps them.
+        """
+        needs = self.needs()
+        return min(needs.width, self.protect(1 << 30).recent) if needs.queries == "window" else 0
+
+    @cached_property
+    def replaced(self) -> Protection | None:
+        """The protection that replaces the method's own; None if the option `protection` is `own`."""
+        return parse_protection(self.protection)
+
+    def keeps_always(self, budget: int) -> Protect:
+        """Return the protection in force: the method's own (`protect`) or the one that replaces it."""
+        return self.protect(budget) if self.replaced is None else self.replaced.at(budget)
+
     def trigger(self, interval: int) -> Trigger:
         return Every(interval)
 
@@ -146,6 +187,13 @@ class Method(ABC):
         The sum over the whole model must be at most layer_count * Hk * budget. None means `budget` in every head.
         """
         return None
+
+    def settled(self, views: Sequence[LayerView], outs: list[ScoreOut]) -> list[ScoreOut]:
+        """Return the scores by which entries are chosen, one per view; called if the method is `joint`.
+
+        outs: what `score` returned for each of the views, which together show all layers that evict.
+        """
+        return outs
 
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
         """Return how many entries per layer and KV head may stay after an eviction: by default the budget.
@@ -175,8 +223,9 @@ class Method(ABC):
         return self
 
     def options(self) -> dict[str, Any]:
-        """Return all options and their values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        """Return the method's own options and their values, and `protection` if it is replaced."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if (name, value) != ("protection", OWN)}
 
     @property
     def takes_budget(self) -> bool:
@@ -201,13 +250,14 @@ class Method(ABC):
     @property
     def layerwise(self) -> bool:
         """Whether the entries that one layer keeps can be chosen without the scores of the other layers."""
-        return self.scope != "model" and not self.joint
+        evenly = self.replaced is None or self.uniform  # else layers give up entries to make room in others
+        return self.scope != "model" and not self.joint and evenly
 
     def min_budget(self) -> int:
         """Return the smallest budget with room for the protected sinks and recent tokens and for one other entry."""
         # Protection may depend on the budget (h2o keeps budget // 2), so search for the first budget that fits.
         budget = 1
-        while (p := self.protect(budget)).sinks + p.recent + 1 > budget:
+        while (p := self.keeps_always(budget)).sinks + p.recent + 1 > budget:
             if budget > 1 << 30:
                 raise BudgetViolation(
                     f"{type(self).__name__}.protect() fills every budget; it must leave room for another entry."

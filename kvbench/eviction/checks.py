@@ -1,4 +1,5 @@
-"""Checks of eviction decisions. The results of several checks are read together: the host waits at every read."""
+"""Checks of eviction decisions. The results of several checks are read together, because the host waits for the device
+at every read."""
 
 from __future__ import annotations
 

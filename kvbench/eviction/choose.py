@@ -13,7 +13,7 @@ from typing import Any
 from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Method
 from kvbench.eviction.combined import Combined
-from kvbench.eviction.options import describe, parse_options
+from kvbench.eviction.options import has_option, parse_options
 from kvbench.registry import methods
 
 Pairs = list[tuple[str, Any]]  # options: name, value
@@ -89,7 +89,7 @@ def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
 
 def takers(name: str, option: str) -> list[str]:
     """Return those methods in `name` (one, or two joined by ``+``) that have this option."""
-    return [part for part in name.split("+") if any(i.name == option for i in describe(methods.get(part)))]
+    return [part for part in name.split("+") if has_option(methods.get(part), option)]
 
 
 def from_label(label: str) -> Method:
@@ -126,4 +126,4 @@ def _split(text: str) -> list[str]:
 def changed(name: str, method: Method) -> tuple[tuple[str, Any], ...]:
     """Return the options of a method that differ from their defaults, sorted by name."""
     default = make(name, {}).options()
-    return tuple(sorted((k, v) for k, v in method.options().items() if v != default[k]))
+    return tuple(sorted((k, v) for k, v in method.options().items() if k not in default or v != default[k]))

@@ -84,6 +84,7 @@ class Combined(Method):
             rope=a.rope or b.rope,
             probes=a.probes,
             prompt=a.prompt,
+            layer_weights=tuple(dict.fromkeys(a.layer_weights + b.layer_weights)),
         )
 
     def columns(self) -> tuple[Column, ...]:
@@ -95,13 +96,14 @@ class Combined(Method):
     def protect(self, budget: int) -> Protect:
         """Return the union of what the two methods protect.
 
-        At each eviction, only the protection of the method that decides applies.
+        At each eviction only one method decides, and only its protection applies.
         """
-        a, b = self.first.protect(budget), self.second.protect(budget)
+        a, b = self.first.keeps_always(budget), self.second.keeps_always(budget)
         return Protect(
             sinks=max(a.sinks, b.sinks),
             recent=max(a.recent, b.recent),
             prompt=a.prompt or b.prompt,
+            prompt_most=_most(a, b),
             text=a.text or b.text,
         )
 
@@ -138,6 +140,12 @@ class Combined(Method):
     @property
     def per_query_head(self) -> bool:
         return self.first.per_query_head or self.second.per_query_head
+
+
+def _most(a: Protect, b: Protect) -> int | None:
+    """Return how many first tokens of a prompt one of two protections keeps at most; None if one keeps all."""
+    limits = [protect.prompt_most for protect in (a, b) if protect.prompt]
+    return None if None in limits or not limits else max(limit for limit in limits if limit is not None)
 
 
 def _memories(method: Method) -> list[str]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kvbench.eviction.view import LayerView
 
 Phase = Literal["prefill", "decode"]
+LayerWeight = Literal["o_proj"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Needs:
     rope: bool = False  # whether the method uses `view.rope` or `view.rotate`
     probes: bool = False  # whether `probes` yields any
     prompt: bool = False  # whether `probes` reads the prompt's tokens, itself or with a draft model
+    layer_weights: tuple[LayerWeight, ...] = ()  # the model's matrices that `on_tokens` reads, see `NewTokens`
 
     @property
     def width(self) -> int:
@@ -62,13 +64,15 @@ class State:
 class Protect:
     """Entries that always stay: the first `sinks` tokens, the newest `recent`, the whole prompt.
 
-    by_interval: cap `recent` at the eviction interval. text: of the other entries, text stays before any image, as far
-    as the budget goes; the method then declares the column `modality.MODALITY`.
+    prompt_most: of the prompt, at most so many first tokens; None: all. by_interval: cap `recent` at the eviction
+    interval. text: among all other entries, those of text stay in preference to those of images, within the budget; the
+    method must declare the column `modality.MODALITY`.
     """
 
     sinks: int = 0
     recent: int = 0
     prompt: bool = False
+    prompt_most: int | None = None
     by_interval: bool = False
     text: bool = False
 
@@ -90,6 +94,11 @@ class ScoreOut:
     score: torch.Tensor
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
     stats: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, result: torch.Tensor | ScoreOut) -> ScoreOut:
+        """Return the result of `Method.score` as a `ScoreOut`."""
+        return result if isinstance(result, ScoreOut) else cls(result)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +125,7 @@ class Scores(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Tokens that the model reads at the positions after the prompt; `observe` sees their queries.
+    """Tokens that the model reads at the positions after the prompt, so that `observe` sees their queries.
 
     Their entries are dropped before the model generates.
 
@@ -124,8 +133,7 @@ class Probe:
         against: the cache that the tokens attend to. None: the prompt's full cache. A method: a copy of this cache,
             from which the method has evicted entries down to the budget.
         keep: later probes against the same cache attend to these tokens too.
-        span: the prompt positions that the probe is about: the first one, and the one after the last. Only `observe`
-            reads it.
+        span: the prompt positions that the probe is about, as (first, last + 1). Only `observe` reads it.
         learned: name of a tensor [n, hidden] among the method's weights. The model reads its n vectors as embeddings in
             place of `tokens`, with the low-rank adapter among the weights applied (`kvbench.engine.adapter`).
     """

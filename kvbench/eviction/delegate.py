@@ -1,9 +1,15 @@
-"""Methods that change what another method decides, and take all else from that method."""
+"""For methods that wrap another method: they change its decisions, and take everything else from it unchanged."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
+
+from kvbench.errors import UserError, quote
+from kvbench.eviction.api import Method
+from kvbench.eviction.options import OptionError
+from kvbench.eviction.protection import parse_protection
 
 # What the engine asks of a method beside its scores and quotas.
 DECLARATIONS = (
@@ -14,11 +20,34 @@ PROPERTIES = ("reads_tokens", "per_query_head", "stacked", "decode_bounded")
 
 
 def delegate(cls: type, functions: tuple[str, ...], properties: tuple[str, ...]) -> None:
-    """Let a class take these functions and properties from the method in its attribute `inner`."""
+    """Give a class these functions and properties; each calls its namesake in the method `self.inner`.
+
+    The class protects what is protected in `inner`, also where an option of `inner` replaces its protection; and its
+    budget has room for the class's own protection and for all that `inner` needs.
+    """
     for name in functions:
-        setattr(cls, name, _of_inner(name))
+        setattr(cls, name, _of_inner({"protect": "keeps_always"}.get(name, name)))
+    if "protect" in functions:  # as far as the class's own option does not replace it again
+        cls.replaced = property(lambda self: parse_protection(self.protection) or self.inner.replaced)  # type: ignore
+        cls.unscored = _of_inner("unscored")  # type: ignore[attr-defined]
+    if "min_budget" in functions:
+        cls.min_budget = lambda self: max(super(cls, self).min_budget(), self.inner.min_budget())  # type: ignore
     for name in properties:
         setattr(cls, name, property(attrgetter(f"inner.{name}")))
+
+
+def check_base(method: Any, *refusals: tuple[Callable[[Method], bool], str]) -> None:
+    """Raise OptionError if the option `base` of a method names no method, or one that is refused.
+
+    refusals: pairs of a condition on `method.inner`, and the kind of method that `base` must name instead.
+    """
+    try:
+        inner = method.inner
+    except UserError as error:
+        raise OptionError("base", f"is no method: {error}") from None
+    for refused, wanted in refusals:
+        if refused(inner):
+            raise OptionError("base", f"must name {wanted}; got {quote(method.base)}.")
 
 
 def _of_inner(name: str) -> Any:

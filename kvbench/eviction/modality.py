@@ -1,4 +1,4 @@
-"""Text and images among the entries: the column that tells them apart, and which methods serve prompts with images."""
+"""Text and images among the entries: the column that distinguishes them, and a check which methods serve images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MODALITY = Column(name="modality")
 
 
 def check_images(name: str, method: Method) -> None:
-    """Raise UserError if a method does not serve prompts with images. name: the method's."""
+    """Raise UserError if a method does not serve prompts with images. name: the method's name."""
     needs = method.needs()
     if needs.rope:
         raise UserError(

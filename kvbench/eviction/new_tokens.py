@@ -1,4 +1,4 @@
-"""Tokens at the moment when they enter the cache; only then can a method read their hidden states."""
+"""Tokens that enter the cache. Only at this moment can a method read their hidden states."""
 
 from __future__ import annotations
 
@@ -17,3 +17,6 @@ class NewTokens:
     keys: torch.Tensor  # [b, Hk, t, d] post-RoPE
     values: torch.Tensor  # [b, Hk, t, dv]
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of the whole model, see `Method.weights`
+    # The model's own matrices in this layer, as named in `Needs.layer_weights`, in the model's dtype:
+    # "o_proj" [Hq, dv, D], which maps the output of each query head to the hidden state.
+    layer_weights: Mapping[str, torch.Tensor] = field(default_factory=dict)

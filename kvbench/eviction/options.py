@@ -93,7 +93,7 @@ def parse_options(method_name: str, cls: type[M], pairs: Sequence[tuple[str, str
     values: dict[str, Any] = {}
     for name, text in pairs:
         if name not in hints:
-            known = did_you_mean(name, list(hints)) or _known(list(hints))
+            known = did_you_mean(name, list(hints)) or _known([info.name for info in describe(cls)])
             raise UserError(f"method {quote(method_name)} has no option {quote(name)}.{known}")
         if name in values:
             raise UserError(f"option {quote(name)} of method {quote(method_name)} is given twice.")
@@ -109,12 +109,18 @@ def parse_options(method_name: str, cls: type[M], pairs: Sequence[tuple[str, str
 
 
 def describe(cls: type[Method]) -> list[OptionInfo]:
-    """Return the options of a method class in the order of their declaration."""
+    """Return a method class's own options, without those that every method has, in the order of their declaration."""
     hints = _types(cls)
     return [
         OptionInfo(f.name, _words(hints[f.name]), _plain(f.default), f.metadata.get("help", ""))
         for f in dataclasses.fields(cls)
+        if not f.kw_only
     ]
+
+
+def has_option(cls: type[Method], name: str) -> bool:
+    """Return whether a method class has an option of this name."""
+    return any(f.name == name for f in dataclasses.fields(cls))
 
 
 def check_budget(
@@ -141,7 +147,7 @@ def check_budget(
             f"method {quote(method_name)} shares the budget of a KV head among the caches of its query heads, so "
             f"{word} must be at least {minimum * copies} ({minimum} in each of {copies} query heads); got {budget}."
         )
-    protect = method.protect(minimum)
+    protect = method.keeps_always(minimum)
     recent = "window" if method.needs().queries == "window" else "recent"
     kept = " + ".join(f"{n} {what}" for n, what in ((protect.sinks, "sink"), (protect.recent, recent)) if n)
     tokens = "token" if protect.sinks + protect.recent == 1 else "tokens"
@@ -154,9 +160,9 @@ def check_budget(
 def budget_in_force(method: Method, budget: Budget, prompt_tokens: int, group: int) -> int:
     """Return the budget that applies to one prompt, in entries per KV head.
 
-    A share of the prompt is raised to the method's smallest budget. Where the method keeps entries per query head, each
-    of the `group` query heads of a KV head gets an equal part of it, and a share is rounded down to such parts. A
-    number of entries stays as the user gave it.
+    A budget given in entries is returned unchanged. A share of the prompt is raised to the method's smallest budget. If
+    the method keeps entries per query head, the `group` query heads of a KV head split the budget equally, and a share
+    is rounded down so that it can be split.
     """
     if not isinstance(budget, float):
         return budget

@@ -26,12 +26,20 @@ class Rope:
         cos, sin = angles.cos().float(), angles.sin().float()
         if by.dim() == 2:
             cos, sin = cos[:, None], sin[:, None]
-        r = 2 * self.frequencies.numel()
-        turned, rest = x[..., :r].float(), x[..., r:].float()
-        if self.interleaved:
-            first, second = turned[..., ::2], turned[..., 1::2]
-            pair = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
-        else:
-            first, second = turned.chunk(2, dim=-1)
-            pair = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        first, second = self.pairs(x.float())
+        turned = first * cos - second * sin, second * cos + first * sin
+        pair = torch.stack(turned, dim=-1).flatten(-2) if self.interleaved else torch.cat(turned, dim=-1)
+        rest = x[..., 2 * self.frequencies.numel() :].float()
         return torch.cat([pair, rest], dim=-1) if rest.shape[-1] else pair
+
+    def pairs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the first and the second number of every pair of dimensions that is rotated, [..., r / 2] each."""
+        turned = x[..., : 2 * self.frequencies.numel()]
+        if self.interleaved:
+            return turned[..., ::2], turned[..., 1::2]
+        first, second = turned.chunk(2, dim=-1)
+        return first, second
+
+    def moduli(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the length of every pair of dimensions that is rotated, [..., r / 2] float32."""
+        return torch.hypot(*self.pairs(x.float()))

@@ -17,6 +17,7 @@ from kvbench.errors import BudgetViolation, KVBenchError, MethodError, quote
 from kvbench.eviction.api import Allocation, Method, Protect, ScoreOut, TopK
 from kvbench.eviction.checks import refuse
 from kvbench.eviction.modality import MODALITY
+from kvbench.eviction.terms.shares import split_exactly
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
@@ -36,8 +37,12 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
     views may be `StackView`s. The views may hold different numbers of entries, but have the same budget.
     """
     outs = [_score(method, view) for view in views]
+    if method.joint:
+        outs = method.settled(views, outs)
     musts = [protected(kept_always(method, v), v.positions, v.seen, v.prompt_len, v.mask) for v in views]
     shares = method.quotas(allocation_of(views, outs)) if not method.uniform else None
+    if shares is not None and method.replaced is not None:
+        shares = _with_room(shares, views, musts)
     if method.scope == "model":
         keeps = _jointly(method, views, outs, musts)
     else:
@@ -76,7 +81,7 @@ def _score(method: Method, view: LayerView) -> ScoreOut:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
         at = f" ({Path(file).name}, line {lines[-1]})" if lines else ""
         raise MethodError(f"{type(method).__name__} failed: {type(error).__name__}: {words(error)}{at}") from error
-    scored = out if isinstance(out, ScoreOut) else ScoreOut(out)
+    scored = ScoreOut.of(out)
     shape = getattr(scored.score, "shape", None)
     if shape != view.positions.shape:
         got = f"a tensor {list(shape)}" if shape is not None else quote(type(out).__name__)
@@ -136,13 +141,33 @@ def _jointly(
     ]
 
 
+def _with_room(shares: torch.Tensor, views: Sequence[LayerView], musts: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """Return quotas [b, L, Hk] with the same sum per sequence, each with room for its head's protected entries.
+
+    A method's quotas have room for its own protection, but perhaps not for the one that replaces it.
+    """
+    held = torch.cat([v.per_sequence(v.held()) for v in views], dim=1)
+    low = torch.cat(
+        [v.per_sequence(v.held() * 0 if must is None else must.sum(-1)) for v, must in zip(views, musts)], dim=1
+    )
+    wanted = torch.minimum(shares, held).flatten(1)
+    fitting = split_exactly(wanted, wanted.sum(dim=1), low.clamp_min(1).flatten(1), held.flatten(1))
+    return fitting.view_as(held)
+
+
 def kept_always(method: Method, view: LayerView) -> Protect:
-    """Return the method's protection (`Method.protect`) at the budget and interval of a view."""
-    return method.protect(view.budget).at(view.interval)
+    """Return the protection in force (`Method.keeps_always`) at the budget and interval of a view."""
+    return method.keeps_always(view.budget).at(view.interval)
+
+
+def competing(method: Method, view: LayerView) -> torch.Tensor:
+    """Return the mask of valid entries that no protection keeps, [b, Hk, N] bool."""
+    must = protected(kept_always(method, view), view.positions, view.seen, view.prompt_len, view.mask)
+    return view.valid if must is None else view.valid & ~must
 
 
 def text_of(method: Method, view: LayerView) -> torch.Tensor | None:
-    """Return the mask of entries that stay before images, [b, Hk, N] bool; None if the method prefers none."""
+    """Return the mask of text entries, [b, Hk, N] bool, if the method prefers text to images; otherwise None."""
     return view.columns[MODALITY.name] == 0 if kept_always(method, view).text else None
 
 
@@ -164,7 +189,8 @@ def protected(
         recent = positions >= (seen - protect.recent)[:, None, None]
         mask = recent if mask is None else mask | recent
     if protect.prompt:
-        prompt = positions < prompt_len[:, None, None]
+        reach = prompt_len if protect.prompt_most is None else prompt_len.clamp(max=protect.prompt_most)
+        prompt = positions < reach[:, None, None]
         mask = prompt if mask is None else mask | prompt
     return mask if mask is None or valid is None else mask & valid
 
@@ -183,9 +209,9 @@ def order_key(score: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def _in_two_ranks(key: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-    """Return order keys in which the entries of `ahead` come before all others; else the order stays.
+    """Return order keys that rank the entries of `ahead` above all others. Within both groups the order is unchanged.
 
-    A position has 31 bits, so one bit of the lower half of a key is free: without it, 63 bits hold score and position.
+    Score (32 bits) and position (31 bits) need only 63 of a key's 64 bits. The remaining bit distinguishes the groups.
     """
     packed = ((key >> 32) << 31) | (key & 0x7FFFFFFF)
     return torch.where(ahead, packed + (1 << 62), packed - (1 << 62))

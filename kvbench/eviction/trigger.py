@@ -21,15 +21,15 @@ class Every:
 
     @property
     def growth(self) -> int | None:
-        """Most entries that a head gains between two evictions; None if unbounded."""
+        """The most entries that a head gains between two evictions; None: unbounded."""
         return self.interval + self.after
 
     def due(self, clock: int) -> bool:
-        """Whether a sequence has a tick after `clock` generated tokens."""
+        """Return whether a sequence has a tick after `clock` generated tokens."""
         return clock > self.after and (clock - self.after) % self.interval == 0
 
     def full(self, held: float, budget: int) -> bool:
-        """Whether a sequence that holds `held` entries (mean over its heads) must evict down to `budget`."""
+        """Return whether a sequence that holds `held` entries (a mean over its heads) must evict down to `budget`."""
         return held >= budget if self.at_budget else held > budget
 
 

@@ -73,7 +73,7 @@ class LayerView:
 
     @property
     def decided(self) -> tuple[tuple[int, int], ...]:
-        """(layer, ordinal) of each layer in axis 1 of what `per_sequence` returns; () if `StackView.together` is ()."""
+        """The (layer, ordinal) of each layer that `per_sequence` puts on axis 1; () if `StackView.together` is ()."""
         return ((self.layer, self.ordinal),)
 
     @property
@@ -128,7 +128,7 @@ class LayerView:
         return self.seen.new_full((b, heads), n) if self.whole else self.valid.sum(dim=-1)
 
     def last_queries(self, count: int) -> LayerView:
-        """Return this view with the newest `count` queries only."""
+        """Return a copy of this view that shows only the newest `count` queries."""
         skip = max(0, self.queries.shape[2] - count)
         return replace(self, queries=self.queries[:, :, skip:], query_positions=self.query_positions[:, skip:])
 

@@ -21,9 +21,9 @@ class BatchImages:
     """The images of b prompts that are padded to t tokens.
 
     Attributes:
-        rows: of each prompt, its images. Images without text between them count as one.
+        rows: for each prompt its images. Images without text between them count as one.
         axes: [3, b, t] rotary positions; None for families that rotate by the index.
-        deltas: [b, 1] rotary position of the token after each prompt, less its index without the pads.
+        deltas: [b, 1] rotary position of the token after each prompt, minus its index counted without pads.
     """
 
     rows: list[PromptImages]
@@ -34,7 +34,7 @@ class BatchImages:
     def of(
         cls, model: Any, name: str, method: Method, inputs: Mapping[str, Any], pads: Sequence[int]
     ) -> BatchImages | None:
-        """Return the images among a model's inputs, None if there are none. name: of the method.
+        """Return the images among a model's inputs, None if there are none. name: the method's name.
 
         Raises UserError if the engine does not read images of this model or with this method.
         """

@@ -11,7 +11,7 @@ from kvbench.errors import UserError
 
 
 class FixedBatch(Cache):
-    """A cache whose sequences stay as they are: none is reordered, repeated, selected, shortened or copied."""
+    """A cache whose sequences cannot be reordered, repeated, selected, shortened or copied."""
 
     is_compileable = False
 

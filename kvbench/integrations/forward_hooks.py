@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 
 class HookedCache(Protocol):
-    """A cache that acts around the forward passes that use it."""
+    """A cache with methods that run before and after each forward pass that uses it."""
 
     def enter(self, inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Act before a pass with these inputs; return the positional and named inputs that the pass gets instead."""
+        """Called before a pass with its inputs; returns the positional and named inputs that the pass gets instead."""
 
     def leave(self, inputs: dict[str, Any]) -> None:
-        """Act after a pass, also a failed one."""
+        """Called after a pass, also if the pass failed."""
 
 
 def hook(model: Any, cache: HookedCache) -> Callable[[], None]:

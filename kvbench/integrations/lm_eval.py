@@ -207,8 +207,8 @@ class KVBenchLM(TemplateLM):
     def _continuation(self, context: list[int], continuation: list[int]) -> Request:
         """Return the engine's request that computes a continuation's log-probability.
 
-        Its doc_id is the context's hash, so that all choices of a question are scored with the same evicted cache, even
-        with a method that draws random numbers.
+        Its doc_id is the context's hash. All choices of a question are therefore scored with the same evicted cache,
+        even if the method draws random numbers.
         """
         if not continuation:
             raise UserError(

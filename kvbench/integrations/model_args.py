@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.config.parsers import budget, choice, parse, text, unknown_key
+from kvbench.config.parsers import budget, choice, parse, protection, text, unknown_key
 from kvbench.config.plugins import load_plugins
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.config.settings import PARSERS
@@ -28,8 +28,8 @@ NOT_HERE = (
     *("judge", "judge_model", "judge_key_env", "judge_mode", "unsafe_run_code"),
 )
 SETTINGS = tuple(name for name in PARSERS if name not in NOT_HERE)
-OWN = ("method", "budget", "truncate", "think_end_token")
-TEXTS = ("method", "think_end_token", *(name for name in SETTINGS if PARSERS[name] is text))
+OWN = ("method", "budget", "protect", "truncate", "think_end_token")
+TEXTS = ("method", "protect", "think_end_token", *(name for name in SETTINGS if PARSERS[name] is text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,9 @@ def _read(values: dict[str, Any]) -> ModelArgs:
     method = choose.parse(name, [pair for of_option in pairs for pair in of_option])
     size = parse("budget", budget, values["budget"]) if "budget" in values else None
     check_budget(name, method, size, word="budget")
-    chosen = MethodChoice(name=name, options=choose.changed(name, method))
+    replaced = parse("protect", protection, values.get("protect", "own"))
+    chosen = MethodChoice(name=name, options=choose.changed(name, method)).under(replaced, "protect")
+    method = choose.make(name, dict(chosen.options))
     grid = Grid(methods=(chosen,), budgets=() if size is None else (size,), tasks=())
     settings = {key: parse(key, PARSERS[key], values[key]) for key in SETTINGS if key in values}
     return ModelArgs(

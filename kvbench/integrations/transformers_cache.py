@@ -98,7 +98,7 @@ class EvictionCache(FixedBatch):
         self._reader = PromptReader(self._setup, chunk=BLOCK)
         self.slots: SlotCache | None = None
         self._pads: list[int] = []  # before each row's prompt
-        self._states: RecurrentStates | None = None  # of layers beside attention
+        self._states: RecurrentStates | None = None  # of recurrent layers
         self._images: BatchImages | None = None
         self._prompts: list[PromptGroup] = []  # empty before the prompt and after its eviction
         self._evictor: Evictor | None = None
@@ -212,7 +212,7 @@ class EvictionCache(FixedBatch):
         self._states, self.layers = states, [] if states is None else states.layers
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return whether the states of a layer beside attention were written, as `RecurrentStates` does."""
+        """Return whether the states of a recurrent layer were written (see `RecurrentStates.has_previous_state`)."""
         return self._states is not None and self._states.has_previous_state(layer_idx, state_idx)
 
     def _turn(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -40,8 +40,8 @@ def replay(
     """Read every trace with every method of `chosen`, and return the figures.
 
     In `chosen`, `golden` must come before the other methods, as in `choices.plan`. max_tokens: the number of tokens of
-    the longest prompt plus answer. on_read: called after each batch with method and budget as one text, the number of
-    traces that were read, and the number of tokens of their answers.
+    the longest prompt plus answer. on_read: called after each batch with three arguments: method and budget as one
+    text, the number of traces read, and the number of tokens of their answers.
     """
     cells: dict[Chosen, list[TraceFigures]] = {}
     kinds: dict[Chosen, dict[str, Any]] = {}

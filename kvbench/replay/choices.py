@@ -14,6 +14,7 @@ from typing import Any
 from kvbench.config.run_config import MethodChoice
 from kvbench.engine.attention.geometry import LayerGeometry, largest_group
 from kvbench.engine.cache.layout import fit
+from kvbench.engine.model.layer_weights import refuse_quantised
 from kvbench.engine.model.weights import load_weights
 from kvbench.errors import KVBenchError
 from kvbench.eviction import choose
@@ -76,6 +77,7 @@ class Target:
         if self.images:
             check_images(choice.label, method)
         fit(self.geometry, method, self.longest)
+        refuse_quantised(choice.label, method, self.config)
         if (needed := method.weights()) is not None:
             load_weights(needed, self.folder, self.config, "cpu", self.fingerprint)
 

@@ -122,7 +122,8 @@ class Comparison(Listener):
 
 
 def held_tokens(cache: PromptCache, reference: Reference, total: int) -> torch.Tensor:
-    """Return as [L, b, Hk, total] whether the cache holds each of `total` tokens: 1 if it does, else 0.
+    """Return a tensor [L, b, Hk, total] that says for each of `total` tokens whether the cache holds it: 1 if so, else
+    0.
 
     If the cache keeps entries per query head, the value is the mean over the query heads of a group.
     """

@@ -67,9 +67,9 @@ def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any
 class Recorder:
     """Reads answers of a run again, and records which tokens were kept at each eviction.
 
-    say: called with a message for each answer that is left out. on_read: called after each answer, also after a left
-    out one, with the method and question as one text, the number 1 (one answer), and the number of the answer's tokens,
-    0 if the answer cannot be read at all.
+    say: called with a message for each answer that is left out. on_read: called after each answer, even if it is left
+    out. Its arguments are the method and question as one text, the number 1 (one answer), and the number of the
+    answer's tokens (0 if the answer cannot be read at all).
     """
 
     loaded: LoadedModel

@@ -127,6 +127,20 @@ ATTENTION: tuple[Shown, ...] = (
 )
 
 
+def show_published(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Print the figures for which papers print a number, and that number (`kvbench.replay.published`)."""
+    names = ("task", "method", "budget", "interval", "figure", "here", "error", "published", "difference", "in")
+    table = terminal.grid(*names, right=("budget", "interval", "here", "error", "published", "difference"))
+    for line in lines:
+        numbers = (_fixed(line[name], 4) for name in ("here", "here_se", "published", "difference"))
+        which = (terminal.clean(str(line[name])) for name in ("task", "method", "budget", "interval", "figure"))
+        table.add_row(*which, *numbers, line["source"].rpartition(", ")[2])
+    print("Published figures beside ours:\n")
+    terminal.console().print(table)
+    papers = ", ".join(dict.fromkeys(line["source"].rpartition(", ")[0] for line in lines))
+    print(f"From {papers}: its own code and questions, which it does not name; no error bars.\n")
+
+
 def show_analysis(kind: type[Analysis], rows: Sequence[Row]) -> None:
     """Print the results of an analysis as a short table."""
     head, lines = kind.table(rows)

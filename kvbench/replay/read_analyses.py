@@ -45,8 +45,8 @@ def read(
 
     Analyses of attention need a reading with the full cache. Analyses of methods need a reading with the full cache and
     then a reading with every chosen method. max_tokens: the number of tokens of the longest prompt plus answer.
-    on_read: called after each batch with method and budget as one text, the number of traces that were read, and the
-    number of tokens of their answers.
+    on_read: called after each batch with three arguments: method and budget as one text, the number of traces read, and
+    the number of tokens of their answers.
     """
     looking = [a for a in analyses if isinstance(a, AttentionAnalysis)]
     watching = [a for a in analyses if isinstance(a, MethodAnalysis)]
@@ -109,10 +109,10 @@ class _Windows(Listener):
 
 
 class _Holdings(Listener):
-    """Tells analyses which entries a method holds at the beginning of each block of the answer, how queries attend to
-    them, and the losses of the answer's tokens.
+    """Informs analyses about three things: the entries that a method holds at the beginning of each block of the
+    answer, the attention of queries to them, and the losses of the answer's tokens.
 
-    `tell(None)` tells them which entries the method holds at the end of the answer.
+    `tell(None)` informs them about the entries that the method holds at the end of the answer.
     """
 
     def __init__(

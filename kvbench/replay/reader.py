@@ -97,8 +97,8 @@ class TraceReader:
 
     @property
     def within(self) -> str | None:
-        """Return the option `within` of the oracle `golden`, if the method is `golden` or is joined with it, as in
-        "a+golden". Otherwise return None."""
+        """The value of the option `within` if the method is the oracle `golden` or a pair that contains it, such as
+        "a+golden"; otherwise None."""
         parts = (self.method.during("prefill"), self.method.during("decode"))
         return next((str(part.options()["within"]) for part in parts if part.oracle), None)
 
@@ -142,8 +142,8 @@ class TraceReader:
                     cache.tick(self.trigger.growth)
 
     def _until_next(self, clock: int, end: int) -> int:
-        """Return how many tokens to read in the next forward pass: as many as come before the next eviction, the next
-        block or the end, and at most a chunk.
+        """Return how many tokens the next forward pass reads. It ends at the next eviction, the next block or the end
+        of the answers, and reads at most a chunk.
 
         clock: the number of answer tokens read so far. end: the number of answer tokens to read in all.
         """

@@ -1,9 +1,9 @@
 """Reads a batch of traces with the full cache, and keeps a record of this reading for readings under eviction and for
 the oracle.
 
-For a trace of n answer tokens and T tokens in all, the record has n V numbers for logits (V: vocabulary), and per layer
-n Hq D numbers for outputs and at most 4 T Hk numbers per block for attention. `batches` therefore puts fewer traces
-into a batch if they are long.
+For a trace of n answer tokens and T tokens in all, the record has n V numbers for logits (V: vocabulary). In addition
+it has per layer n Hq D numbers for outputs, and at most 4 T Hk numbers per block for attention. `batches` therefore
+puts fewer traces into a batch if they are long.
 """
 
 from __future__ import annotations

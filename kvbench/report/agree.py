@@ -5,9 +5,9 @@
     for mixture in mixtures(rows): sentence(mixture, ["walk"])
 
 The check refuses rows that differ in a column of `SAME`, in the version or the artefacts of one method, in the judge,
-or in the prompt of a question, because their scores would differ for another reason than the method. A difference in a
-column of `NOTED` gets a note below the tables, because sampled answers repeat exactly only with equal versions, devices
-and numbers of slots.
+or in the prompt of a question. Their scores would differ for another reason than the method. A difference in a column
+of `NOTED` gets a note below the tables, because sampled answers repeat exactly only with equal versions, devices and
+numbers of slots.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference because of which rows may not share a table although they agree in the columns of `SAME`. `word`:
-    what differs, in words. `values`: the value of each row; rows that the difference does not concern have no value
-    (code -1). `remedy`: what the user can do."""
+    """A difference that keeps rows out of a common table although they agree in the columns of `SAME`. `word`: what
+    differs, in words. `values`: the value of each row; rows that are not affected have no value (code -1). `remedy`:
+    what the user can do."""
 
     word: str
     values: Text
@@ -94,8 +94,8 @@ def values_of(rows: Rows, column: str) -> list[Any]:
     """Return the distinct values of a column, sorted; [None] for a column without values.
 
     A missing value (the full cache has no interval) and a value in `OF_QUESTION` agree with every value and are not
-    returned. A setting in `BY_QUESTION` that differs between questions, but not between rows of one question, is the
-    task's own choice for each question: then the result is [None] too.
+    returned. The result is also [None] for a setting in `BY_QUESTION` that differs between questions, but not between
+    rows of one question, because the task chooses it for each question.
     """
     values = [value for value in rows.values(column) if value != OF_QUESTION.get(column)]
     if column in BY_QUESTION and len(values) > 1 and _with_several(rows, rows.number(column)) is None:
@@ -104,7 +104,7 @@ def values_of(rows: Rows, column: str) -> list[Any]:
 
 
 def intervals_apart(rows: Rows) -> list[str]:
-    """Return the note on rows at several intervals; no note for rows at one interval."""
+    """Return a note on rows at several intervals. Rows at a single interval need no note."""
     *others, last = map(str, values_of(rows, "interval"))
     if not others:
         return []
@@ -169,8 +169,8 @@ def _two_prompts(rows: Rows) -> str | None:
 
 
 def differences(rows: Rows) -> Iterator[Difference]:
-    """Yield the differences because of which the rows may not share a table: two versions of a method, two sets of
-    artefacts of a method with the same options, or two judges."""
+    """Yield the differences that forbid a common table: two versions of a method, two sets of artefacts of a method
+    with the same options, or two judges."""
     methods, options = rows.text("method"), rows.text("options")
     versions, artefacts = rows.text("method_version"), rows.text("artefacts")
     for code in methods.present():

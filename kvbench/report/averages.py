@@ -3,7 +3,7 @@
     for table in make_averages(loaded.groups, tables):
         table.rows[0].means["avg16"].value, table.rows[0].means["avg16"].missing
 
-Each mean is that of one method at one budget. It covers the tasks of one group at one length and with equal settings,
+Each mean belongs to one method at one budget. It covers the tasks of one group at one length and with equal settings,
 with the group's weights (`kvbench.report.weighted`). If a task is missing, there is no mean, and a note names the task.
 
 A group that was run at all its lengths has three more means. They average the group's first mean over the lengths: with
@@ -82,8 +82,8 @@ class AverageTable:
         )
 
     def _shown(self) -> list[Column]:
-        """Return the columns of the table: a column for each average. Beside the first average stands its difference to
-        the baseline."""
+        """Return the columns of the table: one for each average, and after the first average its difference to the
+        baseline."""
         first, *others = [Column("", partial(_value, name), name) for name in self.names]
         baseline = next((row.baseline for row in self.rows if row.baseline), "")
         difference = Column("", lambda row: _difference(row.means[first.header]), f"minus {baseline}")
@@ -92,8 +92,8 @@ class AverageTable:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Comparable tables of the tasks of one group, such as LongBench. `label`: that of the tables' rows. `members`: the
-    tables by task variant. `settings`: for each column in `EQUAL` the values that these tables have."""
+    """Comparable tables of the tasks of one group, such as LongBench. `label`: the label of the tables' rows.
+    `members`: the tables by task variant. `settings`: for each column in `EQUAL` the values that these tables have."""
 
     name: str
     label: str

@@ -37,8 +37,9 @@ class Best:
 def best_per_budget(
     cells: Sequence[ScoreCell], scores: Sequence[Mapping[str, list[float]]], clusters: Mapping[str, str]
 ) -> list[Best]:
-    """Return the best methods for each budget at which at least two methods have scores and all of these share a
-    question.
+    """Return the best methods at each budget at which two or more methods have scores.
+
+    They are compared on the questions that all of them have. A budget without such a question is left out.
 
     scores: for each cell, the samples' scores by question; clusters: the cluster of each question.
     """

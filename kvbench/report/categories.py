@@ -4,8 +4,8 @@
     FORMATS["markdown"](report)
 
 A category "5/Precalculus" has two parts; each part gets a separate table if all categories of a task have equally many
-parts. A task that was run at several lengths gets one table for each method and budget, with the lengths as columns:
-the map of a needle in a haystack.
+parts. A task that was run at several lengths gets one table for each method and budget, with the lengths as columns.
+For a needle in a haystack this is the usual map of depths and lengths.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class CategoryTable:
 
 
 def _shown(names: Sequence[str]) -> Iterator[Column]:
-    """Yield the columns of a table: the scores under each of `names` and, before them, the number of questions under
-    the first of `names`."""
+    """Yield the columns of a table: first the number of questions, taken from the first of `names`, then the scores of
+    each of `names`."""
     yield Column("", lambda line: line[1][names[0]].score.questions if names[0] in line[1] else None, "questions")
     for name in names:
         yield Column("", partial(_score, name), name)

@@ -86,8 +86,8 @@ class ScoreCell:
 def method_label(method: str, options: Any, shared: Mapping[str, Any] | None = None) -> str:
     """Return the method with those options that differ from its defaults: ``gkv``, ``snapkv-decode(variant=gkv)``.
 
-    If the method is not installed here, its defaults are unknown. Then the options are left out that have the value in
-    `shared`, the options with one value in all rows of the method.
+    If the method is not installed here, its defaults are unknown. Then the label leaves out all options in `shared`,
+    which have the same value in all rows of the method.
     """
     given = options_of(options) if isinstance(options, str) and options else {}
     try:
@@ -266,7 +266,7 @@ def question_mean(scores: Mapping[str, Sequence[float]]) -> float:
 
 
 def present(values: Any) -> Any:
-    """Return those of the values that are not NaN."""
+    """Return the values that are not NaN."""
     return values[values == values]
 
 

@@ -1,4 +1,5 @@
-"""Reads the columns of rows on images: which images a question has, where in its prompt they stand, what is kept.
+"""Reads the columns of rows about images: a question's images, their places in its prompt, and the shares that were
+kept.
 
 The columns may come from anyone. Names are text to show, never paths to open.
 """
@@ -52,7 +53,7 @@ def images(stored: object) -> list[ListedImage]:
 
 
 def split(prompt: str, listed: list[ListedImage]) -> list[str | ListedImage]:
-    """Return a prompt as its texts, with every image that stands in it between two of them."""
+    """Split a prompt at the places of its images; return its texts with the images between them."""
     inside = [image for image in listed if image.at is not None]
     places = [image.at or 0 for image in inside]
     if places != sorted(places) or any(place > len(prompt) for place in places):

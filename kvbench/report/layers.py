@@ -1,4 +1,4 @@
-"""What the layers of a model store per token, and the share of a sequence's memory that eviction can touch.
+"""What the layers of a model store per token, and the share of a sequence's memory that methods can evict.
 
 run.json describes the layers with attention; rows have the bytes of the states that other layers keep.
 """
@@ -60,14 +60,15 @@ def layers_of(loaded: Loaded) -> dict[str, list[Layer] | None]:
 
 
 def by_window(model: Sequence[Layer], longest: float) -> tuple[list[Layer], list[Layer]]:
-    """Return the layers with a sliding window, and the others: as in the engine, a window that holds every sequence is
-    no window. longest: the most tokens that any sequence may have."""
+    """Return the layers with a sliding window, and all others. A window that is at least as long as every sequence does
+    not count, as in the engine. longest: the most tokens that any sequence may have."""
     rings = [layer for layer in model if layer.window is not None and layer.window < longest]
     return rings, [layer for layer in model if layer not in rings]
 
 
 def sequence_tokens(rows: Rows, later: Any) -> Any:
-    """Return the tokens that the full cache holds of each row's sequence at its end. later: see `later_tokens`."""
+    """Return for each row how many tokens of its sequence the full cache holds at the end. later: see
+    `later_tokens`."""
     import numpy as np
 
     # The model never reads the last token.
@@ -75,7 +76,7 @@ def sequence_tokens(rows: Rows, later: Any) -> Any:
 
 
 def longest_tokens(rows: Rows, later: Any) -> float:
-    """Return the most tokens that any row's sequence may have; NaN if rows do not tell."""
+    """Return the most tokens that the sequence of any row may have; NaN if the rows do not state it."""
     import numpy as np
 
     lengths = rows.number("prompt_tokens") + rows.number("max_new_tokens") + np.nan_to_num(later)
@@ -85,7 +86,7 @@ def longest_tokens(rows: Rows, later: Any) -> float:
 def evictable_share(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Any:
     """Return for each row the share of its sequence's full cache that methods may evict, as the plan computes it.
 
-    The rest are sliding windows and states of layers beside attention. NaN where run.json does not describe layers, or
+    The rest are sliding windows and states of recurrent layers. NaN where run.json does not describe layers, or
     the row has no measurements. layers: by the name of the run.
     """
     import numpy as np
@@ -104,14 +105,14 @@ def evictable_share(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer]
 
 
 def evictable_note(shares: Any) -> list[str]:
-    """Return a line on the share that eviction can touch; none where it can touch all, or where shares are unknown."""
+    """Return a line on the share that methods can evict; no line if it is everything, or if shares are unknown."""
     known = shares[shares == shares]
     if not len(known) or known.min() == 1:
         return []
     low, high = (f"{share:.0%}" for share in (known.min(), known.max()))
     return [
         f"evictable KV: {low if low == high else f'{low} to {high}'} of a sequence's memory with the full cache; the "
-        "rest are states of layers beside attention and sliding windows, which no method evicts."
+        "rest are states of recurrent layers and sliding windows, which no method evicts."
     ]
 
 
@@ -123,8 +124,9 @@ def least(a: Any, b: Any) -> Any:
 
 
 def later_tokens(rows: Rows) -> Any:
-    """Return for each row the tokens of its conversation's later questions: those that the full cache held beyond its
-    first prompt and its answers. 0 for a row without turns, NaN if the full cache was not run on the conversation."""
+    """Return for each row how many tokens the later questions of its conversation have. This is what the full cache
+    held in addition to the first prompt and the answers. 0 for a row without turns, NaN if the full cache was not run
+    on the conversation."""
     import numpy as np
 
     talks = rows.text("multi_turn_cache").codes >= 0

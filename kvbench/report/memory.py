@@ -6,14 +6,15 @@
 
 Nominal bytes are the keys and values of budget + interval entries in every layer and KV head: the count just before an
 eviction. For methods that do not bound generated entries, they are the bytes of the budget and all generated entries.
-They never exceed the sequence's bytes. A conversation's row lacks the length of its later questions; the full cache,
-which held all of them, gives this length for every method. Sliding-window layers, from which no method evicts, count
-with their windows in both figures.
+They never exceed the sequence's bytes. A conversation's row does not state the length of its later questions. The rows
+of the full cache, which held all of them, show this length for every method. Sliding-window layers, from which no
+method evicts, count with their windows in both figures.
 
-Measured bytes are the live keys and values at the peak, from the rows. A cell is marked if a sample's measured bytes
-are more than 1.05 times nominal plus one page per head, because pages of the paged layout may be part-filled, or if its
-entries at the peak are more than 1.05 times the nominal ones. Cells of methods that do not bound generated entries, and
-of query-agnostic runs, are never marked. A separate column shows the bytes that a method stores beside keys and values.
+Measured bytes are the live keys and values at the peak, from the rows. A cell is marked in two cases: a sample's
+measured bytes are more than 1.05 times its nominal bytes plus one page per head (pages of the paged layout may be
+part-filled), or its entries at the peak are more than 1.05 times the nominal entries. Cells of methods that do not
+bound generated entries, and of query-agnostic runs, are never marked. A separate column shows the bytes that a method
+stores beside keys and values.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ OVER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCell:
-    """The memory of one method at one budget on one task: that of the sample which held most (`_largest`), where no
-    comment says otherwise. Numbers missing from the rows or the run are NaN."""
+    """The memory of one method at one budget on one task. Unless a comment says otherwise, the figures are those of the
+    sample that held the most (`_largest`). Numbers missing from the rows or the run are NaN."""
 
     method: str
     budget: Budget | None
@@ -80,7 +81,7 @@ class MemoryCell:
     beside_share: float  # of measured_bytes
     reading_bytes: float  # at the peak of reading the prompt
     evictable_share: float  # of the sequence's full cache, see `evictable_share`
-    state_bytes: float  # part of beside_bytes: states of layers beside attention
+    state_bytes: float  # part of beside_bytes: states of recurrent layers
     kept_text: float  # share of the text's tokens that were held at the end, mean over samples; NaN without images
     kept_images: float
     over: bool  # whether any sample is over its bound; tables mark the cell with !
@@ -149,7 +150,7 @@ class MemoryReport(Report):
         "every layer and KV head, at most those of the whole sequence. Measured: live keys and values at the peak of "
         "decoding; a head's last page may be part-filled. Beside: positions, method columns, stored queries and "
         "states, as a share of measured keys and values. While reading: everything held at the peak of reading the "
-        "prompt. Text kept, images kept: the share of their tokens that an entry held at the end."
+        "prompt. Text kept, images kept: the share of their tokens whose entries are held at the end."
     )
     tables: list[MemoryTable]
 
@@ -188,7 +189,7 @@ class Held:
     evictable: Any  # see `evictable_share`
 
     def at(self, rows: Rows) -> Held:
-        """Return the figures of some of the rows."""
+        """Return the same figures for the chosen rows only."""
         at = self.rows.places.searchsorted(rows.places)  # both in order
         figures = (self.entries, self.nominal, self.measured, self.allowed, self.ratio, self.over, self.evictable)
         return Held(rows, *(figure[at] for figure in figures))
@@ -217,8 +218,8 @@ def _held(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) 
 def _nominal(
     rows: Rows, entries: Any, sequence: Any, longest: float, layers: Mapping[str, Sequence[Layer] | None]
 ) -> tuple[Any, Any]:
-    """Return for each row the bytes of the keys and values of `entries` entries, and the bytes of a page in every head,
-    both in the row's model; NaN if the layers of the model are unknown.
+    """Return two numbers for each row: the bytes of the keys and values of `entries` entries in the row's model, and
+    the bytes of one page per head; NaN if the layers of the model are unknown.
 
     Sliding-window layers count with at most their window of the `sequence` tokens, and without pages. longest: the most
     tokens that any sequence may have.
@@ -282,8 +283,8 @@ def _mean(rows: Rows, column: str) -> float:
 
 
 def _largest(held: Held) -> int:
-    """Return the position of the sample that represents its cell: of the samples over their bound, or of all if none
-    is, the one with the most measured bytes."""
+    """Return the position of the sample that represents its cell. It is the sample with the most measured bytes among
+    the samples over their bound, or among all samples if none is over its bound."""
     import numpy as np
 
     keys = (-np.nan_to_num(held.ratio, nan=-1.0), -np.nan_to_num(held.measured, nan=-1.0), ~held.over)

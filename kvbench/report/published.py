@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from kvbench.config.run_config import MethodChoice
 from kvbench.errors import KVBenchError
 from kvbench.eviction import choose
 from kvbench.eviction.budget import named
@@ -27,8 +28,10 @@ METHODS = {  # names in papers that are no aliases of methods
     "full-kv": "full",
     "snapkv (decode)": "snapkv-decode",
     "g-kv + untrained": "gkv",
+    "golden eviction (oracle)": "golden(within=mean)",
     "foresightkv (w/o rl)": "foresightkv",
     "foresightkv w/o rl, input=attn+kv, sampling=top-k+multinomial": "foresightkv",
+    "foresightkv w/o rl, input=attn, sampling=top-k+multinomial": "foresightkv(features=attn)",
     "foresightkv w/o rl, input=attn+kv, sampling=multinomial": "foresightkv(pool=1000.0)",
     "foresightkv w/o rl, input=attn+kv, sampling=top-k": "foresightkv(sampling=False)",
 }
@@ -38,7 +41,8 @@ STREAMING = {"1024": "duo(sparsity=0.75)", "2048": "duo(sparsity=0.5)"}  # DuoAt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Printed:
-    """A score in a paper. model, task, method, budget: in kvbench's names, without case and signs where these vary.
+    """A score in a paper. model, task, method, budget: kvbench's names; `model` and `task` in lower case without signs,
+    because papers spell them in several ways.
 
     name: the method as the paper names it. samples, longest: answers per question and most tokens of an answer; None if
     the paper does not say.
@@ -64,21 +68,35 @@ class Printed:
 
 
 def of_cell(task: str, cell: ScoreCell, models: Collection[str], lengths: Collection[int]) -> Iterator[Printed]:
-    """Yield the printed scores that belong to a cell of a task. models, lengths: the models and the most tokens of an
-    answer of the table's rows. No score belongs to rows of several models."""
+    """Yield the printed scores that belong to a cell of a task. models: the models of the table's rows; with several,
+    no score belongs to the cell. lengths: the limits on the tokens of an answer in these rows."""
     if len(models) != 1:
         return
     (model,) = models
+    method = without_weights(cell.method)
     for printed in of_task(task, model):
-        same = (printed.method, printed.budget) == (cell.method, named(cell.budget))
+        same = (printed.method, printed.budget) == (method, named(cell.budget))
         if same and (printed.longest is None or set(lengths) == {printed.longest}):
             yield printed
 
 
 def of_task(task: str, model: str) -> list[Printed]:
     """Return the printed scores of a model on a task."""
-    place = _plain(model.rsplit("/", 1)[-1]), _plain(task)
+    place = plain(model.rsplit("/", 1)[-1]), plain(task)
     return [printed for printed in every() if (printed.model, printed.task) == place]
+
+
+@functools.cache
+def without_weights(label: str) -> str:
+    """Return the label of a cell's method without the option that names its file of weights: papers name no files."""
+    try:
+        method = choose.from_label(label)
+    except KVBenchError:  # of a plug-in that is not loaded
+        return label
+    weights, name = method.weights(), label.partition("(")[0].strip()
+    options = choose.changed(name, method)
+    kept = tuple(o for o in options if weights is None or o[1] != weights.path)
+    return MethodChoice(name=name, options=kept).label
 
 
 @functools.cache
@@ -93,7 +111,7 @@ def _printed(row: Published) -> Printed | None:
     if row.unit != "%" or not SCORE.fullmatch(row.metric) or (row.entries is None and row.budget != "full"):
         return None
     entries = named(None) if row.entries is None else str(row.entries)
-    method = _method(row.method.lower(), entries)
+    method = label_of(row.method.lower(), entries)
     try:
         value = float(row.value) / 100
     except ValueError:  # a range
@@ -101,9 +119,9 @@ def _printed(row: Published) -> Printed | None:
     if method is None:
         return None
     samples, longest = SAMPLES.search(row.metric), LENGTH.search(row.notes)
-    task = _plain(row.task)
+    task = plain(row.task)
     return Printed(
-        model=_plain(row.model),
+        model=plain(row.model),
         task=TASKS.get(task, task),
         method=method,
         budget=named(None) if method in STREAMING.values() else entries,
@@ -119,8 +137,11 @@ def _printed(row: Published) -> Printed | None:
     )
 
 
-def _method(name: str, budget: str) -> str | None:
-    """Return the label of a cell with a paper's method; None if kvbench has no such method."""
+def label_of(name: str, budget: str) -> str | None:
+    """Return the label that kvbench gives to a paper's method; None if kvbench has no such method.
+
+    name: in small letters.
+    """
     if name == "duoattention":
         return STREAMING.get(budget)
     if name.startswith(REWARD):
@@ -131,5 +152,5 @@ def _method(name: str, budget: str) -> str | None:
         return None
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())

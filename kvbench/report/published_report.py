@@ -1,8 +1,9 @@
 """The report of ``--published``: scores that papers print beside ours, cell by cell, with the difference.
 
-Papers print no error bars. On the same questions only the draw of answers differs, so both errors come from how much
-the samples of a question differ here: ours with our number of samples, the paper's with the paper's. If the run did
-not ask every question of the task, its error is that over questions instead.
+Papers print no error bars. If both scores are over the same questions, only the random draw of answers differs. Both
+errors are therefore estimated from how much our samples of a question differ: ours with our number of samples, the
+paper's with the paper's number. If the run did not ask every question of the task, its error is the one over questions
+instead.
 """
 
 from __future__ import annotations
@@ -113,10 +114,10 @@ class PublishedReport(Report):
     name: ClassVar[str] = "published"
     about: ClassVar[str] = (
         "Published scores come with kvbench; the papers used their own code, prompts and budgets. They "
-        "print no error bars: errors of both are those of drawing answers to the same questions again, estimated from "
+        "print no error bars: both errors are the error of drawing answers to the same questions again, estimated from "
         "the samples here, with the paper's number of samples where it is stated. Within both: the difference is at "
-        "most 1.96 times both errors, joined. Unknown: a question has one sample here, or all samples agree. One cell "
-        "may stand beside several published scores: rows do not say with which recipe weights were trained."
+        "most 1.96 times their joint standard error. Unknown: a question has one sample here, or all samples agree. "
+        "One cell may stand beside several published scores, because rows do not say which recipe trained the weights."
     )
     tables: list[PublishedTable]
 

@@ -1,4 +1,4 @@
-"""Keeps one row if several runs have rows with the same key, and says how many rows of which run were left out.
+"""Keeps one row if several runs have rows with the same key, and reports how many rows of each run were left out.
 
     rows, lines = each_once(Rows.of(tables), paths)
 
@@ -65,8 +65,8 @@ def _lines(left: Rows, kept: Rows, paths: Mapping[str, Path]) -> list[str]:
         names = runs.names[loser], runs.names[winner]
         command = again.line(["kvbench", "compare", *(str(paths[name]) for name in names)])
         lines.append(
-            f"{_counted(count)} of {names[0]} left out: {names[1]} has the same rows, which count ({scores}). "
-            f"To compare the two runs: {command}"
+            f"{_counted(count)} of {names[0]} left out: {names[1]} has the same rows, which are used instead "
+            f"({scores}). To compare the two runs: {command}"
         )
     if more := sum(len(part) for _, part in pairs[MOST:]):
         lines.append(f"{_counted(more)} of further runs left out, because other runs have the same row keys.")

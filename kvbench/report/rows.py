@@ -5,8 +5,8 @@
     rows.text("method").names       # distinct texts; .codes says which of them a row has, -1: none
     rows.where(rows.number("score") == 1).scores("score_partial")
 
-`Rows` holds positions in columns that several `Rows` share. To choose rows is to copy positions, so the rows of a cell
-cost time and memory for that cell alone.
+Several `Rows` share the same columns; each holds the positions of its rows in them. Choosing rows copies only
+positions, so the rows of a cell cost time and memory for that cell alone.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ def _intervals(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings(config: Mapping[str, Any]) -> str | None:
-    """Return the settings that differ from their defaults, as in "limit 8, seed 1", without those that have a column of
-    their own; None if there are none."""
+    """Return the settings that differ from their defaults, as in "limit 8, seed 1"; None without such settings.
+    Settings with a separate column are left out."""
     own = {name: value for name, value in config.items() if value is not None and value != DEFAULTS.get(name, value)}
     return ", ".join(f"{name} {_shown(value)}" for name, value in own.items() if name not in SHOWN) or None
 

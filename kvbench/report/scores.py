@@ -141,8 +141,8 @@ def _samples() -> list[Column]:
 
 
 def _cost() -> list[Column]:
-    """Return the columns of cost: entries, bytes and speed, and then score, bytes and speed as shares of the full
-    cache's."""
+    """Return the columns of cost: entries, bytes, speed, and then score, bytes and speed divided by those of the full
+    cache."""
     return [
         Column("entries_after_evict", "entries_after_evict", "after", entries),
         Column("entries_peak", "entries_peak", "peak", entries),

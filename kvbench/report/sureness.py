@@ -60,8 +60,9 @@ def _out_of_reach(family: Sequence[Against]) -> list[str]:
         least = min(over, key=lambda a: a.judged.smallest_drop - a.judged.room)
         above = f", {least.judged.room:.3f} above the floor" if least.judged.room < least.paired.mean_b else ""
         lines.append(
-            f"{_comparisons(len(over))} no drop to find: {least.baseline} scores {least.paired.mean_b:.3f}{above}, and "
-            f"a drop must be {least.judged.smallest_drop:.3f} to be found with 80% power. Ties say nothing there."
+            f"{_comparisons(len(over))} too little room for a drop: {least.baseline} scores "
+            f"{least.paired.mean_b:.3f}{above}, and only a drop of {least.judged.smallest_drop:.3f} or more is found "
+            "with 80% power. A tie says nothing there."
         )
     never = [a for a in family if math.isnan(a.judged.smallest_drop) and a.paired.test != "none"]
     if never:

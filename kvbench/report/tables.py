@@ -183,8 +183,8 @@ def _baseline_label(labels: Sequence[str], baseline: str) -> str:
 def _ratios(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], parts: Sequence[Rows]
 ) -> list[ScoreCell]:
-    """Return the cells with their score, bytes and speed as shares of the full cache's, on the questions that both
-    have. Without a full cache, the cells stay unchanged."""
+    """Return the cells with score, bytes and speed divided by those of the full cache, on the questions that both have.
+    Without a full cache, the cells stay unchanged."""
     full = next((i for i, cell in enumerate(cells) if not cell.evicts), None)
     if full is None:
         return list(cells)
@@ -220,7 +220,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def _states(rows: Rows, layers: Callable[[], Mapping[str, Sequence[Layer] | None]]) -> list[str]:
-    """Return a line on the memory that eviction can touch, for models whose layers keep states."""
+    """For models with recurrent layers, return a line on the share of memory that methods can evict."""
     if not (rows.number("state_bytes") > 0).any():
         return []
     return evictable_note(evictable_share(rows, later_tokens(rows), layers()))
@@ -251,7 +251,7 @@ def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]])
         )
     idle = [f"{c.method} at {_budget(c)}" for c in cells if c.evicts and math.isnan(c.entries_after_evict)]
     if idle:
-        notes.append(f"Evicted nothing, so these are the full cache's answers: {', '.join(idle)}.")
+        notes.append(f"These evicted nothing, so their answers are the full cache's: {', '.join(idle)}.")
     notes += _load(cells)
     if any(cell.marked for cell in cells):
         notes.append(

@@ -16,6 +16,7 @@ from kvbench.config.run_config import Cell, MethodChoice, RunConfig
 from kvbench.engine.attention.geometry import largest_group
 from kvbench.engine.cache.layout import check_prefill, layer_by_layer
 from kvbench.engine.images import joined
+from kvbench.engine.model.layer_weights import refuse_quantised
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.shape import ModelShape
 from kvbench.engine.model.weights import find, load_weights
@@ -46,9 +47,10 @@ class MethodState:
     def of(cls, choice: MethodChoice, model_config: Any, info: models.ModelInfo) -> MethodState:
         """Make the method that the user chose, and find its version, source and artefacts.
 
-        Raises KVBenchError like `artefacts`.
+        Raises KVBenchError like `artefacts`, and UserError if it reads matrices that stay quantised.
         """
         method = choose.make(choice.name, dict(choice.options))
+        refuse_quantised(choice.label, method, model_config)
         return cls(
             method=method,
             version=version(choice.name),
@@ -57,7 +59,8 @@ class MethodState:
         )
 
     def used(self, task: str) -> dict[str, str] | None:
-        """Return the artefacts that the rows of a task store: the method's, and the plug-in that defines the task.
+        """Return the artefacts that the rows of a task store: those of the method, and the plug-in that defines the
+        task.
 
         None if there are none.
         """
@@ -150,9 +153,11 @@ class CellPlanner:
         )
 
     def _images(self, task: str, prompts: Sequence[Prompt], whole: bool) -> tuple[int, int]:
-        """Return the bytes of the vision part in the pass with the most images, at most and afterwards.
+        """Return the bytes of the vision part in the pass with the most images: their peak, and those that remain after
+        it.
 
-        whole: whether a pass reads a whole prompt. Other passes read the images of a chunk, or one that is longer.
+        whole: whether a pass reads a whole prompt. A chunked pass reads the images of one chunk, or a single image that
+        is longer than a chunk.
         """
         shown = max(prompts, key=lambda p: sum(picture["tokens"] for picture in p.pictures), default=None)
         if shown is None or not shown.pictures:

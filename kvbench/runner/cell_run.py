@@ -1,4 +1,4 @@
-"""Generates one cell, also when memory runs out or logits are NaN.
+"""Generates one cell, and handles running out of memory and NaN logits.
 
 When memory runs out, the cell is planned again with half the slots and continues with the rows not written yet. Each
 row states with how many slots it was generated, how many the first plan had, and how often memory ran out. A sequence

@@ -58,7 +58,8 @@ def git_commit() -> str | None:
 
 
 def memory_bytes() -> int | None:
-    """Return how many bytes of memory this process may use: all of the machine's, or its control group's smaller limit.
+    """Return how many bytes of memory this process may use: the machine's memory, or a smaller limit of its control
+    group.
 
     None if the system states neither.
     """
@@ -74,7 +75,7 @@ def memory_bytes() -> int | None:
 
 
 def load() -> float | None:
-    """Return the machine's load average over the last minute, divided by its processor cores; None where unknown."""
+    """Return the machine's load average over the last minute per processor core; None: unknown."""
     try:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except OSError:

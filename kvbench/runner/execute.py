@@ -28,9 +28,9 @@ from kvbench.store import RunFolder
 class RunResult:
     """How a run ended.
 
-    failed: number of rows that got no score, by status: those that this call tried, and those that no call can answer
-    (`kvbench.store.FINAL`); "ok" and "unscored" are not counted.
-    repeated: no row was generated or scored, because every row was saved before with its score.
+    failed: number of rows without a score, by status. It counts rows that this call tried, and rows that no call can
+    answer (`kvbench.store.FINAL`), but not the statuses "ok" and "unscored". repeated: no row was generated or scored,
+    because every row was saved before with its score.
     """
 
     run_dir: Path | None  # None after a dry run

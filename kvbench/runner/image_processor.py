@@ -23,8 +23,8 @@ SAMPLE = (48, 32)  # width and height of an image in pixels
 def load(name: str, where: str, revision: str | None, config: Any, tokenizer: Any) -> Vision:
     """Load what is needed to put images into prompts.
 
-    name: the model's, for messages. where: its folder or its name on the hub. Raises UserError for a model
-    whose images the engine does not read, SetupError if files or Pillow are missing.
+    name: the model's name, for messages. where: its folder or its name on the hub. Raises UserError for a model whose
+    images the engine does not read, SetupError if files or Pillow are missing.
     """
     check_images_of(config.to_dict(), name)
     if importlib.util.find_spec("PIL") is None:
@@ -43,7 +43,7 @@ def load(name: str, where: str, revision: str | None, config: Any, tokenizer: An
 
 
 def _grid(images: Any) -> dict[str, Any] | None:
-    """Return how an image processor counts tokens that gives each image a grid of patches (Qwen2-VL and successors).
+    """Return the counting function of an image processor that cuts images into grids of patches (Qwen2-VL and later).
 
     `merge_size` by `merge_size` patches become one token. None for other image processors.
     """
@@ -89,12 +89,13 @@ def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapp
 
 
 def _tokens(processor: Any, around: int, height: int, width: int) -> int:
-    """Return how many tokens stand for an image of this size. around: tokens beside it, which transformers counts."""
+    """Return how many tokens stand for an image of this size. around: tokens before and after it, included in the count
+    of transformers."""
     return int(processor._get_num_multimodal_tokens(image_sizes=[(height, width)]).num_image_tokens[0]) - around
 
 
 def without_videos(kind: str) -> Any:
-    """Return a processor class that takes no video processor, which transformers makes only beside torchvision."""
+    """Return a subclass of a processor class that works without a video processor: transformers' needs torchvision."""
     return type(kind, (processor_class_from_name(kind),), {"check_argument_for_proper_class": lambda *_: None})
 
 

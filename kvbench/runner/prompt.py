@@ -26,8 +26,8 @@ class Prompt:
     max_new_tokens: most tokens that a sample generates in one turn. max_tokens: most that it reads and generates
     together.
     cut: number of tokens removed, because the text was too long. compress_at: in a query-agnostic run, how many tokens
-    stand before the question. images: of the first turn, for the engine. pictures: facts of the images of all turns, as
-    rows store them. read_pictures: makes what the model reads of each of them.
+    stand before the question. images: those of the first turn, for the engine. pictures: facts about the images of all
+    turns, as rows store them. read_pictures: returns the model's inputs for each of these images.
     """
 
     doc: Doc
@@ -115,7 +115,7 @@ class PromptMaker:
         return digest.hexdigest()
 
     def _facts(self, doc: Doc, text: str) -> tuple[Mapping[str, Any], ...]:
-        """Return what rows store of the images of all turns. text: the first turn's prompt."""
+        """Return the facts about the images of all turns that rows store. text: the first turn's prompt."""
         vision = self.reader.vision
         if vision is None:
             return ()
@@ -157,9 +157,9 @@ def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
 
 
 def _behind(at: int, images: Images, before: int, after: int) -> int:
-    """Return where the context ends among ids with all tokens of images, from where it ends among one per image.
+    """Return the length of the context in tokens after every image token was replaced by the image's tokens.
 
-    before, after: number of tokens around those of an image.
+    at: its length with one token per image. before, after: number of tokens around those of an image.
     """
     for first, stop in images.spans:
         if first - before < at:

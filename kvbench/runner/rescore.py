@@ -102,7 +102,7 @@ class _Scoring:
         self._waiting: deque[tuple[Future[Score], _Job]] = deque()
 
     def submit(self, job: _Job, output: Output) -> None:
-        """Begin to score an answer, and write the oldest scores as far as they are known.
+        """Begin to score an answer, and write the oldest scores up to the first that is not known yet.
 
         If AT_ONCE answers are then being scored, wait until fewer are.
         """

@@ -83,7 +83,7 @@ def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, st
 
 
 def _images(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the row's columns on the images of its question; none of them without images."""
+    """Return the row's columns about the images of its question; no columns without images."""
     if not pictures:
         return {}
     return {"images": len(pictures), "image_tokens": sum(p["tokens"] for p in pictures), "image_list": list(pictures)}
@@ -114,7 +114,7 @@ def _usage(usage: Usage, limit: float) -> dict[str, Any]:
     """Return the row's columns of measured use: seconds, entries, bytes and speeds.
 
     limit: the most tokens per second that the plan expects of the machine. Each sample is charged its share of the
-    engine's time, so tokens per second of a sample is the rate of the whole engine. The first token comes with the
+    engine's time. So a sample's tokens per second are the rate of the whole engine. The first token comes with the
     prompt and is not counted.
     """
     busy = usage.decode_seconds + usage.evict_seconds

@@ -172,7 +172,7 @@ def _plan_shape(inputs: Inputs, say: Notice) -> ModelShape:
     except ProbeFailed:
         shape = estimate_shape(inputs.config)
     say(
-        f"the layers of model type {quote(inputs.config.model_type)} show only when its weights are loaded; slots, "
+        f"the layers of model type {quote(inputs.config.model_type)} can be read only from its weights; slots, "
         "memory and speed of this plan are estimated from its config.json."
     )
     return shape

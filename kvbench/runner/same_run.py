@@ -26,7 +26,7 @@ MOST = 4  # files or methods that a message lists
 
 
 def model_record(config: RunConfig, state: State, adapter: Adapter | None = None) -> dict[str, Any]:
-    """Return what a run's record states of the model, its adapter, their files and the chat template."""
+    """Return the part of a run's record about the model, its adapter, their files and the chat template."""
     template = config.chat_template
     return {
         "model": {"model": config.model, "model_revision": state.revision or config.revision}
@@ -38,7 +38,7 @@ def model_record(config: RunConfig, state: State, adapter: Adapter | None = None
 
 
 def method_record(states: Mapping[MethodChoice, MethodState]) -> dict[str, Any]:
-    """Return what a run's record states of the methods: versions, sources and artefacts."""
+    """Return the part of a run's record about the methods: versions, sources and artefacts."""
     files = {file: digest for state in states.values() for file, digest in state.source.files.items()}
     return {
         "methods": [
@@ -224,7 +224,7 @@ def _changes(was: Mapping[str, str], has: Mapping[str, str]) -> Changes:
 
 
 def _describe(changes: Mapping[str, tuple[str | None, str | None]], of: str, run: str) -> str:
-    """Return which files changed and how to undo it, as a sentence without its end, which the caller adds.
+    """Return a sentence on which files changed and how to undo it. The caller adds its end.
 
     changes: old and new hash by file name; None where a file was missing. of: whose files they are.
     """

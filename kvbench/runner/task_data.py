@@ -39,7 +39,7 @@ def fetch(config: RunConfig) -> None:
 def all_missing(first: DataMissing, names: Sequence[str], config: RunConfig, data: Data) -> KVBenchError:
     """Return one error that lists all tasks without data, as far as this is known without a network.
 
-    first: the error that was found first. names: the tasks to look at, without those whose data are known to be here.
+    first: the first error. names: the tasks to check; tasks whose data are known to be here are left out.
     """
     others = {n: load_task(n, config.task_file).manifest for n in names if n != first.task}
     errors = [first, *data.missing({n: manifest for n, manifest in others.items() if manifest is not None})]

@@ -6,6 +6,7 @@ A method that was trained at one budget and interval may lose more at another; t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from kvbench.config.run_config import MethodChoice, RunConfig
@@ -16,15 +17,17 @@ from kvbench.sources.models import ModelInfo
 
 
 def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: ModelInfo) -> Iterator[str]:
-    """Yield a line for each method with a cell at another budget or interval than its weights' card states.
+    """Yield a line for each method that has a cell with another budget or interval than the card of its weights states.
 
-    Shares of the prompt are no number of entries and do not count. Raises KVBenchError for weights without a card.
+    Variants of a method with the same weights share a line. A budget that is a share of the prompt is not compared,
+    because its number of entries varies. Raises KVBenchError for weights without a card.
     """
+    variants: dict[tuple[str, Path], list[MethodChoice]] = {}
     for choice, method in methods.items():
-        if (needed := method.weights()) is None:
-            continue
-        path = find(needed, info.folder, info.name)
-        cells = [cell for cell in config.cells() if cell.method == choice]
+        if (needed := method.weights()) is not None:
+            variants.setdefault((choice.name, find(needed, info.folder, info.name)), []).append(choice)
+    for (name, path), choices in variants.items():
+        cells = [cell for cell in config.cells() if cell.method in choices]
         here: dict[str, Sequence[Any]] = {
             "budget": [cell.budget for cell in cells if isinstance(cell.budget, int)],
             "interval": [config.interval_of(cell) for cell in cells],
@@ -34,7 +37,7 @@ def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: Mo
             at = ", ".join(f"{name} {bare(value)}" for name, value in trained.items())
             run = ", ".join(f"{name} {_listed(here[name])}" for name in trained if here[name])
             yield (
-                f"method {quote(choice.label)}: its weights were trained for {at} ({quote(card_path(path))}); "
+                f"method {quote(name)}: its weights were trained for {at} ({quote(card_path(path))}); "
                 f"this run has {run}."
             )
 

@@ -37,7 +37,7 @@ def template_hash(path: str) -> str:
 
 
 def load_task(name: str, task_file: str | None) -> Task:
-    """Return the task of this name. With --task-file, the names "file" and "" mean the file's task, as its own does."""
+    """Return the task of this name. With --task-file, the file's task has its own name and the names "file" and ""."""
     return _own_task(name, task_file) or get_task(name)
 
 
@@ -101,9 +101,9 @@ class TaskWork:
     ) -> TaskWork:
         """Load documents and render prompts. vision: called where documents have images.
 
-        Raises SetupError if data are missing. Raises UserError for an unknown prompt style, a chat template that is
-        missing but needed, --max-new-tokens beyond the model's context, and a query-agnostic run of documents that have
-        no context.
+        Raises SetupError if data are missing. Raises UserError in these cases: the prompt style is unknown; a chat
+        template is needed but missing; --max-new-tokens is beyond the model's context; the run is query-agnostic and
+        documents have no context.
         """
         task = load_task(name, config.task_file)
         style = config.prompt_style or task.prompt_styles[0]

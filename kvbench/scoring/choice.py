@@ -1,4 +1,5 @@
-"""Find the letter that an output chooses, by the rule of kvbench, simple-evals or LongBench v2; None if it has none."""
+"""Find the letter that an output chooses, by the rule of kvbench, simple-evals or LongBench v2; None without a
+letter."""
 
 from __future__ import annotations
 

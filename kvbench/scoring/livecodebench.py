@@ -141,7 +141,8 @@ class _Problem:
     def room(self, test: int) -> int:
         """Return how many bytes a program may print on the test with this index.
 
-        A power of two, so that the limit, which a program can find out, reveals little about the expected output.
+        The limit is a power of two. A program can find out its limit, which must reveal little about the expected
+        output.
         """
         return 1 << math.ceil(math.log2(max(1 << 20, 4 * len(self.outputs[test].encode(errors="replace")))))
 
@@ -200,7 +201,7 @@ def _as_lcb(box: Box, problem: _Problem) -> Verdict:
 
 
 def failure(outcome: Outcome) -> tuple[str, int] | None:
-    """Return verdict and error code of a test that the program did not answer; None if it answered."""
+    """Return the verdict and the error code of a test to which the program gave no answer; None if it gave one."""
     if outcome.status == "answered":
         failures = {b"E": ("runtime_error", -4), b"M": ("memory_limit", -4), b"T": ("time_limit", -3)}
         # With any other first letter, the program itself wrote the answer in place of the harness.

@@ -1,13 +1,13 @@
 """A harness that runs a program as LiveCodeBench's checker does, inside the box (see `kvbench.scoring.sandbox.inside`).
 
-Follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) bug by bug, because published scores contain its bugs: a
-program for standard input becomes the body of a function, its imports before it; `sys.stdin` is an object whose
-``read`` returns everything every time, whose ``buffer.readline`` returns the first line every time, and which cannot be
-iterated; the stdin that was imported by name yields lines without their ends; only what goes through `sys.stdout` is
-seen; `quit`, `os.getcwd` and their like are None. One process and, for functions, one object serve all tests.
+Follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) bug by bug, because published scores contain its bugs. A
+program for standard input becomes the body of a function, with its imports before the function. `sys.stdin` is an
+object that cannot be iterated; its ``read`` always returns the whole input, and its ``buffer.readline`` always returns
+the first line. A program that imports stdin by name gets lines without their ends. Only output through `sys.stdout`
+counts. `quit`, `os.getcwd` and similar functions are None. One process and, for functions, one object serve all tests.
 
-It compares nothing. Answers begin with a letter: R ready, O output (text, or a value as JSON), E an exception, M out of
-memory, T an exception that names a time-out.
+The harness does not compare outputs. Its answers begin with a letter: R ready, O output (text, or a value as JSON), E
+an exception, M out of memory, T an exception that names a time-out.
 """
 
 import ast

@@ -81,8 +81,8 @@ def qa_f1_zh(prediction: str, answer: str) -> float:
 def rouge_l(prediction: str, answer: str) -> float:
     """ROUGE-L F by the package rouge, which splits sentences at full stops; 0 where rouge raises an error.
 
-    rouge fails on empty texts, and on long sentences: it recurses once per word of both texts and reaches Python's
-    recursion limit at about a thousand words, which Chinese texts without an ASCII full stop may have. The official
+    rouge fails on empty texts, and on long sentences: it recurses once per word of both texts, so about a thousand
+    words reach Python's recursion limit. Chinese texts without an ASCII full stop may be that long. The official
     scripts also count a failure as 0. A new thread and Python's own limit, which torch's compiler raises, make the
     score independent of the caller.
     """
@@ -118,7 +118,7 @@ def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> 
     """Return 1 / number of class names in the output if the right name is among them, else 0.
 
     Names that are part of the right name do not count. As in the official code, the loop removes such names from the
-    list it iterates over and thereby skips the name after each; scores depend on this.
+    list over which it iterates. It therefore skips the name after each removed name, and scores depend on this.
     """
     named = [name for name in all_classes if name in prediction]
     for name in named:

@@ -1,8 +1,8 @@
 """MathVista's scoring: an answer is extracted from the model's text, brought into a common form, and compared as text.
 
 The official pipeline lets GPT extract the answer from every text that is not an answer already (`direct`); `by_rule` is
-kvbench's own extraction, which needs no judge. `normalise` is official, with its peculiarities: of a text that names no
-option it takes the option with the smallest edit distance, and it cuts 3.7 to 3 where an integer is asked for.
+kvbench's own extraction, which needs no judge. `normalise` is official, with its peculiarities: for a text that names
+no option it takes the option with the smallest edit distance, and it cuts 3.7 to 3 where an integer is asked for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _LIST = re.compile(r"\[[^\[\]]*\]")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The right answer to a question, and its form. kind: one of `KINDS`; choices: empty unless it is one of them."""
+    """The right answer to a question, and its form. kind: one of `KINDS`; choices: the options of a multiple-choice
+    question, otherwise empty."""
 
     answer: str
     kind: str
@@ -44,9 +45,9 @@ class Wanted:
 
 
 def direct(text: str, wanted: Wanted, *, quoted: bool = False) -> str | None:
-    """Return the answer that a text already is, by the official rules; None for a text to extract the answer from.
+    """Return a text's answer if no extraction is needed: the text is an option or a number. Otherwise return None.
 
-    quoted: also read ``The answer is "...".``, as with the official option --quick_extract.
+    The rules are the official ones. quoted: also read ``The answer is "...".``, as with the option --quick_extract.
     """
     if wanted.choices and text in wanted.choices:
         return text
@@ -60,7 +61,8 @@ def direct(text: str, wanted: Wanted, *, quoted: bool = False) -> str | None:
 
 
 def by_rule(text: str, wanted: Wanted) -> str | None:
-    """Return the answer in a text: of its last box, else behind its last "answer is", else of its last line."""
+    """Return the answer in a text: from its last box, else from the text behind its last "answer is", else from its
+    last line."""
     for part, introduced in _places(text):
         if (answer := _read(part, wanted, introduced)) is not None:
             return answer
@@ -68,7 +70,7 @@ def by_rule(text: str, wanted: Wanted) -> str | None:
 
 
 def normalise(extraction: str, wanted: Wanted) -> str | None:
-    """Return an extracted answer in the form of the right answers; None if it has no such form."""
+    """Convert an extracted answer to the form of the right answers; None if it cannot be converted."""
     if wanted.choices:
         return _choice(extraction.strip(), wanted.choices)
     try:
@@ -105,7 +107,8 @@ def _choice(extraction: str, choices: Sequence[str]) -> str:
 
 
 def _places(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a text in which the answer may stand, the likeliest first, and whether it begins the part."""
+    """Yield parts of a text that may hold the answer, the likeliest first, each with whether the answer begins the
+    part."""
     if box := last_box(text):
         yield box, True
     if ends := [match.end() for match in _INTRODUCED.finditer(text)]:
@@ -127,9 +130,10 @@ def _plain(text: str) -> str:
 
 
 def _number(part: str, introduced: bool) -> str | None:
-    """Return the last number in a text; of a part that an answer begins, the first one behind "=", else the first one.
+    """Return the last number in a part of a text. Exponents, such as those of units, do not count as numbers.
 
-    Exponents, as of units, are no numbers.
+    introduced: the answer begins the part. Then the first number behind the first clause's last "=" is returned or,
+    without one, the part's first number.
     """
     part = _EXPONENT.sub("", part)
     if not introduced:
@@ -169,7 +173,8 @@ def _letter(found: re.Match[str] | None, choices: Sequence[str]) -> str | None:
 
 
 def _longest(choices: Sequence[str], part: str, before: str, look: Callable[..., object]) -> str | None:
-    """Return the longest option that stands in a text. before: the pattern of what precedes it; look: of `re`."""
+    """Return the longest option that occurs in a text. before: pattern of the text before it; look: `re.match` or
+    `re.search`."""
     there = [c for c in choices if look(rf"{before}{re.escape(_plain(c).strip() or c)}(?!\w)", part, re.IGNORECASE)]
     return max(there, key=len, default=None)
 

@@ -57,7 +57,8 @@ def receive(stream: IO[bytes]) -> Any:
 
 
 def _import(module: str, file: str | None) -> None:
-    """Import a task's module by name, or from its file if no installed package has it (a plug-in)."""
+    """Import a task's module by its name. A plug-in's module belongs to no installed package and is imported from its
+    file."""
     if module in sys.modules:
         return
     try:

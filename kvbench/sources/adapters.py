@@ -1,7 +1,7 @@
 """Finds a LoRA adapter on the disk and identifies it by its files. No torch, no peft.
 
-An adapter is a folder as peft writes it: `CONFIG` and `WEIGHTS`. It is never looked up on the hub, not even the base
-model that its configuration names.
+An adapter is a folder as peft writes it: `CONFIG` and `WEIGHTS`. kvbench never looks an adapter up on the hub, nor the
+base model that its configuration names.
 """
 
 from __future__ import annotations

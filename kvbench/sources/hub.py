@@ -52,7 +52,7 @@ _named: Collection[str] | None = None  # models and tasks that kvbench may downl
 
 @contextlib.contextmanager
 def only(names: Collection[str] | None) -> Iterator[None]:
-    """Let kvbench download only these models and the data of these tasks while the block runs; None: no limit.
+    """While the block runs, let kvbench download only these models and the data of these tasks; None: anything.
 
     A run's folder from another person may name a model; kvbench must not download it unasked. With an empty collection,
     the hub's libraries also are in offline mode, in this process and its children.

@@ -87,7 +87,7 @@ def _decode(name: str, data: bytes) -> PIL.Image.Image:
 
 
 def _rgb(name: str, image: PIL.Image.Image) -> PIL.Image.Image:
-    """Decode the first frame, turn it as its EXIF tag says, and lay what is transparent on white."""
+    """Decode the first frame, rotate it by its EXIF orientation, and fill transparent parts with white."""
     from PIL import Image, ImageOps
 
     if image.mode.startswith(("I", "F")):

@@ -70,7 +70,8 @@ def combined(files: Mapping[str, str]) -> str:
 
 
 def tensors(file: BinaryIO) -> tuple[int, list[Span]] | None:
-    """Return where the data begin in a safetensors file, and each tensor's byte range; None for a broken header."""
+    """Return the offset at which the data of a safetensors file begin, and each tensor's byte range; None for a broken
+    header."""
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= _LONGEST_HEADER:

@@ -1,4 +1,4 @@
-"""Checks a model folder's weights: safetensors only, every file that the index names, every file of full length."""
+"""Checks a model folder's weights: only safetensors, no file of the index missing, no file truncated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(name: str, folder: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raise SetupError for a safetensors file with a broken header or of less than its full length."""
+    """Raise SetupError for a safetensors file that has a broken header or is truncated."""
     size = path.stat().st_size
     expected = _safetensors_size(path)
     if expected is None or size < expected:

@@ -194,8 +194,8 @@ def _check_files(name: str, files: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What identifies a model's content: the hub's commit, or for a local folder a hash per file and one over all of
-    them."""
+    """The identity of a model's content: the hub's commit or, for a local folder, a hash per file and one over all
+    files."""
 
     revision: str | None
     files: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 """Weights that are stored quantised: which forms kvbench loads, what each needs, and their bytes. No torch.
 
-A form either stays in memory as it is stored, or transformers turns it into ordinary weights while it loads. FP8 and
-MXFP4 are always turned: their matrix products are code that transformers would download from the hub and run.
+Some forms stay in memory as they are stored; transformers converts the others to ordinary weights while loading them.
+FP8 and MXFP4 are always converted, because for their matrix products transformers would download code from the hub and
+run it.
 """
 
 from __future__ import annotations
@@ -78,14 +79,15 @@ def form_of(config: Mapping[str, Any]) -> Form | None:
 
 
 def silence_bitsandbytes() -> None:
-    """Silence advice that bitsandbytes logs when peft or transformers imports it: to install a package whose code for
-    the CPU comes from the hub."""
+    """Silence a line that bitsandbytes logs on import. It advises installing a package whose CPU code comes from the
+    hub."""
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBytes:
-    """Bytes of a model's weights in memory, if they stay as they are stored. routed: of the experts, part of total."""
+    """Bytes that a model's weights take in memory in their stored form. routed: the experts' bytes, included in
+    `total`."""
 
     total: int
     routed: int
@@ -94,7 +96,7 @@ class StoredBytes:
 def stored_bytes(folder: Path, element: int) -> StoredBytes | None:
     """Return the bytes of a model's weights from the headers of its files; None if files are missing.
 
-    element: bytes per number of weights that are not quantised, as loaded.
+    element: bytes per number, in memory, of the weights that are not quantised.
     """
     if model_weights.lacking(folder):
         return None

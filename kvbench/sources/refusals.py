@@ -1,4 +1,4 @@
-"""Errors for models that the hub refuses, transformers cannot read, or that cannot see a task's images."""
+"""Errors for models that the hub refuses, that transformers cannot read, or that cannot take a task's images."""
 
 from __future__ import annotations
 
@@ -81,18 +81,19 @@ BOTH_WAYS = frozenset({"gemma3", "gemma4", "gemma4_unified", "paligemma"})  # be
 
 
 def check_images_of(config: Mapping[str, Any], name: str = "") -> None:
-    """Raise UserError unless the engine can show images to a model. config: of its config.json; name: the model's."""
+    """Raise UserError unless the engine can show images to a model. config: the content of config.json; name: the
+    model's name."""
     kind = str(config.get("model_type", ""))
     what = f"model {quote(name)} (model type {quote(kind)})" if name else f"model type {quote(kind)}"
     if kind in WITH_IMAGES:
         return
     if "vision_config" not in config:
         raise UserError(
-            f"{what} reads text only, and the prompts have images. Use a model that sees, such as Qwen3-VL."
+            f"{what} reads text only, and the prompts have images. Use a vision-language model such as Qwen3-VL."
         )
     if kind in BOTH_WAYS:
         raise UserError(
-            f"{what} attends in both directions between the tokens of an image, which kvbench does not apply. "
+            f"{what} lets an image's earlier tokens attend to later ones; kvbench computes causal attention only. "
             "Use a model that reads images causally, such as Qwen3-VL."
         )
     served = ", ".join(sorted(WITH_IMAGES))

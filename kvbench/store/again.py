@@ -1,8 +1,8 @@
 """Finds the settings that kvbench never takes from a run's record, and writes command lines that repeat them.
 
-These settings are plug-ins, addresses of servers, and the names of environment variables with keys. In a record they
-are only information for the user, who gives them again to continue a run. A folder from elsewhere therefore neither
-runs code nor contacts a server.
+These settings are plug-ins, addresses of servers, and the names of environment variables with keys. A record states
+them only as information for the user, who must give them again to continue a run. A folder from elsewhere therefore
+neither runs code nor contacts a server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def used(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run that the user must give again, because they run code, contact a server, or name data
     that no hash covers. info: the content of run.json.
 
-    A flag or an environment variable gives them; except for `task`, the configuration file may too.
+    The user gives them by a flag or an environment variable or, except for `task`, in the configuration file.
     `unsafe_run_code` is never among them: without this setting, programs run in a sandbox.
     """
     environment = info["environment"]

@@ -33,7 +33,7 @@ class Decisions:
 
     Attributes:
         row_key: the answer's row in rows.parquet.
-        prompt: number of tokens of the prompt; the further tokens are the answer's.
+        prompt: number of tokens of the prompt; all later tokens belong to the answer.
         tokens: the text of every token that was read.
         seen: for each eviction the number of tokens that had been read before it.
         dropped: for each token the number of the eviction that dropped it, counted from 1; 0: kept to the end.

@@ -48,7 +48,8 @@ _LEFTOVER = re.compile(r"\.[\w.]+\.\d+-[0-9a-f]{8}\.tmp")
 
 
 def crash_point(name: str) -> None:
-    """Do nothing; mark a moment between two parts of a write. Tests replace this function to kill the process there."""
+    """Do nothing. A call marks a moment between two parts of a write; tests replace this function to kill the process
+    there."""
 
 
 def reason(error: OSError) -> str:

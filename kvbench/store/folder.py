@@ -98,7 +98,7 @@ class RunFolder:
         return done
 
     def final_rows(self) -> dict[str, str]:
-        """Return the status of each row that no further attempt can answer, by its key."""
+        """Return, by row key, the status of each row that no further attempt can answer."""
         entries = read_journal(self.path).entries
         return {key: str(entry.row["status"]) for key, entry in entries.items() if entry.final}
 

@@ -1,9 +1,9 @@
 """The journal of a run: it takes rows one by one, and a row is safe on disk once its key is returned.
 
 A record is ``crc32 SPACE json LF`` in one write(). Every process writes its own file, a segment, and never reopens a
-segment. A kill can cut a large write in the middle; in a shared file, the next process's record would be glued to the
-torn record. A row counts as safe only after fdatasync, which runs in a thread while generation goes on. Only one thread
-may write to a journal.
+segment. A kill can cut a large write in the middle. In a shared file, the next process's record would then follow the
+torn record on the same line. A row counts as safe only after fdatasync, which runs in a thread while generation goes
+on. Only one thread may write to a journal.
 """
 
 from __future__ import annotations

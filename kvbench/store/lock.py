@@ -180,7 +180,7 @@ def _read(fd: int) -> Owner | None:
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Return whether the open file is still at `path`."""
+    """Return whether the open file is still the one at `path`."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
     except OSError:

@@ -6,7 +6,7 @@ hash of each part and of the whole. A record that was edited by hand no longer m
 because rows of two settings must not mix. The hashes reveal mistakes, not malice: kvbench never imports or contacts
 anything because a run.json names it (docs/security.md).
 
-Settings are stored as the user gave them, but without secrets, so that a run can continue with them and rows of two
+Settings are stored as the user gave them, but without secrets. So a run can continue with them, and rows of two
 settings never look alike. Parts that are only shown, such as the command, are redacted: secrets and the user's name in
 paths are hidden.
 """

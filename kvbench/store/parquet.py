@@ -1,8 +1,8 @@
 """Reads kvbench's tables from parquet files of any origin.
 
-A file is refused, with a message of one line, if kvbench did not write it, if it is damaged, if it claims more rows or
-bytes than its size allows, if it lacks a column, or if a column has another type. A missing column in `ADDED`, which
-older tables lack, reads as null. The footer is checked before any page is read.
+A file is refused with a message of one line in these cases: kvbench did not write it; it is damaged; it claims more
+rows or bytes than its size allows; a column is missing or has another type. A missing column in `ADDED`, which older
+tables lack, reads as null. The footer is checked before any page is read.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ _ROW, _TEXT = 64 << 10, 16 << 20  # upper limits, in bytes, of a row and of a pr
 @dataclass(frozen=True)
 class Snapshot:
     """A run at one moment. `table`: its rows. `saved`: the number of rows that are ok or wait for a score. `failed`:
-    the number of other rows; `final`: of those that no further attempt can answer. `planned`: the number of rows that
-    the run will have; None: unknown."""
+    the number of other rows; `final`: the number of rows that no further attempt can answer. `planned`: the number of
+    rows that the run will have; None: unknown."""
 
     table: pa.Table
     saved: int

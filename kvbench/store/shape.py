@@ -1,5 +1,5 @@
-"""Checks the types of the parts of a run.json when it is read, so that later code never meets, for example, a text in
-place of an object.
+"""Checks the types of all parts of a run.json when it is read. Later code can therefore rely on them, even in an edited
+file.
 
 Only parts that kvbench reads are listed. A part whose name ends with a question mark may be absent.
 """
@@ -24,8 +24,8 @@ def _given(value: Any) -> bool:
 
 
 def _text(value: Any) -> bool:
-    """Return whether a value is a text that kvbench may write, such as a hash or a version: as in `_given`, and without
-    control characters."""
+    """Return whether a value is a text that kvbench may write, such as a hash or a version: short, without NUL, half
+    surrogate pairs and control characters."""
     return _given(value) and not any(unicodedata.category(character) == "Cc" for character in value)
 
 

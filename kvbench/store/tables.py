@@ -132,8 +132,8 @@ def _is_seal(content: Any) -> bool:
 
 
 def is_current(run_dir: Path, sealed: dict[str, Any]) -> bool:
-    """Return whether the tables have all rows of the journal. sealed: the content of seal.json. A copy of a run without
-    its journal counts as current."""
+    """Return whether the tables have all rows of the journal; also true for a copy of a run without its journal.
+    sealed: the content of seal.json."""
     return all(segment in sealed["segments"] for segment in segments_on_disk(run_dir))
 
 

@@ -23,5 +23,5 @@ def parts(template: str, mark: str) -> tuple[str, str]:
 
 
 def text_id(text: str) -> str:
-    """Return an id of a text, for `Doc.cluster_id`: all questions about the text share this hash of it."""
+    """Return a hash of a text as the `Doc.cluster_id` of all questions about it."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -64,7 +64,7 @@ def _label(number: int) -> Any:
 
 
 def _png(black: Any) -> bytes:
-    """Return pixels as a PNG file with one bit per pixel, stored."""
+    """Return pixels as a PNG file with one bit per pixel and without compression."""
     import numpy as np
 
     height, width = black.shape

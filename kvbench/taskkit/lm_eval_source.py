@@ -3,8 +3,8 @@
 Only tasks in the lm-eval package are found. A YAML file may name Python functions; third-party functions run only if
 the user points lm-eval to them (``kvbench lm-eval --include_path``).
 
-A data folder (``--data``, ``KVBENCH_DATA``) may hold a task's data as ``lm_eval/<task>.jsonl``, with the columns of
-lm-eval's data set, and the data for few-shot examples as ``lm_eval/<task>.fewshot.jsonl``.
+A data folder (``--data``, ``KVBENCH_DATA``) may hold a task's data as ``lm_eval/<task>.jsonl`` and the data of its
+few-shot examples as ``lm_eval/<task>.fewshot.jsonl``, both with the columns of lm-eval's data set.
 """
 
 from __future__ import annotations

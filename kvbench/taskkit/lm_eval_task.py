@@ -59,7 +59,7 @@ class LMEvalTask(Task):
     def version(self) -> str:  # type: ignore[override]
         """Return a version such as ``3.0+lm-eval-0.4.13``: the task's version in lm-eval, and lm-eval's own.
 
-        If the documents differ from the official ones, marks follow that say how; all parts are joined by "+".
+        If the documents differ from the official ones, suffixes name the differences. All parts are joined by "+".
         """
         import importlib.metadata
 
@@ -136,7 +136,7 @@ class LMEvalTask(Task):
         return Score(value=value, extracted=extracted, aux=numbers | {"no_answer": float(first == NO_MATCH)}, note=note)
 
     def size(self) -> None:
-        """Return None: the number of questions is unknown before lm-eval loads its data."""
+        """Return None, because the number of questions is unknown before lm-eval loads its data."""
 
     def sources(self) -> dict[str, Any]:
         return self._about

@@ -107,7 +107,7 @@ def _check_syntax(text: str, origin: str) -> None:
 def template_text(tokenizer: Any, chat_template: str | None = None) -> str | None:
     """Return the text of the chat template that a run uses; None if it has none. The run records the text's hash.
 
-    chat_template: the text that the user gave in place of the tokenizer's.
+    chat_template: the text of a template that the user gave in place of the tokenizer's template.
     """
     if chat_template is not None:
         return chat_template
@@ -155,7 +155,8 @@ def render(
 
 
 def content(turn: Turn) -> str | list[dict[str, str]]:
-    """Return a turn's text as a chat template takes it, with images as a list of texts and places of images."""
+    """Return a turn's text in the form that a chat template takes: a text or, with images, a list of texts and places
+    of images."""
     if not turn.images:
         return turn.user
     parts: list[dict[str, str]] = []
@@ -172,7 +173,8 @@ def encode(tokenizer: Any, text: str, chat: bool) -> list[int]:
 
 
 def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tuple[list[int], int]:
-    """Return the token ids of a rendered prompt, and how many of them end no later than the turn's context.
+    """Return the token ids of a rendered prompt, and how many of its first tokens lie before the end of the turn's
+    context.
 
     Raises UserError if the template changed the turn's text, or if the tokenizer gives no offsets.
     """
@@ -191,7 +193,8 @@ def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tupl
 def _context_end(text: str, turn: Turn) -> int:
     """Return the number of characters of a rendered prompt up to the end of the turn's context.
 
-    Templates write images in their own way, so that with images the text after the last of them is looked for.
+    A template writes images in its own way. In a turn with images, the search is therefore for the text after the last
+    one.
     """
     context, whole = turn.context, turn.user
     if turn.images:
@@ -227,7 +230,8 @@ def effective_thinking(
 
 @functools.lru_cache(maxsize=4)
 def _needs_parts(tokenizer: Any, chat_template: str | None) -> bool:
-    """Return whether a template leaves out messages that are plain text, and takes lists of parts only (LLaVA)."""
+    """Return whether a template ignores messages given as plain text, and needs lists of parts instead (as LLaVA's
+    does)."""
 
     def shows(content: str | list[dict[str, str]]) -> bool:
         messages = [{"role": "user", "content": content}]

@@ -63,17 +63,18 @@ class ModelReader:
         return self.started(prompts.encode(self.tokenizer, text, chat=self.chat))
 
     def started(self, ids: list[int]) -> list[int]:
-        """Return the ids of a prompt of a model that sees with the start token, where the template left it out (LLaVA).
+        """Return a prompt's ids, with the start token in front if a vision-language model's template omits it (LLaVA).
 
-        transformers' processors add it too.
+        transformers' own processors add the token too.
         """
         start = prompts.encode(self.tokenizer, "", chat=False) if self.vision else []
         return start + ids if start == [self.tokenizer.bos_token_id] and ids[:1] != start else ids
 
     def with_images(self, ids: list[int], doc: Doc, turns: int = 1) -> tuple[list[int], Images | None]:
-        """Return the token ids of a document's first `turns` turns with those of its images, and its images.
+        """Return the prompt's ids with each image's tokens inserted, and the images of the document's first `turns`
+        turns.
 
-        Raises UserError if the ids, those of a rendered prompt, do not hold the image token once per image.
+        ids: those of the rendered prompt. Raises UserError unless they hold the image token once per image.
         """
         if self.vision is None:
             return ids, None
@@ -87,7 +88,8 @@ class ModelReader:
         return self.vision.expand(ids, pictures)
 
     def without_image_tokens(self, answer: str) -> str:
-        """Return an answer without the text of the image token, which in a new prompt would stand for an image."""
+        """Return an answer without the text of the image token. In the next prompt this text would be read as an
+        image."""
         return answer.replace(self.vision.text, "") if self.vision else answer
 
     def cut(self, turn: Turn, limit: int) -> tuple[Turn, int]:
@@ -130,9 +132,8 @@ class Talk:
 
     @property
     def mode(self) -> str:
-        """Return "keep" if later turns continue from the cache, otherwise "reset" with the reason in brackets.
-
-        The reason is "images" or "template" where the user asked for "keep", but a later turn has images or the chat
+        """Return "keep" if later turns continue from the cache, otherwise "reset" with the reason in brackets. The
+        reason is "images" or "template" where the user asked for "keep", but a later turn has images or the chat
         template changes earlier turns. Rows hold the mode in the column `multi_turn_cache`.
         """
         if not self.keep:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvbench.errors import SetupError, bare, quote
@@ -11,7 +11,7 @@ from kvbench.task import Doc, GenSpec, Output, Task
 
 
 def documents(
-    task: Task, rows: Iterable[Mapping[str, Any]], make: Callable[[Any], Doc], *, ids: str = "", lacks: str = "column "
+    task: Task, rows: Iterable[Any], make: Callable[[Any], Doc], *, ids: str = "", lacks: str = "column "
 ) -> list[Doc]:
     """Return one document per line of a task's data; `make` builds it.
 

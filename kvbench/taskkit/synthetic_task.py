@@ -44,7 +44,7 @@ class SyntheticTask(Task):
         return Score(value=exact, partial=partial, extracted=answer, aux={"no_answer": float(answer is None)})
 
     def size(self) -> None:
-        """Return None: there are as many questions as --limit says, and `PROBLEMS` without it."""
+        """Return None, because the number of questions is chosen by --limit; without --limit it is `PROBLEMS`."""
 
     def floor(self, budget: int, interval: int) -> float:
         return variants.floor(self.definition.knobs, budget, interval)

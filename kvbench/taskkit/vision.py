@@ -1,7 +1,8 @@
-"""The images of a prompt as the model reads them: how many tokens stand for each, and pixel values when it is read.
+"""The images of a prompt: how many tokens stand for each and, once the model reads the prompt, their pixel values.
 
-The size of an image alone decides its tokens, so that a plan needs no pixel values. Where the chat template writes one
-image token, the prompt has as many as the image needs, between the tokens that the family puts around an image.
+The size of an image alone decides how many tokens it has, so a plan needs no pixel values. The chat template writes one
+image token per image. The prompt repeats it once per token of the image, and puts the tokens around it that the model
+family uses.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Picture:
     tokens: int
 
     def facts(self, turn: int, at: int | None) -> dict[str, Any]:
-        """Return what a row stores of the image.
+        """Return the facts about the image that a row stores.
 
         turn: number of the turn that it belongs to, from 1. at: where its token stands in the text of the first
         prompt; None if that prompt does not hold it.
@@ -42,8 +43,8 @@ class Vision:
     """The image processor of a model, from transformers, and the token that stands for a part of an image.
 
     count: returns how many of these tokens an image of this height and width has. options: for the image processor.
-    around: ids of the tokens before and after those of an image. template: the chat template that handles images, where
-    it is not the tokenizer's.
+    around: ids of the tokens before and after those of an image. template: the chat template that handles images, if
+    the tokenizer's template does not.
     """
 
     processor: Any
@@ -78,7 +79,7 @@ class Vision:
         return sum(picture.tokens + sum(map(len, self.around)) for picture in self.pictures(turns))
 
     def expand(self, ids: Sequence[int], pictures: Sequence[Picture]) -> tuple[list[int], Images | None]:
-        """Repeat the image token in `ids`, which stands there once per image, as often as each image has tokens.
+        """Replace each image token in `ids` by as many as its image has tokens. `ids` holds the token once per image.
 
         Returns the ids, and the images for the engine (None without images).
         """
@@ -98,7 +99,7 @@ class Vision:
         return expanded, images
 
     def read(self, pictures: Sequence[Picture]) -> list[dict[str, Any]]:
-        """Return what the model reads of each image. Raises UserError for a file that changed."""
+        """Return the model's inputs for each image. Raises UserError for a file that changed."""
         files = [image_files.read(picture.image) for picture in pictures]
         for picture, file in zip(pictures, files):
             if file.sha256 != picture.sha256:
@@ -111,7 +112,7 @@ class Vision:
 
 
 def _rows(made: Mapping[str, Any], images: int) -> list[int]:
-    """Return how many rows of the pixel values belong to each image: its patches, its tiles, or one."""
+    """Return how many rows of the pixel values belong to each image: one per patch, one per tile, or a single row."""
     if "image_grid_thw" in made:
         return [int(rows) for rows in made["image_grid_thw"].prod(-1)]
     return [int(rows) for rows in made.get("num_patches", [1] * images)]

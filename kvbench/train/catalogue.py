@@ -34,7 +34,7 @@ _SCORER |= {"features": "paper6"}
 BUILT_IN: dict[str, Entry] = {
     "lookaheadkv": Entry(
         location="kvbench.train.recipes.lookaheadkv:LookaheadRecipe",
-        about="learned tokens after a prompt, and an adapter, which foresee what its answer attends to",
+        about="learned tokens and an adapter that predict which of a prompt's tokens its answer will attend to",
         tasks=("lookup", "lookup/lookup-1", "chain", "walk"),
         traces=1200,
         steps=1500,
@@ -56,6 +56,16 @@ BUILT_IN: dict[str, Entry] = {
         options={"gate": "rg10", "tie": "layers"} | _GATE_OPTIONS,
         presets={"tiny": _GATES_TINY} | presets.RETENTION,
         **_GATES,
+    ),
+    "kvzap": Entry(
+        location="kvbench.train.recipes.kvzap:ZapRecipe",
+        about="networks that predict from a token's hidden state what kvzip finds its entries to be worth",
+        tasks=("lookup", "chain", "walk"),
+        traces=600,
+        steps=800,
+        lr=5e-3,
+        options={"width": 512, "tokens": 1250, "target": "kvzip+"},
+        presets={"tiny": tiny(samples=300, steps=400, batch=4, width=32), "paper": presets.KVZAP},
     ),
     "duo": Entry(
         location="kvbench.train.recipes.duo:DuoRecipe",
@@ -120,7 +130,10 @@ BUILT_IN: dict[str, Entry] = {
         tasks=("chain",),
     ),
 }
-TABLES = {"headkv": "importance of every query head"}
+TABLES = {  # estimated, not trained: name -> module:function (`kvbench.train.tables`)
+    "headkv": "kvbench.train.recipes.head_tables:estimate",
+    "triattention": "kvbench.train.recipes.mean_queries:estimate",
+}
 
 for _name, _entry in BUILT_IN.items():
     recipes.register(_name, origin=_entry.location)(_entry)

@@ -30,9 +30,9 @@ class Collection:
 
     temperature: float = option(0.0, "temperature of the answers; 0 is greedy", low=0)
     top_p: float = option(1.0, "draw from the smallest set of tokens with this total probability", above=0, high=1)
-    top_k: int = option(0, "draw from this many most probable tokens; 0 is off", low=0)
+    top_k: int = option(0, "number of most probable tokens to draw from; 0 is off", low=0)
     max_tokens: int = option(4096, "most tokens of an answer to a question from --data", low=1)
-    max_prompt: int = option(0, "skip longer prompts, cut texts; 0: what leaves room for an answer", low=0)
+    max_prompt: int = option(0, "skip prompts and cut texts with more tokens; 0: leave room for an answer", low=0)
     min_tokens: int = option(0, "drop shorter answers", low=0)
     truncate: int = option(0, "train on this many first tokens of an answer; 0: all", low=0)
     unfinished: Keep = "keep"  # answers that reach max_tokens or the context's end without an end token

@@ -37,7 +37,7 @@ def read_questions(
 
 
 def parsed_rows(path: str | Path, prompting: Prompting) -> Iterator[Row]:
-    """Yield what the rows of a data file, or of all data files in a folder, say. Raises UserError."""
+    """Yield the parsed rows of a data file, or of all data files in a folder. Raises UserError."""
     for file in data_files(Path(path)):
         for number, columns in read_rows(file):
             yield parse_row(columns, f"{bare(file)}:{number}", prompting)
@@ -59,7 +59,7 @@ class _Maker:
         return cls(loaded, collection, prompting.thinking, prompting.thinks(loaded, reader.chat), reader)
 
     def question(self, name: str, row: Row) -> Question | None:
-        """Return a row as a question, or None if it is to be skipped."""
+        """Turn a row into a question. None: the row is skipped."""
         prompt, given = self._talk(name, row) if row.turns else self._text(row.text)
         room, limit = self.loaded.context - len(prompt), self.collection.max_prompt
         if not prompt or room < 1 or given == () or (limit and len(prompt) > limit):

@@ -1,4 +1,4 @@
-"""What the rows of a training's data file say: questions, conversations with or without a last reply, raw texts.
+"""Parses the rows of a training's data file: questions, conversations with or without a last reply, raw texts.
 
 Data sets on the hub name their columns in many ways; each form below lists the names that it takes. If a row fits
 several forms, the first in `FORMS` counts. A column whose value is null counts as missing.
@@ -65,7 +65,7 @@ def data_files(path: Path) -> list[Path]:
 
 
 def parse_row(columns: Mapping[str, Any], where: str, prompting: Prompting) -> Row:
-    """Return what a row says. where: its file and line, for messages. Raises UserError if it fits no form."""
+    """Parse a row. where: its file and line, for messages. Raises UserError if it fits no form."""
     row = _Columns(columns, where)
     if talk := row.first(TALKS):
         return row.conversation(talk, row.messages(talk), prompting)
@@ -100,7 +100,8 @@ class _Columns:
         return "" if self.values.get(name) is None else self._text(quote(name), self.values[name], empty=True)
 
     def reference(self) -> str | None:
-        """Return the right answer: that of `answer`, else the last box in `solution`; None if there is none."""
+        """Return the right answer: the column `answer`, else the last box in the column `solution`; None without
+        either."""
         answer = self.values.get("answer")
         if isinstance(answer, list) and len(answer) == 1:
             [answer] = answer

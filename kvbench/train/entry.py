@@ -66,7 +66,8 @@ class Entry:
             with answers (`kvbench.train.head_data`).
         tested_on: what the held-out figures use: the model's answers to the held-out questions, collected before the
             training; or the questions alone, which the recipe lets the model answer whenever it computes the figures.
-        dtype: of the loaded model; float32 where the model is trained, so that small steps are not rounded away.
+        dtype: number type of the loaded model; float32 where the model is trained, so that small steps are not rounded
+        away.
         options: the recipe's own settings and their defaults. A recipe that asks questions also has the settings of
             `kvbench.train.collection`; `options` may change their defaults.
         presets: by name; "tiny" is used for the built-in model if the user names no preset.

@@ -29,8 +29,8 @@ MEASURED = 32  # traces from which mean and deviation of the inputs are estimate
 class TrainedScorer:
     """A scorer in training, whose tensors take standardised inputs; `scorer()` returns its equivalent for raw inputs.
 
-    start: initial tensors; mean, deviation: of the raw inputs, [L, Hk, D]; unit: raw outputs are the trained outputs
-    times this factor.
+    start: initial tensors; mean, deviation: those of the raw inputs, [L, Hk, D]; unit: raw outputs are the trained
+    outputs times this factor.
     """
 
     def __init__(
@@ -120,7 +120,8 @@ class ScorerRecipe(TraceRecipe):
         self.traces, self.test = self._evicted(self.traces), self._evicted(self.test)
 
     def evictions_of(self, trace: Trace) -> Evictions:
-        """Return what reads a trace of this length: `long_budget` and `long_interval` hold beyond `long` tokens."""
+        """Return the reader for traces of this length. Beyond `long` tokens, `long_budget` and `long_interval`
+        apply."""
         return self._of_long if len(trace.ids) > self.settings.more.get("long", 0) else self.evictions
 
     @classmethod

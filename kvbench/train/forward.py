@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from kvbench.engine.attention.interface import AttentionCall, Handler, route
 
 ROWS = 1024  # queries per attention call
+# Computes a function again in the backward pass. Nothing here draws random numbers, so no generator's state is kept.
+recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -55,11 +57,11 @@ def in_blocks(call: AttentionCall, attend_block: Attend, rows: int = ROWS) -> to
     probabilities of one block only.
     """
     n = call.key.shape[2]
-    recompute = n > rows and torch.is_grad_enabled()
+    again = n > rows and torch.is_grad_enabled()
     parts = []
     for first in range(0, n, rows):
         last = min(first + rows, n)
         tensors = call.query[:, :, first:last], call.key[:, :, :last], call.value[:, :, :last]
         block = partial(attend_block, first)
-        parts.append(checkpoint(block, *tensors, use_reentrant=False) if recompute else block(*tensors))
+        parts.append(recompute(block, *tensors) if again else block(*tensors))
     return torch.cat(parts, dim=1)

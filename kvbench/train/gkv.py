@@ -22,7 +22,16 @@ from kvbench import __version__, registry
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.fingerprint import fingerprint
 from kvbench.engine.model.load import LoadedModel
-from kvbench.engine.model.weights import Base, card_path, config_hash, load_weights, model_fields, save_weights
+from kvbench.engine.model.weights import (
+    Base,
+    card_path,
+    config_hash,
+    find,
+    load_weights,
+    model_fields,
+    read_card,
+    save_weights,
+)
 from kvbench.engine.rules import KeptLog
 from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.eviction import choose
@@ -61,6 +70,9 @@ class SparseRecipe(Recipe):
         loaded.model.float().requires_grad_(True)
         self.loaded, self.test = replace(loaded, dtype=torch.float32), test
         self.again = recomputes(loaded.model, more["recompute"])
+        if (needed := self.method.weights()) is not None:  # a training with other weights evicts otherwise
+            sha256 = read_card(find(needed, loaded.folder))["sha256"]
+            self.settings = replace(settings, more={**more, "method_sha256": sha256})
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:

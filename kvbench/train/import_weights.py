@@ -1,4 +1,4 @@
-"""Converts published gates and scorers to kvbench's weights files, without running code from the published files.
+"""Converts published gates, scorers and surrogates to kvbench's weights files; it runs no code of the published files.
 
 It reads safetensors files, and pickle files by `torch.load(weights_only=True)`, which creates tensors only. From
 a checkpoint of a whole model it keeps only the tensors of gates or scorers.
@@ -25,7 +25,9 @@ from kvbench.eviction.terms import published_checkpoints
 from kvbench.eviction.terms.foresight import COUNT, Features, scorer_shapes
 from kvbench.eviction.terms.gates import Gate, form_of
 from kvbench.eviction.terms.published_checkpoints import Layers
+from kvbench.eviction.terms.surrogate import surrogate_misfit
 
+MODULES = {"foresightkv": published_checkpoints.SCORER, "kvzap": published_checkpoints.SURROGATE}
 PICKLES = (".pth", ".pt", ".bin")
 
 
@@ -54,17 +56,20 @@ def import_weights(
 
     Args:
         source: a file, or a folder with files and perhaps a ``config.json``.
-        kind: trimkv, retention or foresightkv; config: the model's ``config.json``; base_model: its name.
+        kind: trimkv, retention, foresightkv or kvzap; config: the model's ``config.json``; base_model: its name.
         gate: the kind of gate, needed if names, sizes and the checkpoint's configuration do not determine it.
 
     Raises SetupError when the source cannot be read or holds no weights for this model, UserError when the kind of gate
     is neither determined nor given.
     """
-    module = published_checkpoints.SCORER if kind == "foresightkv" else published_checkpoints.GATE
+    module = MODULES.get(kind, published_checkpoints.GATE)
     checkpoint, model = read(source, module), model_fields(config)
-    if kind == "foresightkv":
+    options: dict[str, str] = {}
+    if module == published_checkpoints.SCORER:
         tensors, options = _scorer(checkpoint, model)
         about: dict[str, Any] = dict(options)
+    elif module == published_checkpoints.SURROGATE:
+        tensors, about = _surrogate(checkpoint, model)
     else:
         tensors, options, about = _gates(checkpoint, model, gate)
     files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in checkpoint.files}
@@ -74,10 +79,10 @@ def import_weights(
 
 
 def read(source: Path, module: str) -> Checkpoint:
-    """Read the gate's or the scorer's tensors in every layer of a checkpoint.
+    """Read the tensors of the gate, the scorer or the surrogate in every layer of a checkpoint.
 
-    module: the name of the module to read, `GATE` or `SCORER` of `published_checkpoints`. Raises SetupError when the
-    source cannot be read or lacks tensors.
+    module: the name of the module to read, `GATE`, `SCORER` or `SURROGATE` of `published_checkpoints`. Raises
+    SetupError when the source cannot be read or lacks tensors.
     """
     if not source.exists():
         raise SetupError(f"{quote(source)} does not exist; give a file or a folder.")
@@ -91,9 +96,8 @@ def read(source: Path, module: str) -> Checkpoint:
             used.append(file)
             tensors |= part
     if not tensors:
-        raise SetupError(
-            f"{quote(source)} holds no tensors named '...layers.N.self_attn.{module}...'; give another file."
-        )
+        where = "layers.N" if module == published_checkpoints.SURROGATE else f"...layers.N.self_attn.{module}..."
+        raise SetupError(f"{quote(source)} holds no tensors named '{where}'; give another file.")
     layers = _layers(source, module, tensors)
     for i, layer in enumerate(layers):
         if {n: t.shape for n, t in layer.items()} != {n: t.shape for n, t in layers[0].items()}:
@@ -214,7 +218,7 @@ def _gates(
 
 
 def _by_size(layer: Mapping[str, torch.Tensor], model: Sizes) -> list[Gate]:
-    """Return the kinds of gate whose inputs have the size that the tensors need.
+    """Return the kinds of gate whose inputs have the size for which the tensors were made.
 
     A gate rg reads the hidden state; a gate rg2 reads the keys and values of all heads.
     """
@@ -240,6 +244,17 @@ def _scorer(checkpoint: Checkpoint, model: Sizes) -> tuple[dict[str, torch.Tenso
     if why := misfit(tensors, scorer_shapes(fits[inputs], model, hidden)):
         raise SetupError(f"scorer weights do not fit the model: {why}.")
     return tensors, {"features": fits[inputs]}
+
+
+def _surrogate(checkpoint: Checkpoint, model: Sizes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    found = published_checkpoints.surrogate(checkpoint.layers)
+    if found is None:
+        raise SetupError(f"no known surrogate has the tensors {', '.join(sorted(checkpoint.layers[0]))}.")
+    form, tensors = found
+    _same_heads("surrogate", len(checkpoint.layers), tensors["out.bias"].shape[1], model)
+    if why := surrogate_misfit(tensors, model):
+        raise SetupError(f"surrogate weights do not fit the model: {why}.")
+    return tensors, {"form": form}
 
 
 def _same_heads(what: str, layers: int, heads: int, model: Sizes) -> None:

@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutput
 
 from kvbench.engine.attention.interface import Handler, route, text_model
 from kvbench.errors import UserError, quote
-from kvbench.train.forward import run_from
+from kvbench.train.forward import recompute, run_from
 
 PREDICTIONS = 512  # logits [PREDICTIONS, V] at most in memory
 Read = Callable[..., torch.Tensor]  # receives a block's first position, and the block [b, t, D] of every tensor
@@ -68,7 +67,7 @@ def by_blocks(read: Read, *states: torch.Tensor, predictions: int | None = None)
     parts = []
     for first in range(0, n, rows):
         block = [tensor[:, first : first + rows] for tensor in states]
-        parts.append(checkpoint(read, first, *block, use_reentrant=False) if again else read(first, *block))
+        parts.append(recompute(read, first, *block) if again else read(first, *block))
     return torch.cat(parts, dim=1)
 
 
@@ -94,7 +93,7 @@ def _decoder_returns(model: Any, states: torch.Tensor) -> Iterator[None]:
     """While the block runs, calls of the model's decoder return `states` at once."""
     decoders = _decoders(model)
     for decoder in decoders:
-        decoder.forward = lambda *args, **kwargs: _Final(last_hidden_state=states)
+        decoder.forward = lambda *args, **kwargs: _Final(last_hidden_state=states)  # type: ignore[arg-type]
     try:
         yield
     finally:

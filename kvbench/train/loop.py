@@ -2,8 +2,8 @@
 
 After a kill the same call continues from the last checkpoint and reaches the same losses. A training may also become
 longer, if no rate so far depends on its length. `log.jsonl` in the training's folder has one line per step,
-`held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share
-each batch and average their gradients; the first process writes.
+`held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share each batch and average their
+gradients; the first process writes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def train(
     Raises:
         UserError: `out` holds a training with other settings.
         RunInUseError: another training holds the folder.
-        SetupError: a loss is not finite, or a file cannot be written or read.
+        SetupError: a loss or gradient is not finite, or a file cannot be written or read.
     """
     with joined() as processes, alone(out):
         training = _Training(recipe, out, processes, base, revision)
@@ -129,7 +129,7 @@ class _Training:
     def advance(self) -> dict[str, float]:
         """Take one step of the optimiser; return the loss and the recipe's figures of its batch.
 
-        Raises SetupError when the loss is not finite.
+        Raises SetupError when the loss or the gradient is not finite.
         """
         started, lr = time.monotonic(), rate(self.recipe.settings, self.step)
         loss, figures = self._gradients()
@@ -168,10 +168,10 @@ class _Training:
         """Return whether the checkpoint's training is the beginning of this one: all settings are equal, except perhaps
         the number of steps, if each step so far had the learning rate that it has here."""
         theirs = {name: self.state.get(name) for name in self.named}
-        steps, done, settings = (theirs["settings"] or {}).get("steps"), self.state["step"], self.recipe.settings
+        steps, settings = int((theirs["settings"] or {}).get("steps", 0)), self.recipe.settings
         if theirs != self.named | {"settings": self.named["settings"] | {"steps": steps}}:
             return False
-        before = replace(settings, steps=steps)
+        before, done = replace(settings, steps=steps), int(self.state["step"])
         return done <= settings.steps and all(rate(before, step) == rate(settings, step) for step in range(done))
 
     def _gradients(self) -> tuple[float, dict[str, float]]:
@@ -211,9 +211,9 @@ def steps_done(out: Path) -> int:
 def rate(settings: Settings, step: int) -> float:
     """Return the learning rate of a step.
 
-    It rises linearly to its peak `lr` during the warm-up. Then it falls as a cosine to `floor` times the peak
-    (cosine); or it stays (constant); or it stays and falls linearly in as many last steps as the warm-up has
-    (trapezoid, whose rate is at least `floor` times the peak).
+    It rises linearly to its peak `lr` during the warm-up. What follows depends on the schedule. cosine: it falls as a
+    cosine to `floor` times the peak. constant: it stays. trapezoid: it stays, and falls linearly in the last steps, as
+    many as the warm-up has, to at least `floor` times the peak.
     """
     warm = (step + 1) / settings.warmup if settings.warmup else 1.0
     if settings.schedule == "trapezoid":

@@ -8,11 +8,13 @@ needs no copy: its part is a view of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from kvbench.errors import SetupError
 from kvbench.train.processes import Processes
 
 BETA1, EPSILON = 0.9, 1e-8
@@ -55,12 +57,14 @@ class ShardedAdamW:
         """Average the gradients over the processes, clip their norm, update all parameters, and drop the gradients.
 
         A parameter without a gradient counts as one with gradient 0. Returns the norm of the averaged gradient before
-        clipping.
+        clipping. Raises SetupError if this norm is not finite; the parameters are then as before.
         """
         taken = {name: self._take_gradient(p) for name, p in self.parameters.items()}
         norm = float(torch.stack([norm.cpu() for _, norm in taken.values()]).norm())
-        factor = min(1.0, clip / (norm + 1e-6))
         self.steps += 1
+        if not math.isfinite(norm):
+            raise SetupError(f"the norm of the gradient is {norm} at step {self.steps}; try a smaller --lr.")
+        factor = min(1.0, clip / (norm + 1e-6))
         for name, p in self.parameters.items():
             gradient, _ = taken.pop(name)
             self._update(self.parts[name], gradient.mul_(factor), lr)

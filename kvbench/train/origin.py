@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import find, load_weights, read_card
 from kvbench.eviction.api import Weights
@@ -27,10 +29,6 @@ class Origin:
         weights = Weights(kind=recipe.kind, path=place, recipe=recipe.name)
         return cls(weights, str(read_card(find(weights, None)).get("sha256")))
 
-    def begin(self, recipe: Recipe, loaded: LoadedModel) -> None:
-        """Set a recipe's trained tensors to the weights.
-
-        Raises SetupError if these were made for another model, UserError if they do not fit the recipe's settings.
-        """
-        config = loaded.model.config
-        recipe.continue_from(load_weights(self.weights, None, config, loaded.device, loaded.fingerprint))
+    def load(self, loaded: LoadedModel) -> dict[str, torch.Tensor]:
+        """Return the weights. Raises SetupError if they were made for another model."""
+        return load_weights(self.weights, None, loaded.model.config, loaded.device, loaded.fingerprint)

@@ -17,6 +17,7 @@ from kvbench.train.answers import SharedAnswers
 from kvbench.train.catalogue import entry_of, recipe_class
 from kvbench.train.collection import CHOICES, Collection
 from kvbench.train.data_file import parsed_rows, read_questions
+from kvbench.train.data_place import locate
 from kvbench.train.entry import Entry
 from kvbench.train.head_data import Example, examples, source
 from kvbench.train.lock import alone
@@ -57,33 +58,38 @@ def prepare(
 ) -> Ready:
     """Load the model, let it answer the questions, and return the recipe called `name`, ready to train.
 
-    data: a file or folder with questions or texts; None: problems of the built-in tasks. samples: the most questions or
-    examples to train on, without those that the recipe holds out. out: the folder of the training, where the answers
-    are stored. prompting: how questions become prompts. continue_from: the folder of a finished training whose weights
-    are the initial values. on_answer: called with the number of answers so far.
+    data: a file, folder or data set on the hub with questions or texts (`kvbench.train.data_place`); None: problems of
+    the built-in tasks. samples: the most questions or examples to train on, without those that the recipe holds out.
+    out: the folder of the training, where the answers are stored. prompting: how questions become prompts.
+    continue_from: the folder of a finished training whose weights are the initial values. on_answer: called with the
+    number of answers so far.
     """
     entry, prompting = entry_of(name), prompting or Prompting()
     check_choices(options, **CHOICES)
     collection = Collection.of(options)
     make = recipe_class(name)
     origin = Origin.of(make, continue_from) if continue_from is not None else None
-    if data is not None:
-        next(parsed_rows(data, prompting), None)  # a wrong file is reported before the model is loaded
+    place = locate(data) if data is not None else None
+    if place is not None:
+        next(parsed_rows(place.path, prompting), None)  # a wrong file is reported before the model is loaded
     info = models.describe(model)
     loaded = load(info.where, device=own_device(device), dtype=entry.dtype)
     refuse_training(loaded)
     revision = models.revision(models.describe(model))  # described again: loading may just have fetched the model
     make.check(loaded, options)
-    about = Path(data).name if data else ", ".join(entry.tasks) or source(loaded)
+    initial = origin.load(loaded) if origin is not None else None  # wrong ones are refused before questions are asked
+    about = place.name if place is not None else ", ".join(entry.tasks) or source(loaded)
     items: Sequence[Question | Trace | Example]
     test: Sequence[Question | Trace | Example]
     if entry.learns_from == "examples":
-        if data is not None or prompting.settings():
+        if place is not None or prompting.settings():
             raise UserError(f"{name} has its own training texts; it takes no --data and no settings of its prompts.")
         drawn = examples(loaded, samples + entry.held_out, seed, int(options["tokens"]))
         items, test = drawn[:samples], drawn[samples:]
     else:
-        questions, held_out = _questions(entry, loaded, data, samples, seed, collection, prompting)
+        questions, held_out = _questions(
+            entry, loaded, place.path if place else None, samples, seed, collection, prompting
+        )
         items, test = questions, held_out
         asks = "questions" in (entry.learns_from, entry.tested_on)
         if not loaded.stop_ids and (asks or any(q.given is None for q in (*questions, *held_out))):
@@ -105,8 +111,8 @@ def prepare(
         more["continue_from_sha256"] = origin.sha256
     settings = Settings.of(more, steps=steps, lr=lr, batch=batch, seed=seed)
     recipe = make(loaded, settings, items, test)
-    if origin is not None:
-        origin.begin(recipe, loaded)
+    if initial is not None:
+        recipe.continue_from(initial)
     return Ready(recipe, loaded, revision)
 
 
@@ -157,7 +163,7 @@ def _answered(
 def _questions(
     entry: Entry,
     loaded: LoadedModel,
-    data: str | None,
+    data: Path | None,
     samples: int,
     seed: int,
     collection: Collection,

@@ -20,8 +20,8 @@ TORCH_ADAMW: dict[str, Any] = {"beta2": 0.999, "weight_decay": 0.01}  # (r) the 
 
 # LookaheadKV, arXiv 2603.10899: 50,000 + 20,000 + 7,000 + 9,000 rows; its tasks evaluate with thinking off.
 LOOKAHEADKV = Preset(
-    about="inputs up to 16K, greedy answers up to 512, thinking off; learning rate, batch and steps are not known, and "
-    "the default rate was tuned on the built-in model of 0.9 M parameters: try smaller ones",
+    about="inputs up to 16K tokens, greedy answers up to 512, thinking off; the paper states no learning rate, "
+    "batch or steps; the default rate was tuned on the built-in model of 0.9 M parameters: try smaller rates",
     values={"samples": 86_000, "thinking": False, "max_prompt": 16_384, "max_tokens": 512, "wrong": "keep"}
     | {"rows": 32, "rank": 8, "alpha": 32.0},
 )
@@ -29,8 +29,10 @@ LOOKAHEADKV = Preset(
 # TRIM-KV, arXiv 2512.03324, and global retention, arXiv 2605.09649: released training scripts and model cards (r).
 _GATES: dict[str, Any] = {"samples": 40_000, "steps": 10_000, "lr": 2e-4, "batch": 4, "warmup": 100}
 _GATES |= {"weight_decay": 1e-6, "width": 512, "bias": 18.0, "wrong": "keep"}
-_AT = "OpenR1-Math-220k as given, {} tokens, M = {}; at most 10,000 steps; number of rows and smallest rate not known"
-_LONG = "SynthLong, BookSum and Buddhi as given, 128K tokens, M = {}; number of rows and smallest rate not known"
+_AT = (
+    "given answers of OpenR1-Math-220k, {} tokens, budget {}, at most 10,000 steps; rows and final rate are not stated"
+)
+_LONG = "given texts of SynthLong, BookSum and Buddhi, 128K tokens, budget {}; rows and final rate are not stated"
 TRIMKV = {
     "paper": Preset(about=_AT.format("16K", 512), values=_GATES | {"budget": 512, "max_tokens": 16_384}),
     "paper-128k": Preset(about=_LONG.format("4,096"), values=_GATES | {"budget": 4096, "max_tokens": 131_072}),
@@ -46,16 +48,17 @@ _TRACES: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_
 _TRACES |= {"prompt_style": "foresightkv", "unfinished": "drop"}
 _ADAM_10: dict[str, Any] = ADAM | {"warmup": 10}
 FORESIGHTKV = Preset(
-    about="right answers longer than 4,096 tokens, sampled at 0.6, 0.95, 20; their number and longest length are not "
-    "known: 8,000 questions, 16,384 tokens; at its margin of 0.01 the method's draw is uniform (docs/training.md)",
+    about="right answers longer than 4,096 tokens, sampled at temperature 0.6, top-p 0.95, top-k 20; the paper does "
+    "not state how many (here of 8,000 questions) nor the longest (here 16,384 tokens); with the paper's margin of "
+    "0.01 the method's draw becomes uniform (docs/training.md)",
     values=_TRACES
     | _ADAM_10
     | {"samples": 8000, "steps": 1000, "lr": 1e-2, "batch": 8, "floor": 0.0}  # floor (r)
     | {"budget": 1024, "interval": 256, "features": "paper6", "hidden": 16, "within": "mean", "margin": 0.01},
 )
 FORESIGHTKV_GRPO = Preset(
-    about="answers as for foresightkv; (1024, 256) up to 12,000 tokens, (2048, 512) beyond; the number of answers is "
-    "not known: 6,400 questions",
+    about="answers as for foresightkv; budget 1024 and interval 256 up to 12,000 tokens, 2048 and 512 beyond; the "
+    "paper does not state the number of answers (here of 6,400 questions)",
     values=_TRACES
     | _ADAM_10
     | {"samples": 6400, "steps": 200, "lr": 3e-4, "batch": 32, "schedule": "constant"}
@@ -72,22 +75,32 @@ FORESIGHTKV_GRPO = Preset(
 _GKV: dict[str, Any] = TORCH_ADAMW | {"lr": 1e-6, "prompt_style": "gkv"}
 _GKV |= {"method": "gkv", "budget": 2048, "interval": 128}
 GKV_DISTILL = Preset(
-    about="answers sampled at 0.6, right ones cut at 4,096 tokens; the limit of the sampling is not known: 16,384",
+    about="answers sampled at temperature 0.6, right ones cut at 4,096 tokens; the paper does not state the longest "
+    "answer (here 16,384 tokens)",
     values=_GKV
     | {"samples": 40_000, "steps": 250, "batch": 128, "floor": 0.0, "warmup": 12, "kl_temperature": 0.6}
     | {"temperature": 0.6, "max_tokens": 16_384, "truncate": 4096, "unfinished": "drop"},
 )
 GKV_RL = Preset(
-    about="8 answers of at most 4,096 tokens to each of 16 questions; the released script draws them at 0.8 with top-p "
-    "0.95, here without top-p",
+    about="8 answers of at most 4,096 tokens to each of 16 questions per step, sampled at temperature 0.8 without "
+    "top-p; the released script has top-p 0.95",
     values=_GKV
     | {"samples": 40_000, "steps": 400, "batch": 16, "schedule": "constant", "warmup": 20}
     | {"group": 8, "temperature": 0.8, "max_tokens": 4096},
 )
 
+# KVzap, arXiv 2601.07891: 500 texts of each of nine kinds, 15 epochs; all from the released script (r).
+KVZAP = Preset(
+    about="texts of 750 to 1,250 tokens as given, 15 times each; the release draws batches of 512 tokens of all texts, "
+    "here a batch is 8 whole texts",
+    values=TORCH_ADAMW
+    | {"samples": 4500, "steps": 8438, "lr": 5e-3, "batch": 8, "warmup": 0, "floor": 0.0, "wrong": "keep"}
+    | {"width": 512, "tokens": 1250, "target": "kvzip+", "max_tokens": 1250},
+)
+
 # DuoAttention, arXiv 2410.10819; rate, texts and schedule from the released script (r).
 DUO = Preset(
-    about="texts of 1,000 to 32,000 tokens; its texts are of BookSum with 10 passkeys, ours of other sentences",
+    about="texts of 1,000 to 32,000 tokens; the paper hides 10 passkeys in BookSum's texts, kvbench in other sentences",
     values=TORCH_ADAMW
     | {"steps": 2000, "lr": 0.02, "batch": 8, "schedule": "trapezoid", "warmup": 400, "weight_decay": 0.0}
     | {"sinks": 128, "recent": 256, "reg": 0.05, "tokens": 32_000},

@@ -95,7 +95,7 @@ class Processes:
         return bool(told)
 
     def wait(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until all processes have reached this call."""
         self.mean(0.0)
 
     def copy_first(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Prompting:
     """Settings of prompts with the meaning that they have in ``kvbench run``.
 
-    thinking: the chat template's switch; None: as the template has it. prompt_style: the wording of questions.
-    system: the system message of rows that have none.
+    thinking: the value of the chat template's switch; None: the template's default. prompt_style: the wording of
+    questions. system: the system message of rows that have none.
     """
 
     thinking: bool | None = None
@@ -41,8 +41,8 @@ class Prompting:
     def reader(self, loaded: LoadedModel) -> ModelReader:
         """Return the reader that makes prompts for a model; it uses the tokenizer's chat template if there is one.
 
-        Raises UserError if the template does not switch thinking as the user asked. A model that never thinks has
-        thinking off.
+        Raises UserError if the template does not switch thinking as the user asked. For a model that never thinks,
+        thinking counts as off.
         """
         chat = uses_chat(template_text(loaded.tokenizer) is not None, self.prompt_style)
         if self.thinking is not None and bool(self.thinks(loaded, chat)) is not self.thinking:
@@ -64,5 +64,5 @@ class Prompting:
         return replace(turn, context=before, system=system or self.system or turn.system)
 
     def message(self, text: str, context: str = "", system: str = "") -> Turn:
-        """Return the first message of a conversation as a turn; conversations keep their own wording."""
+        """Return the first message of a conversation as a turn, without the wording of `prompt_style`."""
         return replace(self, prompt_style="plain").turn(text, context, system)

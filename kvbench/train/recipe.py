@@ -58,7 +58,7 @@ class Settings:
 def drawing(seed: int, number: int) -> torch.Generator:
     """Return a random generator on the CPU, seeded with the training's seed and with a number.
 
-    The number is, for example, that of a step or an epoch.
+    The number is, for example, the number of a step or an epoch.
     """
     return torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
 

@@ -14,12 +14,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from kvbench.engine.attention.interface import route
 from kvbench.errors import UserError, quote
-from kvbench.train.forward import forward
+from kvbench.train.forward import forward, recompute
 from kvbench.train.logits import by_blocks, final_states, logits_of
 from kvbench.train.sparse_masks import Lifetimes, SparseAttention
 
@@ -60,9 +59,9 @@ class Part:
         self.targets, self.weights = self.ids[:, first:], weights[:, first:]
 
     def states(self, model: Any, until: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Return the hidden states [b, n, D] from which the model predicts `targets`, under the masks of `until`.
+        """Return the hidden states [b, n, D] from which the model predicts `targets`, with evicted entries masked.
 
-        until: from `Lifetimes.tables`.
+        until: by layer, the first token that no longer sees each entry [b, H, S - 1], from `Lifetimes.tables`.
         """
         return final_states(model, SparseAttention(until), last=self.targets.shape[1], input_ids=self.ids[:, :-1])
 
@@ -156,7 +155,7 @@ def recomputed(model: Any, on: bool) -> Iterator[None]:
         raise UserError(f"{quote(type(model).__name__)} has no layers that can be recomputed; use --opt recompute=off.")
     try:
         for layer in layers:
-            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+            layer._gradient_checkpointing_func = recompute
             # Layers recompute only in training mode. Their children, dropout among them, stay in evaluation mode.
             layer.gradient_checkpointing = layer.training = True
         yield

@@ -144,7 +144,7 @@ def collect(
     Questions with a given answer are not asked. Several processes share the others out; each then has all answers.
 
     Args:
-        seed: of the sampling noise.
+        seed: the seed of the sampling noise.
         file: answers in it are not generated again; new ones are added to it. Several processes need it.
         on_answer: called with the number of answers so far, of the stored ones and this process's own.
         on_drop: called for every answer that is not used, with the reason.

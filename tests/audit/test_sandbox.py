@@ -129,7 +129,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for text in ("blocked (time_limit)", "SUCCEEDED: leak", "container does not work here: no docker", "1000 programs"):
         assert text in shown
-    assert "1 of 2 attacks succeeded; 2 ended with a status other than their header's" in shown
+    assert "1 of 2 attacks succeeded; 2 ended with another status than their header states" in shown
 
 
 def test_command_usage(kvbench: Callable[..., Any], tmp_path: Path) -> None:

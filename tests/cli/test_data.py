@@ -156,7 +156,7 @@ def test_other_rows_are_taken_when_that_is_asked_and_recorded(session: dict, fol
 def test_a_sample_is_told_and_recorded(session: dict, folder: Path) -> None:
     assert session["sample"].code == 0, session["sample"].err
     text = "a sample: 3 of 198 rows (gpqa_diamond/synthetic_gpqa_format.jsonl)"
-    assert f"warning: not the real data of 'gpqa_diamond': {text}." in session["sample"].err
+    assert f"warning: data are samples, not the real data: 'gpqa_diamond': {text}." in session["sample"].err
     found = data_of(folder, "sample", "gpqa_diamond")
     assert (found["mismatch"], found["sample"], found["rows"]) == (text, True, 3)
 

@@ -129,5 +129,6 @@ def test_show_prints_every_turn_with_its_question(tmp_path, capsys, monkeypatch)
         monkeypatch.setenv("KVBENCH_DATA", str(folder.parent))
         assert main(show) == 0
         shown = capsys.readouterr().out
-        assert "-- question 2\n(in the task's data, which are not here)\n-- output 2\n" in shown
+        why = "(not stored in the run; the data it was read from are not on this machine)"
+        assert f"-- question 2\n{why}\n-- output 2\n" in shown
         assert "things" not in shown

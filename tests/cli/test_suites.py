@@ -20,7 +20,7 @@ from kvbench.config.run_config import RunConfig
 from kvbench.report.published import every
 from kvbench.sources.published import FILE
 
-OWN = ("baselines", "demo", "first", "smoke")  # of no paper
+OWN = ("baselines", "demo", "first", "protection", "smoke")  # of no paper
 REPLAYS = ("foresightkv-table1", "foresightkv-table2", "foresightkv-table7")
 # Tasks of which the tests have rows; other suites run with all their tasks.
 PART = {
@@ -28,7 +28,7 @@ PART = {
     "lookaheadkv-longbench": "longbench/qasper,longbench/trec",
     "lookaheadkv-longproc": "longproc_html_to_tsv",
     "lookaheadkv-ruler": "ruler/niah_multikey_3@4k",
-    "trimkv-long": "longbench/qasper,longbench_v2,longproc_html_to_tsv",
+    "trimkv-long": "longbench/qasper,longproc_countdown,scbench/kv,longmemeval",
 }
 DRAFT = ("lookaheadkv-longbench", "lookaheadkv-ruler", "lookaheadkv-longproc", "lookaheadkv-mtbench")
 PAPERS = [name for name in suites() if name not in OWN]
@@ -54,6 +54,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         weights = registry.methods.get(name)().weights()
         tensors, base = draw(weights, loaded.model), Base(name="random", config=loaded.model.config)
         save_weights(path / "qwen3" / f"{weights.kind}.safetensors", weights.kind, tensors, base, made={})
+    (path / "attn").mkdir()
+    weights = registry.methods.get("foresightkv")(features="attn").weights()
+    save_weights(path / "attn/foresightkv.safetensors", weights.kind, draw(weights, loaded.model), base, made={})
     return path
 
 
@@ -61,6 +64,7 @@ def line(name: str) -> str:
     """The options that make a suite run on the folder's models and rows."""
     model = "qwen2" if name.startswith("gkv") else "qwen3"
     part = f" --task {PART[name]}" if name in PART else ""
+    part += " --method-opt foresightkv.scorer=attn" * name.endswith("-attn")
     return f"--suite {name} --model {model}{part}" + " --method-opt speckv.draft=qwen3" * (name in DRAFT)
 
 

@@ -91,7 +91,7 @@ def test_rows_of_several_folders_count_once_as_in_a_report(make_run, rows) -> No
     folders = [make_run("a", rows(SCORES)), make_run("b", rows(SCORES[::-1]))]
     joined, alone = read_runs(folders, "a,b"), read_runs(folders[:1], "a")
     assert joined.notices == tuple(load(folders).repeated)
-    assert joined.notices[0].startswith("8 rows of b left out: a has the same rows, which count (")
+    assert joined.notices[0].startswith("8 rows of b left out: a has the same rows, which are used instead (")
     [mine], [theirs] = joined.cells.values(), alone.cells.values()
     assert (mine.questions, mine.digest) == (theirs.questions, theirs.digest)
 

@@ -34,6 +34,12 @@ def test_a_stacked_method_takes_all_layers_at_once_up_to_the_scratch_of_a_view()
     assert [evictions.at(n) for n in (1, 2, 1000)] == [stacked.evict, 2 * stacked.evict, SCRATCH]
 
 
+def test_products_with_the_output_projection_are_counted():
+    """Beside them, the prompt of criticalkv differs from its base's in a column of 4 bytes per entry."""
+    columns = 2 * 200 * 3 * 2 * 4  # two copies, 200 tokens, 3 layers, 2 KV heads
+    assert planned("criticalkv").prompt > planned("snapkv").prompt + columns
+
+
 @pytest.mark.parametrize("name", ["full", "gkv", "retention"])
 def test_as_many_slots_fit_as_the_plan_needs_no_more_memory_for(name):
     need = dataclasses.replace(planned(name), prompt=0)

@@ -256,7 +256,7 @@ def test_methods_that_images_would_mislead_are_refused(method, qwen):
     ("config", "why"),
     [
         ({"model_type": "llama"}, "'m' .*'llama'.* reads text only"),
-        ({"model_type": "gemma3", "vision_config": {}}, "both directions"),
+        ({"model_type": "gemma3", "vision_config": {}}, "earlier tokens attend to later ones"),
         ({"model_type": "mllama", "vision_config": {}}, "are not supported; those of .*qwen3_vl"),
     ],
 )

@@ -51,7 +51,21 @@ def test_logits_equal_the_dense_reference(family, monkeypatch):
     assert worst < 1e-4
 
 
-METHODS = ["gkv", "h2o", "streaming-llm", "kvzip", "laq", "cake", "ada-kv", "keydiff", "rkv", "pyramidkv", "morphkv"]
+METHODS = [
+    "gkv",
+    "h2o",
+    "streaming-llm",
+    "kvzip",
+    "laq",
+    "cake",
+    "ada-kv",
+    "keydiff",
+    "rkv",
+    "pyramidkv",
+    "morphkv",
+    "lagkv",
+    "caote",
+]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -83,8 +83,8 @@ def test_weights_of_another_model_say_for_how_many_heads_they_are(name, what, fo
 
 def test_weights_must_fit_the_options(folder):
     for options, why in (
-        ({"gate": "rg10"}, "the method has gate=rg10, these have rg"),
-        ({"tie": "layers"}, "the method has tie=layers, these have none"),
+        ({"gate": "rg10"}, "the method has gate=rg10, these weights have rg"),
+        ({"tie": "layers"}, "the method has tie=layers, these weights have none"),
     ):
         with pytest.raises(SetupError, match=f"gate weights .* do not fit: {why}"):
             load("trimkv", folder, options)

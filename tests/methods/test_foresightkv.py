@@ -235,7 +235,7 @@ def test_weights_that_do_not_fit_say_why():
     assert FORESIGHT(features="released8").weights().check(tensors, model) == ""
     why = FORESIGHT().weights().check(tensors, model)
     assert why == "they read features=released8, the method has features=paper6"
-    assert FORESIGHT().weights().check({"w1": torch.zeros(2)}, model) == "they are no scorer"
+    assert FORESIGHT().weights().check({"w1": torch.zeros(2)}, model) == "their tensors are no scorer"
     why = FORESIGHT(features="released8").weights().check(tensors, model | {"num_hidden_layers": 2})
     assert why.startswith("b1 is [3, 2, 5]; this model needs [2, 2, 5]")
 

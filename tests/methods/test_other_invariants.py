@@ -1,4 +1,4 @@
-"""cake, morphkv, rpc, duo, keydiff and expected attention: batches, padding and storage order must not matter."""
+"""Methods with state, columns or weights: batches, padding and storage order must not matter."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from kvbench.eviction.columns import GivenColumn
 from kvbench.eviction.rope import Rope
 from kvbench.eviction.select import decide
 from kvbench.eviction.view import make_view
@@ -26,6 +27,17 @@ METHODS = {
     "duo sparsity": {"sinks": 2, "recent": 8, "sparsity": 0.5},
     "keydiff": {},
     "expected-attention": {},
+    "lagkv": {"sinks": 2, "lag": 5},
+    "lagkv cross": {"sinks": 2, "lag": 5, "cross": True},
+    "lagkv rate": {"sinks": 2, "lag": 5, "form": "rate"},
+    "criticalkv": {"base": "snapkv(window=8)"},
+    "criticalkv ada": {"base": "snapkv(window=8)", "ada": True},
+    "defensivekv": {"window": 8},
+    "defensivekv model": {"window": 8, "level": "model", "norm": "tokens", "bias": "window"},
+    "caote": {"window": 8, "kernel": 5},
+    "caote squared": {"form": "squared"},
+    "vase": {"window": 8},
+    "vase top": {"window": 8, "draw": False, "sinks": 0},
 }
 TOTAL, LAYERS, HEADS, D = 60, 2, 2, 8
 FIELDS = ("keys", "values", "positions", "valid")
@@ -52,6 +64,8 @@ def layer(method, prompt, seed, b=4):
     more |= {"layer_count": LAYERS, "rope": rope, "positions": positions, "values": values, **there}
     if type(method).__name__ == "Duo":
         more["weights"] = {"alpha": torch.tensor([[0.2, 0.9], [0.5, 0.4]])}
+    given = [c.name for c in method.columns() if isinstance(c, GivenColumn)]
+    more["columns"] = {name: torch.rand(b, HEADS, TOTAL, generator=g) for name in given}
     sizes = {"query_heads": 2 * HEADS, "kv_heads": HEADS, "head_dim": D}
     states = {s.name: torch.zeros(b, *[sizes.get(x, x) for x in s.shape]) for s in method.states()}
     if method.needs().queries == "since_last":
@@ -74,7 +88,8 @@ def pick(view, rows):
     """The view of some of the sequences."""
     names = [f.name for f in dataclasses.fields(view) if isinstance(getattr(view, f.name), torch.Tensor)]
     changes = {name: getattr(view, name)[rows] for name in names}
-    return dataclasses.replace(view, **changes, states={name: s[rows] for name, s in view.states.items()})
+    kept = {kind: {name: x[rows] for name, x in getattr(view, kind).items()} for kind in ("states", "columns")}
+    return dataclasses.replace(view, **changes, **kept)
 
 
 def test_something_goes_and_every_head_keeps_something(case):
@@ -115,7 +130,8 @@ def test_storage_order_does_not_matter(case):
         order = torch.rand(view.positions.shape, generator=generator).argsort(dim=-1)
         rows = order[..., None].expand(-1, -1, -1, D)
         changes = {n: getattr(view, n).gather(2, rows if n in ("keys", "values") else order) for n in FIELDS}
-        moved.append(dataclasses.replace(view, **changes))
+        columns = {name: x.gather(2, order) for name, x in view.columns.items()}
+        moved.append(dataclasses.replace(view, **changes, columns=columns))
     assert kept(method, moved) == kept(method, views)
 
 
@@ -128,7 +144,9 @@ def test_padding_does_not_matter(case):
             x = getattr(view, name)
             pad = torch.full_like(x[:, :, :7], {"positions": -1, "valid": False}.get(name, float("nan")))
             changes[name] = torch.cat([x[:, :, :5], pad, x[:, :, 5:]], dim=2)
-        padded.append(dataclasses.replace(view, **changes))
+        nan = torch.full_like(view.positions[:, :, :7], float("nan"), dtype=torch.float32)
+        columns = {name: torch.cat([x[:, :, :5], nan, x[:, :, 5:]], dim=2) for name, x in view.columns.items()}
+        padded.append(dataclasses.replace(view, **changes, columns=columns))
     assert kept(method, padded) == kept(method, views)
 
 

@@ -106,7 +106,7 @@ def test_rows_that_an_earlier_run_has_are_left_out_and_this_is_said(make_run: Ca
     more = [row | {"row_key": f"new{i}", "doc_id": f"n{i}"} for i, row in enumerate(rows("gkv", 48, SCORES))]
     loaded = load([today, yesterday, make_run("more", more)])
     assert loaded.repeated == [
-        "4 rows of yesterday left out: today has the same rows, which count (all scores are equal). "
+        "4 rows of yesterday left out: today has the same rows, which are used instead (all scores are equal). "
         f"To compare the two runs: kvbench compare {yesterday} {today}"
     ]
     assert make_tables(loaded)[0].cells[0].samples == 8
@@ -119,7 +119,9 @@ def test_scores_that_differ_between_equal_rows_are_counted(make_run: Callable, r
     worse = rows("gkv", 48, [0.0, *SCORES[1:]])
     loaded = load([make_run("today", rows("gkv", 48, SCORES)), make_run("yesterday", worse)])
     (line,) = loaded.repeated
-    assert line.startswith("4 rows of yesterday left out: today has the same rows, which count (1 of 4 scores differ)")
+    assert line.startswith(
+        "4 rows of yesterday left out: today has the same rows, which are used instead (1 of 4 scores differ)"
+    )
     assert make_tables(loaded)[0].cells[0].score.mean == pytest.approx(sum(SCORES) / 4)
 
 

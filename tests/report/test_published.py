@@ -41,7 +41,7 @@ def lines(shown: PublishedReport) -> list[dict]:
 
 def test_every_score_of_the_file_that_a_cell_can_have_is_read() -> None:
     every = published.every()
-    assert len(every) == 74
+    assert len(every) == 76
     assert all(0 <= printed.value <= 1 for printed in every)
     places = {(p.model, p.task, p.method, p.budget, p.name, p.table): p.value for p in every}
     assert len(places) == len(every)
@@ -49,6 +49,13 @@ def test_every_score_of_the_file_that_a_cell_can_have_is_read() -> None:
     table = {(p.method, p.budget): p for p in every if p.table == "Table 10" and p.model.startswith("deepseek")}
     assert table["duo(sparsity=0.75)", "-"].value == pytest.approx(0.033)
     assert table["foresightkv", "1024"].value == pytest.approx(0.446)
+
+
+def test_the_file_of_weights_is_no_other_method(make_run: Callable, rows: Callable) -> None:
+    given = {"options": {"scorer": "runs/scorer", "features": "attn"}}
+    shown = report(make_run("r", aime(rows, "foresightkv", 1024, [2] * 30, **given)))
+    (line,) = lines(shown)
+    assert (line["method"], line["published"]) == ("foresightkv(features=attn, scorer=runs/scorer)", 0.375)
 
 
 def test_a_cell_stands_beside_the_papers_scores(make_run: Callable, rows: Callable) -> None:
@@ -109,7 +116,7 @@ def test_without_a_match_the_report_says_so(
 ) -> None:
     run = make_run("r", rows("gkv", 48, [1.0, 0.0]))
     assert main(["report", str(run), "--published"]) == 0
-    assert "None of the 74 published scores is of model tiny" in capsys.readouterr().out.replace("\n", " ")
+    assert "None of the 76 published scores is of model tiny" in capsys.readouterr().out.replace("\n", " ")
     assert main(["report", str(run), "--published", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tables"] == []
 

@@ -44,7 +44,7 @@ def test_the_printed_drop_is_that_of_the_printed_verdict(make_run: Callable, row
 def test_tables_of_zeros_say_that_nothing_could_be_seen(make_run: Callable, rows: Callable) -> None:
     run = make_run("r1", rows("full", None, [0.0] * 30), rows("gkv", 48, [0.0] * 30), rows("rkv", 48, [0.0] * 30))
     (line,) = [note for note in one(run).notes if "80% power" in note]
-    assert line.startswith("2 comparisons have no drop to find: full scores 0.000, and a drop must be 0.")
+    assert line.startswith("2 comparisons have too little room for a drop: full scores 0.000, and only a drop of 0.")
     shown = FORMATS["markdown"](ScoreReport.make(load([run])))
     assert "0.000 (0, 0.100)" in shown
     assert "±0.000" not in shown
@@ -57,9 +57,9 @@ def test_a_tie_at_the_task_s_floor_is_no_tie(make_run: Callable, rows: Callable)
     noisy = [0.2 + 0.1 * (DRAW.random() - 0.5) for _ in range(30)]
     run = make_run("r1", rows("full", None, [0.2] * 30), rows("gkv", 48, noisy, floor=0.19))
     assert [c.against.judged.verdict for c in one(run).cells if c.against] == ["cannot tell"]
-    (line,) = [note for note in one(run).notes if "no drop to find" in note]
+    (line,) = [note for note in one(run).notes if "too little room for a drop" in note]
     assert line.startswith(
-        "1 comparison has no drop to find: full scores 0.200, 0.010 above the floor, and a drop must"
+        "1 comparison has too little room for a drop: full scores 0.200, 0.010 above the floor, and only a drop of"
     )
     low = make_run("r2", rows("full", None, [0.2] * 30), rows("gkv", 48, noisy, floor=0.0))
     assert [c.against.judged.verdict for c in one(low).cells if c.against] == ["tied"]

@@ -90,10 +90,16 @@ def test_samples_share_a_prompt(loaded):
 
 def test_every_method_runs_and_random_weights_are_marked(loaded):
     """All methods, at a budget that makes them evict. Oracles know the future, and speckv needs a draft model."""
-    trained = {"duo", "foresightkv", "headkv", "lookaheadkv", "retention", "trimkv"}
+    trained = {"duo", "foresightkv", "headkv", "kvzap", "lookaheadkv", "retention", "triattention", "trimkv"}
+    windows = {"kvzap": (("recent", 8),), "lagkv": (("lag", 8), ("sinks", 4)), "vase": (("window", 8),)}
+    windows["caote"] = (("window", 8),)
     others = {"golden", "speckv"}
     names = [name for name, _ in methods.items() if name not in others]
-    setting = replace(SMALL, members=members([MethodChoice(name=name) for name in names], (36,)), prompts=(40,))
+    setting = replace(
+        SMALL,
+        members=members([MethodChoice(name=name, options=windows.get(name, ())) for name in names], (36,)),
+        prompts=(40,),
+    )
     for system in systems(setting, loaded):
         if isinstance(system, EngineSystem):
             done = system.run(setting.ids(40, 2), 12)

@@ -27,6 +27,13 @@ SMALL = {
     "expected-attention": {"n_future": 32},
     "laq": {"n": 4, "w2": 4, "inner": "snapkv(window=8)"},
     "speckv": {"draft": "another", "n": 5, "window": 8},
+    "lagkv": {"sinks": 2, "lag": 6},
+    "criticalkv": {"base": "snapkv(window=8)"},
+    "chunkkv": {"base": "snapkv(window=8)", "chunk": 4},
+    "kvzap": {"recent": 8},
+    "defensivekv": {"window": 8},
+    "caote": {"window": 8},
+    "vase": {"window": 8, "draw": False},
     "foresightkv": {"sampling": False},  # noise is named after the task, which `generate` does not have
 }
 VARIANTS = {
@@ -37,6 +44,7 @@ VARIANTS = {
     "two methods, uneven": ("kvzip+h2o", {}),
     "two methods, one with gates": ("snapkv+trimkv", {"snapkv.window": 8}),
     "retention by layer": ("retention", {"level": "layer"}),
+    "criticalkv, uneven": ("criticalkv", {"base": "gkv", "ada": True}),
 }
 EVICTING = [name for name, cls in registry.methods.items() if cls.evicts and not cls.oracle]
 

@@ -8,12 +8,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from kvbench.tasks.longproc_html_to_tsv import COMMIT
 from support.folders import DATA
 
 from kvbench.errors import SetupError
 from kvbench.sources.data import BUNDLED, Data
 from kvbench.task import Output
+from kvbench.taskkit.longproc import COMMIT
 from kvbench.taskkit.names import expand, get_task
 
 SAMPLES = DATA / "tasks"
@@ -55,7 +55,7 @@ def archive(folder: Path, rows: list[dict], pages: dict[str, bytes]) -> Data:
 
 
 def test_pages_come_from_the_archive(tmp_path: Path):
-    row = {k: v for k, v in ROWS[0].items() if k != "html"} | {"html_path": "./data/html_to_tsv/webpage/a.html"}
+    row = {k: v for k, v in ROWS[0].items() if k != "html"} | {"html_path": "webpage/a.html"}
     twin = row | {"task_id": "other"}
     data = archive(tmp_path, [row, twin], {"a.html": "<p>é {x}</p>\r\nlast\r".encode()})
     docs = get_task("longproc_html_to_tsv").docs(data)
@@ -66,7 +66,7 @@ def test_pages_come_from_the_archive(tmp_path: Path):
 
 
 def test_an_archive_without_a_page_is_said(tmp_path: Path):
-    row = {k: v for k, v in ROWS[0].items() if k != "html"} | {"html_path": "./data/html_to_tsv/webpage/b.html"}
+    row = {k: v for k, v in ROWS[0].items() if k != "html"} | {"html_path": "webpage/b.html"}
     with pytest.raises(SetupError, match=r"have no .*webpage/b\.html"):
         get_task("longproc_html_to_tsv").docs(archive(tmp_path, [row], {"a.html": b""}))
 

@@ -19,6 +19,7 @@ from kvbench.eviction.choose import make
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.terms.foresight import drop_scores
 from kvbench.eviction.terms.gates import log_retention
+from kvbench.eviction.terms.surrogate import log_worth
 from kvbench.train.import_weights import import_weights
 
 CONFIG = {
@@ -135,6 +136,35 @@ def test_imported_scorers_answer_as_the_released_ones(tmp_path, out, features, c
     other = make("foresightkv", {"scorer": str(out), "features": {8: "paper6", 6: "released8"}[count]})
     with pytest.raises(SetupError, match=f"they read features={features}"):
         load_weights(other.weights(), None, CONFIG, "cpu")
+
+
+@pytest.mark.parametrize("form", ["mlp", "linear"])
+def test_imported_surrogates_answer_as_the_released_ones(tmp_path, out, form):
+    g = torch.Generator().manual_seed(3)
+    sizes = {"0": (WIDTH, 40), "2": (HEADS, WIDTH)} if form == "mlp" else {"": (HEADS, 40)}
+    states = {}
+    for layer in range(LAYERS):
+        for name, size in sizes.items():
+            base = f"layers.{layer}.{name}.".replace("..", ".")
+            states[f"{base}weight"] = torch.randn(size, generator=g).bfloat16()
+            states[f"{base}bias"] = torch.randn(size[0], generator=g).bfloat16()
+    save_file(states, tmp_path / "model.safetensors")
+    made = import_weights(tmp_path, "kvzap", CONFIG, "org/m", out)
+    assert made.card["made"]["form"] == form
+    weights = load_weights(make("kvzap", {"surrogate": str(out)}).weights(), None, CONFIG, "cpu")
+    hidden, keys = NEW
+    for layer in range(LAYERS):
+        x = hidden
+        for name in sizes:
+            base = f"layers.{layer}.{name}.".replace("..", ".")
+            x = torch.nn.functional.gelu(x) if name == "2" else x
+            x = torch.nn.functional.linear(x, states[f"{base}weight"].float(), states[f"{base}bias"].float())
+        new = NewTokens(layer=layer, hidden=hidden, keys=keys, values=keys, weights=weights)
+        torch.testing.assert_close(log_worth(new), x.transpose(1, 2))
+    with pytest.raises(SetupError, match="surrogate weights are for 3 layers x 2 KV heads; the model has 4 x 2"):
+        import_weights(tmp_path, "kvzap", CONFIG | {"num_hidden_layers": 4}, "m", out)
+    with pytest.raises(SetupError, match=r"in.weight is \[3, 12, 40\]|out.weight is \[3, 2, 40\]"):
+        import_weights(tmp_path, "kvzap", CONFIG | {"hidden_size": 48}, "m", out)
 
 
 class Malicious:

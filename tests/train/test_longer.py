@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from support.recipes import change
 from support.toy_recipe import CONFIG, SETTINGS, Line
 
+from kvbench import tiny
 from kvbench.cli.app import main
 from kvbench.engine.model.weights import Base
 from kvbench.errors import UserError
@@ -126,6 +128,17 @@ def test_a_finished_training_is_where_another_begins(name: str, tmp_path: Path, 
     assert before == pytest.approx(after, rel=2e-3, abs=1e-5)
     assert further["made"]["settings"]["more"]["continue_from_sha256"] == begun["sha256"]
     assert "--continue-from first" in further["made"]["command"]
+
+
+def test_weights_of_another_model_are_refused_before_questions_are_asked(tmp_path: Path, capsys) -> None:
+    first = tmp_path / "first"
+    shutil.copytree(tiny.path(), first)
+    card = first / "trimkv.json"
+    card.write_text(json.dumps(json.loads(card.read_text()) | {"fingerprint": "0" * 64}))
+    command = ["train", "trimkv", "--samples", "2", "--batch", "1", "--continue-from", str(first)]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 3
+    assert "with other parameters than this model has" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "answers.jsonl").exists()
 
 
 def test_trainings_of_models_and_estimates_say_how_they_go_on(tmp_path: Path, capsys) -> None:

@@ -49,6 +49,17 @@ def test_steps_are_those_of_torch():
         torch.testing.assert_close(p, theirs[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_a_gradient_that_is_not_finite_changes_nothing(value):
+    """Clipping by an infinite norm would make every number NaN, and the last step's would become weights."""
+    p = torch.ones(3, requires_grad=True)
+    made = optimiser({"p": p})
+    p.grad = torch.tensor([float(value), 1.0, 1.0])
+    with pytest.raises(SetupError, match=rf"the norm of the gradient is {value} at step 1; try a smaller --lr\."):
+        made.step(0.1, clip=1.0)
+    assert bool((p == 1).all())
+
+
 def test_small_steps_of_bfloat16_parameters_add_up():
     """One step of 1e-4 from 1 rounds back to 1 in bfloat16; a hundred of them do not."""
     p = torch.ones(4, dtype=torch.bfloat16, requires_grad=True)

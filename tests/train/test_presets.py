@@ -24,6 +24,7 @@ SHORT = {
     "lookaheadkv": ["rows=2", "rank=2", "max_tokens=12"],
     "trimkv": ["width=4", "max_tokens=24", "budget=8", "interval=8"],
     "retention": ["width=4", "max_tokens=24", "budget=8", "interval=8"],
+    "kvzap": ["width=4", "tokens=40", "max_tokens=24"],
     "duo": ["sinks=4", "recent=32"],
     "foresightkv": SCORER,
     "foresightkv-grpo": [*SCORER, "long=190", "long_budget=32", "long_interval=16", "group=2"],
@@ -109,5 +110,7 @@ def test_the_command_says_which_preset_and_whether_it_knows_the_model(data, tmp_
     command += ["--steps", "1", "--batch", "1", "--opt", f"init={tiny.path()}", "--out", str(tmp_path / "out")]
     assert main(command) == 0
     err = capsys.readouterr().err
-    assert "preset paper: answers as for foresightkv; (1024, 256) up to 12,000 tokens" in err
-    assert "preset paper has values of Qwen3-4B, Qwen3-1.7B, DeepSeek-R1-Distill-Qwen-7B, none of tiny; kl=0.01" in err
+    assert "preset paper: answers as for foresightkv; budget 1024 and interval 256 up to 12,000 tokens" in err
+    assert (
+        "preset paper has values for Qwen3-4B, Qwen3-1.7B, DeepSeek-R1-Distill-Qwen-7B, none for tiny; kl=0.01" in err
+    )

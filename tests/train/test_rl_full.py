@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,16 @@ def test_the_full_cache_leaves_no_lifetimes_and_plain_masks() -> None:
         assert len(Part(answered, made.loaded.device).tables(made.lifetimes)) == tables
     assert full.budget is None
     assert set(full.held_out()) == {"reward", "accuracy"}
+
+
+def test_a_training_names_the_weights_of_the_method_that_evicts(tmp_path: Path) -> None:
+    """Else a training could go on with other weights in the same file."""
+    card = shutil.copy(tiny.path() / "trimkv.json", tmp_path)
+    shutil.copy(tiny.path() / "trimkv.safetensors", tmp_path)
+    made = recipe(method=f"trimkv(gates={tmp_path})")
+    assert made.settings.more["method_sha256"] == json.loads(Path(card).read_text())["sha256"]
+    assert made.settings.more["method"] == f"trimkv(gates={tmp_path})"
+    assert "method_sha256" not in recipe(method="gkv(window=4)").settings.more
 
 
 def test_entropy_is_that_of_the_predictions_of_all_answers() -> None:

@@ -2,9 +2,9 @@
 
     python -m kvbench.audit.attacks.corpus < attacks.json        # {"name": "text of a program", ...}
 
-It prints one JSON line per program and tier. `kvbench.audit.attacks.program` describes the programs and what they
-attack. A fresh process runs each program as scoring would. The programs run as the user who starts this
-module. If root starts the command that audits the sandbox, that command runs this module once more as an ordinary user
+It prints one JSON line per program and tier. `kvbench.audit.attacks.program` describes the programs and their targets.
+A new process runs each program in the same way as scoring does. The programs run as the user who starts this module. If
+root starts the command that audits the sandbox, that command runs this module once more as an ordinary user
 (`kvbench.audit.attacks.ordinary`).
 """
 

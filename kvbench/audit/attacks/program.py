@@ -1,4 +1,4 @@
-"""One hostile program of a corpus, and its targets: what the program tries to read, change, reach and kill.
+"""One hostile program of a corpus, and its targets: the files, sockets and process that it attacks.
 
 An attack is a Python file that begins with comment lines ``# name: value``: id, class, mode (stdio or call), check (the
 kinds of success to look for, separated by commas), expected-status, and stdin-bytes (size of the input). Before it
@@ -74,7 +74,7 @@ class Attack:
 
 @dataclass
 class Targets:
-    """What one hostile program may attack, and a record of the sockets that it reached and the bytes that it sent."""
+    """The targets of one hostile program, and a record of the sockets that it reached and the bytes that it sent."""
 
     folder: Path
     canaries: dict[str, str]  # secrets that must not leave the sandbox

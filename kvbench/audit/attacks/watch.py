@@ -1,7 +1,7 @@
 """Observes a grader and its descendants while a hostile program runs: processes, threads, memory, disk, ports.
 
-`watch` reads ``/proc`` every 20 ms, so it may miss what lasts less. Where memory is summed over processes, a page that
-several of them share counts once per process.
+`watch` reads ``/proc`` every 20 ms, so it may miss a process or a peak that lasts less. Where memory is summed over
+processes, a page that several of them share counts once per process.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known
     """Observe a grader until it ends, and return the peaks; kill its process group after `seconds`.
 
     folder: the grader's TMPDIR. port: a port on which the program may listen and to which this function tries to
-    connect; None if there is none. known: id of a child of this process that does not belong to the grader.
+    connect; None: no such port. known: id of a child of this process that does not belong to the grader.
     """
     peaks, before = Peaks(), _shared_memory()
     deadline, looks = time.monotonic() + seconds, 0

@@ -1,4 +1,4 @@
-"""Invariants of methods: rules that must hold for every method whenever a small model generates answers with it.
+"""Invariants: rules that must hold for every method. They are checked while a small model generates answers with it.
 
 `generation`, `queries` and `storage` state the invariants, `checks` lists and runs them, `exam` makes the generations.
 """

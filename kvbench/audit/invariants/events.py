@@ -32,7 +32,7 @@ class Eviction:
 
     @property
     def images(self) -> set[int]:
-        """The positions of the prompt's images."""
+        """The positions of the prompt's tokens that stand for images."""
         spans = self.request.images.spans if self.request.images else ()
         return {at for first, last in spans for at in range(first, last)}
 
@@ -70,7 +70,7 @@ PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 def held_at(exam: Exam, trial: Trial, key: int, seen: int) -> list[int]:
     """Return how many entries each head holds after `seen` tokens, layer by layer.
 
-    An eviction at this very moment does not count yet. key: the sequence's name in the log.
+    An eviction that happens exactly then is not counted yet. key: the sequence's name in the log.
     """
     keys, counts = noise_keys(*trial.owner(key)), list[int]()
     for g in exam.evicting:

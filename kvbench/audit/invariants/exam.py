@@ -1,4 +1,5 @@
-"""An `Exam` makes the generations that the invariants of one method on one model need; each runs when first used."""
+"""An `Exam` makes the generations that the invariants of one method on one model need. Each generation runs when an
+invariant first asks for it."""
 
 from __future__ import annotations
 
@@ -146,11 +147,12 @@ class Exam:
         return budget * self.copies
 
     def protects(self) -> list[Protect]:
-        """Return what the method protects in the first request: when the prompt is evicted, and while decoding."""
+        """Return the method's protection in the first request: the one for the prompt's eviction, and the one while
+        decoding."""
         length = len(self.requests[0].prompt_ids)
         budget = entry_budget(self.method, self.budget, length, self.group)
         phases = (self.method.during("prefill"), self.method.during("decode"))
-        return [acting.protect(acting.allowed(budget, length, length, 0)) for acting in phases]
+        return [acting.keeps_always(acting.allowed(budget, length, length, 0)) for acting in phases]
 
     @once
     def backwards(self, layout: AuditLayout) -> Trial:

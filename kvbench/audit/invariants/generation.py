@@ -74,10 +74,10 @@ def protect(exam: Exam, way: Way) -> None:
     _drops(exam, way)
     protects = False
     for e in evictions(exam, exam.main(way)):
-        p = e.acting.protect(e.allowed).at(INTERVAL)
+        p = e.acting.keeps_always(e.allowed).at(INTERVAL)
         images = e.images if p.text else set()
         protects = protects or bool(p.sinks or p.recent or p.prompt or images)
-        ends = max(p.sinks, len(e.request.prompt_ids) if p.prompt else 0)
+        ends = max(p.sinks, len(e.request.prompt_ids[: p.prompt_most]) if p.prompt else 0)
         for head, (before, kept) in enumerate(zip(e.before, e.kept)):
             always = {at for at in before if at < ends or at >= e.seen - p.recent}
             lost = always - set(kept)
@@ -98,7 +98,7 @@ def protect(exam: Exam, way: Way) -> None:
 
 
 def real(exam: Exam, way: Way) -> None:
-    """Every kept entry is a token that its head still held, and no token is kept twice."""
+    """Every kept entry belongs to a token that its head still held, and no token is kept twice."""
     evicts(exam)
     _drops(exam, way)
     for e in evictions(exam, exam.main(way)):
@@ -147,7 +147,7 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
         if abs(h.entries - sum(counts) / len(counts)) > 1e-6:
             mean = sum(counts) / len(counts)
             raise Broken(
-                f"the cache holds {h.entries:.2f} entries per head, but by its log of evictions {mean:.2f}: "
+                f"the cache holds {h.entries:.2f} entries per head, but its log of evictions gives {mean:.2f}: "
                 f"{h.seen} tokens seen"
             )
         low, high = sum(counts) * size, sum(counts) * size
@@ -194,7 +194,7 @@ def full(exam: Exam, layout: AuditLayout) -> None:
 
 
 def oracle(exam: Exam, way: Way) -> None:
-    """Logits equal those of a pass without a cache, in which a mask hides evicted entries: no position is wrong."""
+    """Logits equal those of a pass without a cache, in which a mask hides evicted entries. So no position is wrong."""
     _drops(exam, way)
     for request, sample in exam.main(way).sequences():
         _compare(exam, way, request, sample, masked=True, upto=None)

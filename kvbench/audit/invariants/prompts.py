@@ -28,7 +28,8 @@ class Prompt:
 
 
 def random_prompts(model: Any, lengths: Sequence[int], seed: int) -> list[Prompt]:
-    """Return a random prompt of each length; with images, except every third, if the model reads grids of patches."""
+    """Return a random prompt of each length. If the model reads images as grids of patches, two of three prompts have
+    images."""
     draw, config = torch.Generator().manual_seed(seed), model.config
     vocabulary = model.get_input_embeddings().weight.shape[0]
     texts = [torch.randint(0, vocabulary, (length,), generator=draw) for length in lengths]
@@ -71,7 +72,8 @@ def _with_images(config: Any, ids: torch.Tensor, draw: torch.Generator) -> Promp
 
 
 def _places(length: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """Yield first token, last token + 1 and grid of each image in a prompt of `length` tokens: as many as fit."""
+    """Yield first token, last token + 1 and grid of each image; a prompt of `length` tokens gets as many images as
+    fit."""
     end = 0
     for rows, columns in itertools.cycle(GRIDS):
         first = end + TEXT

@@ -103,6 +103,11 @@ class Case:
         values = self.tensors.get(f"state.{name}.{step}")
         return None if values is None else values.float().view(self.layers, self.heads, -1)
 
+    def noise(self, step: int) -> list[dict[int, float]]:
+        """Return the random numbers that the reference drew at a step: by token, for each unit."""
+        units = zip(self._split("cache", step), self._split("noise", step))
+        return [dict(zip(slots.tolist(), drawn.double().tolist())) for slots, drawn in units]
+
     def in_text_order(self, step: int) -> bool:
         """Return whether the reference's cache, before a step, holds the tokens of every unit in the text's order."""
         return all(bool((row.diff() > 0).all()) for layer in self.slots(step) for row in layer)

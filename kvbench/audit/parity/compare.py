@@ -1,8 +1,8 @@
 """Runs parity cases with kvbench's methods, and compares the entries that they keep with those of the reference.
 
 The engine's own `decide` takes the decisions. kvbench's kept entries and columns carry over from step to step. After a
-step in which its kept entries differ from the reference's, each later step starts from the reference's state (teacher
-forcing), because the difference may be no error: max pooling makes exact ties, which the reference breaks arbitrarily.
+step in which they differ from the reference's kept entries, each later step starts from the reference's state (teacher
+forcing). Such a difference need not be an error: max pooling makes exact ties, which the reference breaks arbitrarily.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
@@ -37,6 +38,16 @@ class StepResult:
     mean_overlap: float
     exact: float  # share of units with the same set
     equal: float  # share of units with the same set up to ties
+
+
+@dataclass(slots=True, kw_only=True)
+class DrawnView(LayerView):
+    """A view whose noise is given."""
+
+    drawn: torch.Tensor  # [1, H, N]
+
+    def noise(self) -> torch.Tensor:
+        return self.drawn
 
 
 class ReferenceLayer:
@@ -101,6 +112,7 @@ class ReferenceCache:
 
     def __init__(self, case: Case, plan: CasePlan, method: Method, watch: Watch | None = None) -> None:
         self.plan, self.method, self.heads, self.watch = plan, method, case.heads, watch
+        self.case, self.step = case, 0
         q, k, v = (case.tensors.get(name) for name in ("q", "k", "v"))  # [L, H, T, d]
         if q is not None and plan.rope is not None:  # the file holds queries before rotation
             q = plan.rope.rotate(q, torch.arange(q.shape[2]))
@@ -206,7 +218,7 @@ class ReferenceCache:
         keys = torch.zeros(*layer.positions.shape, 1) if self.k is None else cached(self.k)
         queries = None if self.q is None else self.q[index : index + 1, :, first_query : self.seen]
         more: dict[str, Any] = {} if self.v is None else {"values": cached(self.v)}
-        return make_view(
+        view = make_view(
             keys,
             queries,
             budget=self._allowed(),
@@ -224,6 +236,15 @@ class ReferenceCache:
             eviction_index=torch.tensor([self.evictions]),
             **more,
         )
+        return self._drawn(view, index) if self.plan.draws else view
+
+    def _drawn(self, view: LayerView, index: int) -> LayerView:
+        """Return the view with the case's noise; entries without noise, which are protected, get 0."""
+        units = self.case.noise(self.step)[index * self.heads :]
+        rows = [[unit.get(p, 0.0) for p in row] for row, unit in zip(view.positions[0].tolist(), units)]
+        fields = {f.name: getattr(view, f.name) for f in dataclass_fields(view)}
+        drawn = torch.tensor([rows], dtype=torch.float64)
+        return DrawnView(**fields, drawn=(-drawn).exp() if self.plan.exponential else drawn)
 
 
 def run_case(
@@ -241,6 +262,7 @@ def run_case(
     if plan.prefix:
         cache.append(plan.prefix)
     for step, seen in enumerate(case.seen):
+        cache.step = step
         if plan.until is not None and seen > plan.until:
             break
         if (plan.steps and step not in plan.steps) or (plan.sorted_steps and not case.in_text_order(step)):

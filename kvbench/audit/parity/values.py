@@ -1,6 +1,6 @@
 """Compares numbers that the reference code computed besides its decisions: gates, features, labels, losses.
 
-The numbers are float32, as in the files; kvbench's may differ by 1e-4 (relative) plus 1e-6 (absolute).
+The numbers are float32, as in the files; kvbench's numbers may differ by 1e-4 (relative) plus 1e-6 (absolute).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from kvbench.audit.parity.cases import Case
 from kvbench.audit.parity.compare import run_case
 from kvbench.audit.parity.variants import plans
+from kvbench.audit.parity.variants.recent import predictions
 from kvbench.eviction.choose import make
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.terms import published_checkpoints
@@ -151,11 +152,22 @@ def _retention_step(case: Case, method: Any, step: int, views: list[LayerView]) 
         yield "score", own, other
 
 
+def _surrogate(case: Case) -> Pairs:
+    """Yield what the surrogate predicts for the tokens of each step, and for all tokens where the file has that."""
+    ours = predictions(case).flatten(0, 1)
+    for step in range(len(case.seen)):
+        for mine, theirs in zip(ours, case.scores(step) or ()):
+            yield "score", mine[list(theirs)], torch.tensor(list(theirs.values()), dtype=torch.float64)
+    for name in (name for name in case.tensors if name.startswith("aux.kvzap_score.")):
+        yield "prediction", ours, case.tensors[name]
+
+
 VALUES: dict[tuple[str, str], Callable[[Case], Pairs]] = {
     ("foresightkv", "training_loop_topk"): _scorer_and_labels,
     ("foresightkv", "eval_deterministic_topk"): _scorer,
     ("foresightkv", "grpo"): _policy,
     ("trimkv", "gate"): _gates,
+    **{("kvzap", f"kvpress_{form}"): _surrogate for form in ("topk", "threshold_prefill", "threshold_decode")},
     **{("trimkv", f"local_{scores}"): _retention_scores for scores in ("alpha", "knorm_alpha")},
     **{("trimkv", f"global_{scores}"): _retention_scores for scores in ("alpha", "knorm_alpha", "layer_wise_alpha")},
 }

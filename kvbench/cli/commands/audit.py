@@ -72,7 +72,7 @@ def audit(
     json: Document = False,
     quiet: Annotated[bool, plain("--quiet -q", "No progress.")] = False,
 ) -> int:
-    """Check on small models that methods hold the engine's invariants: budget, memory, batches, positions.
+    """Check on small models that methods keep the engine's invariants: budget, memory, batches, positions.
 
     Exit code 0 when all hold, 1 when one fails or nothing was checked.
     """
@@ -165,7 +165,8 @@ def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple
 
 
 def _taken(name: str, owner: str | None, option: str, value: str) -> list[tuple[str, str]]:
-    """Return one typed option as the (option, value) pairs that `choose.parse` takes for the method `name`.
+    """Return an option that the user typed as the (option, value) pairs that `choose.parse` takes for the method
+    `name`.
 
     The list is empty if the option belongs to another method, or if `name` states its options itself. owner: the method
     that the user typed before the option; None if the user typed none.

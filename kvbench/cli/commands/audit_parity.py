@@ -92,7 +92,7 @@ def _print_tables(
     compared = f"{good} of {len(rows)} comparisons"
     if numbers:
         compared += f" and {sum(row['equal'] for row in numbers)} of {len(numbers)} values"
-    print(f"{compared} on {covered} cases; {len(not_covered)} cases not covered: {verdict}.")
+    print(f"{compared} on {covered} cases; {len(not_covered)} cases not covered. Verdict: {verdict}.")
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

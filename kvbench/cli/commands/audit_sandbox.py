@@ -118,7 +118,7 @@ def _show(document: Mapping[str, Any], reports: list[SelfTest]) -> None:
         )
     print(
         f"{document['succeeded']} of {len(document['attacks'])} attacks succeeded; "
-        f"{document['unexpected_statuses']} ended with a status other than their header's."
+        f"{document['unexpected_statuses']} ended with another status than their header states."
     )
 
 

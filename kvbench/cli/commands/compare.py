@@ -33,8 +33,8 @@ Examples:
   kvbench compare main --save main.json --replay && kvbench compare main.json today --replay
 
 --replay loads the model, lets every method read the first answers of the full cache again, and prints where BASE and
-NEW first keep different entries. A run stores no such decisions: the installed code makes them now. Those of an older
-version of the code must be in a file that was saved with --save and --replay while that version was installed.
+NEW first keep different entries. A run does not store these decisions; the installed code makes them now. To compare
+with an older version of the code, save its decisions with --save and --replay while that version is installed.
 """
 AGAIN = ("plugin", "task", "task_file", "chat_template", "model", "data", "device")  # not taken from a run's folder
 FORMATS = ("text", "json", "markdown", "junit", "github")
@@ -71,7 +71,7 @@ def compare(
     ] = False,
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
 ) -> int:
-    """Is NEW worse than BASE? Exact where answers must be equal, else a one-sided paired test of every cell."""
+    """Is NEW worse than BASE? Equal answers where they must be equal, else a one-sided paired test per cell."""
     if format not in FORMATS:
         raise UserError(f"--format {quote(format)}: choose {', '.join(FORMATS)}.")
     from kvbench.compare.reading import read_side

@@ -35,10 +35,10 @@ PATH = """Examples:
   kvbench data path mt_bench
   kvbench data path gsm8k --data /media/stick/data
 """
-CONTINUES = "tasks fetched; the same command goes on where it was cut off."
+CONTINUES = "tasks fetched; the same command continues where it stopped."
 FINE = ("ok", "generated", "by lm-eval")  # states that need no repair
 
-app = group("Task data: download them, check them, or show their paths.")
+app = group("Download the data of tasks, check them, or show their paths.")
 
 Tasks = Annotated[
     list[str], typer.Argument(metavar="TASK...", help="Tasks, groups, or patterns (ruler/*).", show_default=False)

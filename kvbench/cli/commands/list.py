@@ -125,8 +125,8 @@ def _list_runs(name: str | None, out: str | None, json: bool) -> None:
 def _short_run(entry: dict[str, Any]) -> dict[str, Any]:
     """Return the description of a run, shortened to one line of the table.
 
-    Of each list the line has the first members. If the run is complete, it has the number of rows; otherwise also the
-    planned number and the status. It has the minute in which the run began.
+    The line names the first members of each list and the minute in which the run began. For a complete run it states
+    the number of rows; for any other run it adds the planned number and the status.
     """
     lists = {key: _few(entry[key]) for key in ("methods", "budgets", "tasks")}
     done, status = entry["rows"], entry["status"]
@@ -164,8 +164,8 @@ def _nature(name: str, method: Any) -> dict[str, Any]:
 
 
 def _scope(method: Any) -> str:
-    """Return in short which entries compete for a method's budget (``head``, for example), and whether heads get uneven
-    shares of the budget."""
+    """Return a short text that says which entries compete for a method's budget (``head``, for example), and whether
+    heads get uneven shares of the budget."""
     return str(method.scope) if method.uniform or method.scope != "head" else "head, uneven"
 
 

@@ -38,7 +38,7 @@ def lm_eval(
         bool, plain("--path", "Print the folder of kvbench's tasks, for lm-eval's --include_path.")
     ] = False,
 ) -> None:
-    """Run lm-eval with an eviction method: its tasks, its table of results, kvbench's engine."""
+    """Run lm-eval's command with kvbench's engine as its model, under an eviction method."""
     if path:
         from kvbench.integrations import TASKS
 

@@ -44,9 +44,9 @@ def record(
 ) -> None:
     """Record which tokens each method kept at each eviction, for the first questions of a run.
 
-    The model reads stored answers again, each with its own method and budget. This takes a fraction of the time that
-    generating them took. The decisions on each cell's first answer to each question go to decisions.parquet in the
-    run's folder; 'kvbench report --html' shows them token by token.
+    The model reads the stored answers again, each under the method and budget that generated it. This takes a fraction
+    of the time that generating them took. The decisions on each cell's first answer to each question go to
+    decisions.parquet in the run's folder; 'kvbench report --html' shows them token by token.
     """
     count = parse("--limit", PARSERS["limit"], limit)
     folder = one_run(run, Path(typed["out"]))

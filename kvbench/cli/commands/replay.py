@@ -83,6 +83,7 @@ Sample = Annotated[str | None, plain("--sample", "With --analysis: only the answ
         "budget",
         "task",
         "method_opt",
+        "protect",
         "task_file",
         "chat_template",
         "model",
@@ -104,7 +105,7 @@ def replay(
     sample: Sample = None,
     out: Folder = None,
 ) -> None:
-    """Compare methods token by token on answers that are given: the loss that eviction adds, without any sampling.
+    """Compare methods token by token on finished answers: how much loss eviction adds, without any sampling.
 
     The model answers each question once with the full cache. Every method then reads the same answers with its own
     cache and evicts when a run would; its predictions are compared with the full cache's. 'random' and the oracle
@@ -147,7 +148,8 @@ def replay(
     progress = Readings(quiet=quiet)
     progress.prepare("loading torch and transformers")
     try:
-        from kvbench.replay.output import LEGEND, show_analysis, show_result, write, write_analyses
+        from kvbench.replay.output import LEGEND, show_analysis, show_published, show_result, write, write_analyses
+        from kvbench.replay.published import beside
 
         with hub.only(None if run is None else named(config, typed["task"])):
             results, found, left_out = _work(config, asked, progress)
@@ -157,7 +159,9 @@ def replay(
     if kinds:
         document = {"analyses": {kind.name: rows for kind, rows in found.items()}} | document
     else:
-        document = {"rows": [row for result in results for row in result.rows]} | document
+        rows = [row for result in results for row in result.rows]
+        printed = beside(config.model, rows)
+        document = {"rows": rows, "published": printed} | document
     if out is not None:
         folder = write_analyses(out, found, document) if kinds else write(out, results, document)
         terminal.note(f"tables are in {folder}.")
@@ -166,6 +170,8 @@ def replay(
             show_result(result)
         if results:
             print(LEGEND)
+        if not kinds and printed:
+            show_published(printed)
         for kind, rows in found.items():
             show_analysis(kind, rows)
         for left in left_out:
@@ -187,7 +193,7 @@ def _kinds(given: list[str] | None, flags: Mapping[str, Any], problems: Problems
             return []
         kinds = choose_analyses([str(name) for name in split("--analysis", given, "Example: --analysis overlap.")])
         if all(issubclass(kind, AttentionAnalysis) for kind in kinds):
-            for key in ("method", "budget", "method_opt", "interval"):
+            for key in ("method", "budget", "method_opt", "protect", "interval"):
                 if flags[key]:
                     names = ",".join(kind.name for kind in kinds)
                     option = f"--{key.replace('_', '-')}"

@@ -24,6 +24,7 @@ EPILOG = """Examples:
   kvbench report results/math --by category
   kvbench report results/q4b --published
   kvbench report results/demo --plot figures
+  kvbench report results/protection --matched --plot figures
 """
 FORMATS = ("text", "markdown", "latex", "csv", "json")
 BY = ("category",)
@@ -41,7 +42,8 @@ def report(
         str | None, plain("--baseline", "Method to compare all others with. Default: full.", "METHOD")
     ] = None,
     group_by: Annotated[
-        str | None, plain("--group-by", "One table per value of a column; all: of every column that differs.", "COLUMN")
+        str | None,
+        plain("--group-by", "One table per value of a column; all: per value of every column that differs.", "COLUMN"),
     ] = None,
     out: Annotated[str | None, plain("--out", "Also write Markdown, CSV and JSON files into DIR.", "DIR")] = None,
     html: Annotated[
@@ -51,7 +53,10 @@ def report(
     by: Annotated[str | None, plain("--by", "Show the scores of each category of questions.", "category")] = None,
     summary: Annotated[bool, plain("--summary", "Show only the overview, without the tables of each task.")] = False,
     memory: Annotated[bool, plain("--memory", "Show nominal and measured bytes instead of scores.")] = False,
-    published: Annotated[bool, plain("--published", "Show scores that papers print beside ours.")] = False,
+    published: Annotated[bool, plain("--published", "Show our scores beside those that papers print.")] = False,
+    matched: Annotated[
+        bool, plain("--matched", "Show what scoring and protection add, from rows with and without --protect.")
+    ] = False,
     require_complete: Annotated[
         bool, plain("--require-complete", "End with exit code 4 if a run is unfinished.")
     ] = False,
@@ -62,7 +67,8 @@ def report(
         raise UserError(f"--format {quote(format)}: choose {', '.join(FORMATS)}.")
     if by is not None and by not in BY:
         raise UserError(f"--by {quote(by)}: choose {', '.join(BY)}.")
-    others = [name for name, given in {"--memory": memory, "--by": by, "--published": published}.items() if given]
+    given = {"--memory": memory, "--by": by, "--published": published, "--matched": matched}
+    others = [name for name, value in given.items() if value]
     if len(others) > 1:
         raise UserError(f"{' and '.join(others)} are different reports; give one of them.")
     for other in others:
@@ -70,7 +76,7 @@ def report(
             raise UserError(f"--html shows the scores; leave out {other}.")
         if baseline is not None:
             raise UserError(f"{other} compares no methods; leave out --baseline.")
-        if plot is not None:
+        if plot is not None and not matched:
             raise UserError(f"--plot draws the report of scores; leave out {other}.")
     if summary and (others or json or format in ("csv", "json")):
         raise UserError("--summary shortens the tables of scores; it takes --format text, markdown or latex.")
@@ -79,6 +85,7 @@ def report(
     from kvbench.report.blocks import Report
     from kvbench.report.categories import CategoryReport
     from kvbench.report.load import find_runs, load
+    from kvbench.report.matched_report import MatchedReport
     from kvbench.report.memory import MemoryReport
     from kvbench.report.published_report import PublishedReport
     from kvbench.report.render import FORMATS as DRAWN
@@ -96,6 +103,8 @@ def report(
         tables = CategoryReport.make(loaded)
     elif published:
         tables = PublishedReport.make(loaded)
+    elif matched:
+        tables = MatchedReport.make(loaded)
     else:
         tables = ScoreReport.make(loaded, baseline, summary=summary)
     in_tables = format in ("text", "markdown", "latex") and not json
@@ -113,6 +122,8 @@ def report(
         print(f"wrote {write_page(tables, Path(html))}", file=sys.stderr)
     if plot is not None and isinstance(tables, ScoreReport):
         draw(plots.figures(tables), plot)
+    if plot is not None and isinstance(tables, MatchedReport):
+        draw(tables.figures(), plot)
     if loaded.clashes:
         raise UserError("\n".join(loaded.clashes))
     if require_complete and loaded.unfinished:

@@ -27,13 +27,13 @@ from kvbench.report import plots
 from kvbench.sources.models import TINY, describe
 from kvbench.store import check_out
 from kvbench.train.catalogue import BUILT_IN, TABLES, entry_of
-from kvbench.train.data_rows import data_files
+from kvbench.train.data_place import check_data
 from kvbench.train.entry import COUNTS, FLAGS, PROMPTING, Entry
 from kvbench.train.prompting import Prompting
 
 if TYPE_CHECKING:
     from kvbench.train.loop import Trained
-    from kvbench.train.recipes.head_tables import HeadTable
+    from kvbench.train.tables import Table
 
 EPILOG = """Examples:
   kvbench train lookaheadkv --model tiny --out runs/lookahead                  # the built-in model's own problems
@@ -45,6 +45,7 @@ EPILOG = """Examples:
   kvbench train my-recipe --plugin my_recipe.py --out runs/mine                # docs/plugins.md
   kvbench train headkv --model tiny --out tables
   kvbench train duo --model tiny --out tables --steps 600 --batch 4 --json --plot figures
+  kvbench train gkv-rl --model MODEL --data hub:agentica-org/DeepScaleR-Preview-Dataset --out runs/rl
   kvbench train trimkv --model MODEL --data traces.parquet --opt max_tokens=16384 --out runs/trimkv    # given answers
 """
 CONTINUES = "interrupted: answers and the last checkpoint are saved; the same command continues from there."
@@ -65,7 +66,8 @@ def train(
         Text,
         plain(
             "--data",
-            "Questions, conversations or texts: JSON lines, CSV, parquet, or a folder. Default: built-in problems.",
+            "Questions, conversations or texts: JSON lines, CSV, parquet, a folder, or a data set on the hub, as "
+            "hub:OWNER/NAME[:SPLIT][@REVISION]. Default: built-in problems.",
             "FILE",
         ),
     ] = None,
@@ -133,7 +135,7 @@ def train(
         describe(model)
     with problems.collect():
         if data is not None:
-            data_files(Path(data))
+            check_data(data)
     with problems.collect():
         if plot is not None:
             plots.check()
@@ -165,10 +167,10 @@ def train(
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """The checked options of the command, with methods that do its work.
+    """The checked options of the command. Its methods do the command's work.
 
-    settings: the value of every setting by name: samples, steps, lr, batch, seed, the optimiser's, the recipe's; and
-    the preset's name.
+    settings: the value of every setting by name (samples, steps, lr, batch, seed, and those of optimiser and recipe),
+    and the preset's name.
     """
 
     kind: str
@@ -254,7 +256,7 @@ class _Training:
             terminal.data(done.card | {"path": str(done.path)})
 
     def _say_preset(self, entry: Entry) -> None:
-        """Print what the preset stands for, and whether it has values for this very model."""
+        """Print the preset's description, and whether it has values for this model."""
         if (name := self.settings["preset"]) in (None, TINY):  # the built-in model's needs no word
             return
         preset = entry.presets[name]
@@ -262,17 +264,18 @@ class _Training:
         if preset.models and not preset.names_model(self.model):
             chosen = ", ".join(f"{setting}={self.settings[setting]}" for setting in next(iter(preset.models.values())))
             known = ", ".join(preset.models)
-            terminal.note(f"preset {name} has values of {known}, none of {bare(self.model)}; {chosen} is used.")
+            terminal.note(f"preset {name} has values for {known}, none for {bare(self.model)}; {chosen} is used.")
 
     def estimate(self) -> None:
-        """Estimate the importance of every head from the model's attention, and print the most important ones."""
+        """Estimate a table of the model's heads, and print the heads with the largest numbers."""
         with preparing("loading torch and transformers", quiet=self.quiet):
-            from kvbench.train.recipes.head_tables import make
+            from kvbench.train.tables import make
 
         samples, seed = self.settings.get("samples", TABLE_SAMPLES), self.settings["seed"]
         with Counter("samples", samples, quiet=self.quiet) as counter:
             counter.cell(f"{self.kind} {self.model}")
-            table = make(self.model, self.folder, samples=samples, seed=seed, device=self.device, on_example=counter.at)
+            chosen: dict[str, Any] = {"samples": samples, "seed": seed, "device": self.device}
+            table = make(self.kind, self.model, self.folder, **chosen, on_example=counter.at)
         if not self.quiet:
             _print_table(table)
         if self.json:
@@ -286,16 +289,16 @@ def _print_trained(done: Trained) -> None:
     _print_files(done.path)
 
 
-def _print_table(heads: HeadTable) -> None:
-    """Print the heads with the highest importance, and the paths of the written files."""
-    columns = ("layer", "query head", "importance")
-    width, importance = heads.table.shape[1], heads.table.flatten()
-    first = importance.argsort(descending=True)[:SHOWN].tolist()
-    rows = [(str(index // width), str(index % width), f"{importance[index]:.3f}") for index in first]
+def _print_table(table: Table) -> None:
+    """Print the heads with the largest numbers, and the paths of the written files."""
+    columns = ("layer", "query head", table.estimate.what)
+    width, numbers = table.estimate.heads.shape[1], table.estimate.heads.flatten()
+    first = numbers.argsort(descending=True)[:SHOWN].tolist()
+    rows = [(str(index // width), str(index % width), f"{numbers[index]:.3f}") for index in first]
     terminal.table(columns, rows, right=columns)
-    if len(importance) > SHOWN:
-        print(f"and {len(importance) - SHOWN} more heads")
-    _print_files(heads.path)
+    if len(numbers) > SHOWN:
+        print(f"and {len(numbers) - SHOWN} more heads")
+    _print_files(table.path)
 
 
 def _print_files(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``kvbench weights import``: converts gates and scorers that the papers' authors published."""
+"""``kvbench weights import``: converts gates, scorers and surrogates that the papers' authors published."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ EPILOG = """Examples:
   kvbench weights import TrimKV-Qwen3-4B-Math --method trimkv --model Qwen3-4B --out gates
   kvbench weights import trimkv_weights.pth --method retention --model Qwen3-4B --out gates
   kvbench weights import checkpoint --method foresightkv --model Qwen3-4B --out scorer --json
+  kvbench weights import KVzap-mlp-Qwen3-8B --method kvzap --model Qwen3-8B --out surrogate
 """
-METHODS = ("trimkv", "retention", "foresightkv")
+# Method -> the option that names its file.
+METHODS = {"trimkv": "gates", "retention": "gates", "foresightkv": "scorer", "kvzap": "surrogate"}
 
 app = group("Trained weights of methods: import published checkpoints.")
 
@@ -28,9 +30,7 @@ app = group("Trained weights of methods: import published checkpoints.")
 @app.command("import", epilog=EPILOG)
 def import_(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="File or folder: .safetensors, .pth.")],
-    method: Annotated[
-        str, plain("--method", "Method that the weights are for: trimkv, retention, foresightkv.", "METHOD")
-    ],
+    method: Annotated[str, plain("--method", f"Method that the weights are for: {', '.join(METHODS)}.", "METHOD")],
     model: Annotated[str, plain("--model", "Folder of the model that the weights are for.", "MODEL")],
     out: Annotated[str, plain("--out", "Folder for the weights and their card.", "DIR")],
     gate: Annotated[
@@ -38,7 +38,7 @@ def import_(
     ] = None,
     json: Annotated[bool, plain("--json", "Last line of stdout is one JSON document.")] = False,
 ) -> None:
-    """Convert gates or scorers from their authors' checkpoints, and check that they fit a model.
+    """Convert gates, scorers or surrogates from their authors' checkpoints, and check that they fit a model.
 
     Nothing in SOURCE is run: it is safetensors, or a pickle of which only tensors are read. Writes
     DIR/METHOD.safetensors and its card, a .json of the same name.
@@ -58,7 +58,7 @@ def import_(
     weights = import_weights(
         Path(source).expanduser(), kind, info.config, info.name, folder, gate=cast(Gate | None, gate)
     )
-    options = {"scorer" if kind == "foresightkv" else "gates": out, **weights.options}
+    options = {METHODS[kind]: out, **weights.options}
     _print(kind, model, weights.path, weights.card, options)
     if json:
         terminal.data(weights.card | {"path": str(weights.path), "options": options})

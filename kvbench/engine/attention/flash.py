@@ -1,8 +1,8 @@
 """Attention of prompts through the package flash-attn (`--attn flash`).
 
-flash-attn takes no mask, so it serves only layers whose heads hold equally many entries. For all else, decoding
-included, the engine uses its own attention (`interface`, `kernels`). Which of them computes the attention of a block of
-tokens depends on the settings and the prompt, never on other prompts.
+flash-attn takes no mask, so it serves only layers whose heads hold equally many entries. Everywhere else, also while
+decoding, the engine uses its own attention (`interface`, `kernels`). The choice for a block of tokens depends on the
+settings and the prompt, never on other prompts.
 """
 
 from __future__ import annotations

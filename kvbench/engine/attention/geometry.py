@@ -35,8 +35,8 @@ class ProbeFailed(UserError):
 class LayerGeometry:
     """The shape of one attention layer, as its entries are stored.
 
-    window: the sliding window in tokens, None for full attention. latent: of latent attention, how many of a key's
-    first numbers are the value too, so that `value_dim` is 0; else 0 (see `latent`).
+    window: the sliding window in tokens, None for full attention. latent: in latent attention, how many of a key's
+    first numbers also serve as the value (`value_dim` is then 0); otherwise 0. See the module `latent`.
     """
 
     index: int
@@ -68,12 +68,12 @@ class LayerGeometry:
 
     @property
     def read_dim(self) -> int:
-        """Numbers of a value as attention reads it."""
+        """The dimension of a value as attention reads it."""
         return self.latent or self.value_dim
 
     @property
     def group(self) -> int:
-        """Query heads that share a KV head."""
+        """The number of query heads that share a KV head."""
         return self.query_heads // self.kv_heads
 
     @property
@@ -99,7 +99,7 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
         index = call.layer
         if index in layers:
             name = quote(type(model).__name__)
-            raise UserError(f"model {name} calls attention layer {index} twice; it is not supported.")
+            raise UserError(f"model {name} calls attention layer {index} twice, which is not supported.")
         b, hq, t, _ = call.query.shape
         layers[index] = LayerGeometry(
             index=index,
@@ -128,7 +128,7 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
         raise UserError(
             f"architecture {quote(type(model).__name__)} is not supported: {len(missing)} of {wanted} layers have "
             "neither a KV cache nor a state that kvbench can manage: layers of type "
-            f"{layer_type(model, missing[0])}, with a state or an attention path of their own."
+            f"{layer_type(model, missing[0])}, with their own kind of state or attention."
         )
     geometry = tuple(layers[i] for i in sorted(layers))
     _check_windows(model.config, geometry)
@@ -153,7 +153,7 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
     for layer in layers:
         if layer.window is None and (kinds[layer.index] in SLIDING if kinds else slides):
             raise UserError(
-                f"model type {quote(text.model_type)} does not tell attention its sliding window; it is not supported."
+                f"model type {quote(text.model_type)} does not pass its sliding window to attention, as it must."
             )
 
 
@@ -224,7 +224,7 @@ def refuse_unsupported(config: Any) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(f"model type {name} is an encoder-decoder; kvbench serves decoder-only models.")
     if text.model_type in OWN_POSITIONS:
-        raise UserError(f"model type {name} counts positions in its own way; it is not supported.")
+        raise UserError(f"model type {name} counts positions in its own way, which is not supported.")
     rope = getattr(text, "rope_parameters", None) or {}
     longest = getattr(text, "max_position_embeddings", 0) or 0
     kind, before = rope.get("rope_type"), rope.get("original_max_position_embeddings") or longest

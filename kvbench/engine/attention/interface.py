@@ -5,13 +5,13 @@ patching the model. The handler receives post-RoPE queries, keys and values of t
 runs without transformers' cache. With `route(latent=True)`, the layers of latent attention hand over queries, keys and
 values of their latent form (`latent`).
 
-Attention does not copy a KV head for each of its g query heads: these become g queries of one head ("group as query")
+Attention does not copy a KV head for each of its g query heads. The g query heads either become g queries of one head,
 or read the same memory (`sdpa`).
 
-Bit equality on CPU (measured): linear layers give a vector the same bits at any place in the batch and beside any other
-vectors, with any number of threads. Batched matrix products do so for a fixed shape; `scaled_dot_product_attention`
-only with one thread. The number of entries that attention reads changes the last bits of its result, so it may depend
-on the sequence but never on the other sequences of the batch.
+Bit equality on CPU (measured): linear layers map a vector to the same bits at any place in the batch, beside any other
+vectors, and with any number of threads. Batched matrix products do the same for a fixed shape, and
+`scaled_dot_product_attention` only with one thread. The number of entries that attention reads changes the last bits of
+its result. This number may therefore depend on the sequence, but never on the other sequences of the batch.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def route(
 ) -> Iterator[None]:
     """Send the model's attention to `handler` inside the block; afterwards the model is as before.
 
-    hidden: also hand over the hidden states that each attention module reads. latent: hand over the calls of latent
-    layers in their latent form; latents: their matrices, kept from an earlier routing of this model.
+    hidden: also pass the hidden states that each attention module reads. latent: pass the calls of latent layers in
+    their latent form; latents: the matrices of these layers, kept from an earlier routing of this model.
     """
     name = next(name for name in map("kvbench_{}".format, itertools.count()) if name not in _replaced)
     text = text_model(model)
@@ -127,7 +127,7 @@ def route(
 def run(model: Any, states: RecurrentStates | None = None, **inputs: Any) -> Any:
     """Run a forward pass in which the model keeps no keys and values and makes no mask; return the model's output.
 
-    states: those of layers beside attention, which the pass continues and replaces.
+    states: the states of recurrent layers, which the pass continues and replaces.
     """
     return model(**inputs, attention_mask=None, past_key_values=states, use_cache=states is not None)
 
@@ -213,10 +213,10 @@ def _functions(name: str) -> tuple[Callable[..., tuple[torch.Tensor, None]], Cal
         for extra_name, argument in extra.items():
             if argument is not None and extra_name not in _HARMLESS:
                 owner = quote(type(module).__name__)
-                raise UserError(f"{owner} passes {quote(extra_name)} to attention, which kvbench does not apply.")
+                raise UserError(f"{owner} passes {quote(extra_name)} to attention, which kvbench does not support.")
         if attention_mask is not None:  # kvbench passes no mask, and transformers makes none for this function
             raise UserError(
-                f"{quote(type(module).__name__)} passes a mask of its own to attention, which kvbench does not apply."
+                f"{quote(type(module).__name__)} passes its own mask to attention, which kvbench does not support."
             )
         layer: Any = module
         handler, read, latents = _routings[name]

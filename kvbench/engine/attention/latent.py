@@ -32,20 +32,22 @@ class Latent:
 
     @property
     def rank(self) -> int:
-        """Numbers of a latent, R."""
+        """The size of a latent, R."""
         return self.up_key.shape[2]
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:
-        """Return queries [b, Hq, t, N + r] as queries of entries, [b, Hq, t, R + r]."""
+        """Convert queries [b, Hq, t, N + r] for keys into queries [b, Hq, t, R + r] for entries: [U^T q_pass,
+        q_rot]."""
         plain, rotary = query.split([self.up_key.shape[1], query.shape[3] - self.up_key.shape[1]], dim=-1)
         return torch.cat([torch.einsum("bhtn,hnr->bhtr", plain, self.up_key), rotary], dim=-1)
 
     def entries(self, latent: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Return the entries [b, 1, t, R + r] of tokens with these latents [b, 1, t, R] and keys [b, Hq, t, N + r]."""
+        """Return the entries [b, 1, t, R + r] of tokens: their latents [b, 1, t, R], and the rotary part of their keys
+        [b, Hq, t, N + r]."""
         return torch.cat([latent, key[:, :1, :, self.up_key.shape[1] :]], dim=-1)
 
     def outputs(self, out: torch.Tensor) -> torch.Tensor:
-        """Return mean latents [b, t, Hq, R] as the attention output [b, t, Hq, Dv]."""
+        """Convert attention-weighted latents [b, t, Hq, R] into the attention output [b, t, Hq, Dv]."""
         return torch.einsum("bthr,hvr->bthv", out, self.up_value)
 
 
@@ -66,7 +68,8 @@ class Latents:
     def _weight(self, projection: Any, rank: int, like: torch.Tensor) -> torch.Tensor:
         """Return the matrix [out, R] that the projection multiplies latents with. like: a tensor of the same kind.
 
-        A quantised projection, or one with an adapter, is read by what it makes of unit vectors.
+        If the projection is quantised or has an adapter, the matrix is found by applying the projection to unit
+        vectors.
         """
         if type(projection) is torch.nn.Linear:
             return projection.weight
@@ -78,6 +81,6 @@ class Latents:
 
 
 def projections(model: Any) -> dict[int, torch.nn.Module]:
-    """Return what expands latents in each latent layer of a model, by the layer's index."""
+    """Return the module that expands latents in each latent layer of a model (`PROJECTION`), by the layer's index."""
     layers = [module for module in model.modules() if hasattr(module, "layer_idx") and hasattr(module, PROJECTION)]
     return {int(layer.layer_idx): getattr(layer, PROJECTION) for layer in layers}

@@ -47,9 +47,9 @@ def check_positions(model: Any) -> None:
 def check_states(model: Any, states: Sequence[StateShape]) -> None:
     """Check that a model continues the states of its layers, and uses the positions that it is given.
 
-    The last token of a text that is read in pieces must have the queries and logits of one pass. Attention is left out
-    (its output is zero), so the states alone connect the pieces. Raises UserError for a model that begins its states
-    anew.
+    The last token of a text that is read in pieces must have the queries and logits of one pass. Attention is switched
+    off (its output is zero), so the states alone connect the pieces. Raises UserError for a model that starts its
+    states anew with each piece.
     """
     ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
     queries: list[torch.Tensor] = []
@@ -77,9 +77,9 @@ def check_states(model: Any, states: Sequence[StateShape]) -> None:
 
 @torch.no_grad()
 def check_latents(model: Any) -> None:
-    """Check that latent layers attend over latents as over the keys and values of all heads, in every layer.
+    """Check that attention over latents equals attention over the keys and values of all heads, in every latent layer.
 
-    The model reads a few tokens in either form, and every layer's output is left out, so that both forms read the same.
+    The model reads a few tokens in each form. Attention hands on zeros in both, so that all layers get equal inputs.
     Raises UserError for a model whose layers differ, for example by a bias on the expanded keys.
     """
     ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]

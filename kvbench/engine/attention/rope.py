@@ -22,7 +22,8 @@ def read_rope(model: Any, geometry: Sequence[LayerGeometry]) -> Rope:
     rotation, so the frequencies and the pairing of dimensions are never guessed. Raises UserError when no known
     rotation explains the difference in all of them.
 
-    geometry: of the cache; models may give sliding-window layers other frequencies.
+    geometry: the cache's geometry, which tells the layers that methods evict: sliding-window layers may have other
+    frequencies.
     """
     near, far = (_queries(model, position) for position in (3, 40))
     evicted = [g.index for g in geometry if g.evicts]

@@ -1,9 +1,10 @@
 """Attention of queries in groups by torch's `scaled_dot_product_attention`, on CPU and CUDA.
 
-The g query heads of a group share keys and values without a copy of these. With one query per head, the group's g
-queries become queries of one head. So do the g * t queries of a block of t tokens on CPU, where many queries of one
-head are fastest; there the mask is repeated g times. CUDA gets a batch of groups, whose g heads are views of one KV
-head: the mask is not repeated, and a causal block needs none, so that flash attention serves it.
+The g query heads of a group share keys and values without copying them. With one query per head, the group's g queries
+become queries of one head. On CPU, the g * t queries of a block of t tokens also become queries of one head, which is
+fastest there; the mask is then repeated g times. On CUDA, each group becomes a sequence of a batch, and its g heads
+read views of one KV head. There the mask is not repeated, and a causal block needs no mask, so flash attention can
+compute it.
 """
 
 from __future__ import annotations

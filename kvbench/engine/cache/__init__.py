@@ -1,2 +1,2 @@
-"""KV memory. `slot_cache` is the interface of the slots, `dense` and `paged` its layouts; `prompt` holds a prompt's
-entries while the model reads the prompt."""
+"""KV memory. `slot_cache` is the interface of the slots, `dense` and `paged` are its two layouts. `prompt` holds a
+prompt's entries while the model reads the prompt."""

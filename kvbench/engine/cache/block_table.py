@@ -1,8 +1,8 @@
 """`BlockTable`: which pages of a pool belong to which head, and how many entries each head holds.
 
-The host decides about memory, so its arrays are the truth. The device has a copy of the tables and the lengths; on a
-CPU both are the same memory as the host's. A table changes at few places per step, and only these are copied; lengths
-are few and copied whole.
+The host allocates memory, so its arrays are authoritative. The device has a copy of the tables and the lengths; on a
+CPU the copy is the same memory. A table changes at few places per step, and only these are copied; the few lengths are
+all copied.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class BlockTable:
         self._lengths = None
 
     def reserve(self, rows: np.ndarray, lengths: np.ndarray) -> None:
-        """Allocate and free pages, so that each head of these rows has as many as `lengths` [b, Hk] entries fill."""
+        """Allocate and free pages, so that each head of these rows has exactly the pages for `lengths` [b, Hk]
+        entries."""
         wanted, width = -(-lengths // PAGE), self.table.shape[2]
         if (most := int(wanted.max(initial=0))) > width:
             self.table = np.pad(self.table, ((0, 0), (0, 0), (0, max(most, 2 * width) - width)))

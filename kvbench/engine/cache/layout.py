@@ -82,7 +82,8 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
     Sliding windows of at least `longest` tokens become full attention. For a method that keeps entries per query head,
     every query head of an evicted layer counts as a KV head. Raises UserError if the method evicts and every layer has
     a sliding window; if it spreads its budget unevenly and the evicted layers differ in heads or dimensions; or if
-    heads share entries (latent attention) and the method keeps entries per query head or has weights.
+    heads share entries (latent attention) and the method keeps entries per query head, has weights, or reads the
+    output projection.
     """
     fitted = layer_shapes.for_lengths(geometry, longest)
     if method.evicts:
@@ -108,10 +109,15 @@ def _check_latent(g: LayerGeometry, method: Method) -> None:
             f"method {quote(weights.kind)} reads weights made for each KV head, and in latent attention all heads "
             "share one entry. Use a method without weights."
         )
+    if g.latent and method.needs().layer_weights:
+        raise UserError(
+            f"{type(method).__name__} multiplies each head's values by the output projection, and in latent attention "
+            "all heads share one entry. Use another method."
+        )
 
 
 def check_prefill(method: Method, prefill: str, name: str = "") -> None:
-    """Raise UserError when a method does not work with chunked prefill. name: the method's, for the error text."""
+    """Raise UserError when a method does not work with chunked prefill. name: the method's name, for the error text."""
     if prefill == "chunked" and method.during("prefill").needs().probes:
         label = quote(name or type(method).__name__)
         raise UserError(
@@ -139,9 +145,9 @@ def shape_of(
     slots: int,
     states: tuple[StateShape, ...] = (),
 ) -> Shape:
-    """Return the size of a cache for sequences of these lengths. geometry: the model's, not the result of `fit`.
+    """Return the size of a cache for sequences of these lengths. geometry: that of the model, not the result of `fit`.
 
-    states: of layers beside attention.
+    states: the states of recurrent layers.
     """
     group = largest_group(geometry)
     rows = capacity(method, budget, interval, lengths, group)

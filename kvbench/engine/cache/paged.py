@@ -2,12 +2,13 @@
 
 K, V, positions and columns lie in a pool of pages, one pool per shape of entry; a page belongs to one head of one layer
 of one slot. A block table lists the pages of a head in order, so the head's entry i lies at place i % PAGE of its page
-i // PAGE. Free pages are a list. Compaction fills holes within a head, in the same order as in the dense layout, so
-that both layouts give the same tokens for a method that keeps heads equal; empty pages return to the list.
+i // PAGE. Free pages are a list. Compaction fills holes within a head, in the same order as in the dense layout. Both
+layouts therefore give the same tokens for a method that keeps equally many entries in all heads. Empty pages return to
+the list.
 
 Block tables and lengths are kept on the host (numpy), because the host allocates the pages. `BlockTable` keeps copies
-of both on the device, and updates them when they are asked for. Page 0 belongs to no head: idle slots write there, and
-so do the unused places of a write whose shape is fixed.
+of both on the device, and updates them when they are asked for. Page 0 belongs to no head. Idle slots write to it, and
+a write of fixed shape puts its unused places there.
 """
 
 from __future__ import annotations
@@ -83,10 +84,11 @@ class PagedStack(Stack):
         self._cuts: list[Cut] = []
 
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many places per head a view of each row shows, and whether shorter heads are padded to it.
+        """Return how many places per head a view of each row shows, and whether shorter heads are padded to that
+        number.
 
-        Uneven heads are padded to whole pages: rows of equal padded length can form one batch, and the padding of a row
-        does not depend on rows of other slots.
+        Uneven heads are padded to whole pages. So rows of equal padded length can form one batch, and a row's padding
+        does not depend on other slots.
         """
         lengths = self.blocks.lengths[rows]  # [b, (L,) Hk]
         of_view = tuple(range(1, lengths.ndim))
@@ -134,7 +136,7 @@ class PagedStack(Stack):
     def carry_out(self, cut: Cut, counts: np.ndarray, movers: int) -> None:
         """Move the kept entries of a decision to the front of their heads, and free the pages behind them.
 
-        counts, movers: the numbers in `cut`, read by the host.
+        counts, movers: the numbers in `cut` after the host has read them.
         """
         batch = cut.batch
         front = _front(cut.keep, cut.counts)

@@ -28,8 +28,8 @@ class PromptCache:
     """The KV caches of b equally long prompts, with all their layers.
 
     queries: number of newest queries that every layer stores; size: tokens to allocate memory for at first; noise_keys:
-    per prompt, the seed of the method's random numbers; recurrent: empty states of layers beside attention; images: of
-    the only prompt.
+    per prompt, the seed of the method's random numbers; recurrent: empty states of recurrent layers; images: those of
+    the prompt; with images b is 1.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PromptCache:
         )
 
     def state_bytes(self) -> int:
-        """Return the bytes of the states of layers beside attention."""
+        """Return the bytes of the states of recurrent layers."""
         return self.recurrent.bytes() if self.recurrent is not None else 0
 
     def allowed(self) -> int:
@@ -120,7 +120,8 @@ class PromptCache:
         layer.write(self.rules.method.observe(view))
 
     def hand_over(self, layer: PromptLayer, queries: torch.Tensor, positions: torch.Tensor, rows: int) -> None:
-        """Let the method observe a block of the prompt's queries; the last one sees the first `rows` entries."""
+        """Let the method observe a block of the prompt's queries; the last query of the block sees the first `rows`
+        entries."""
         before, self.seen = self.seen, int(positions[-1]) + 1
         self.observe(layer, self.view(layer, queries, positions, rows))
         self.seen = before
@@ -154,7 +155,8 @@ class PromptCache:
         return True
 
     def begin_decoding(self, noise_keys: Sequence[int]) -> None:
-        """Switch from the prompt to generated tokens: from now on the rules for decoding and these noise keys apply."""
+        """Switch from the prompt to generated tokens: later evictions use the rules for decoding and these noise
+        keys."""
         self.rules = self.rules.decoding()
         self.acting = self.rules.method
         self.noise_keys = [noise.signed64(key) for key in noise_keys]

@@ -1,5 +1,5 @@
-"""One layer of a prompt's KV cache: it grows by blocks of tokens, loses entries at evictions, and is packed at the end,
-which removes padding.
+"""One layer of a prompt's KV cache. It grows by blocks of tokens, loses entries at evictions, and is packed at the end:
+packing removes padding.
 
 Heads may end with different numbers of entries; shorter heads are then padded to the longest, and `valid` marks the
 places that hold an entry.
@@ -95,7 +95,7 @@ class PromptLayer:
         return Rows(self.keys[:, :, :rows], self.values[:, :, :rows], self.positions[:, :, :rows], columns, valid)
 
     def write(self, values: dict[str, torch.Tensor]) -> None:
-        """Store new values by name: of columns [b, Hk, n] for the first n entries of every head, and of states."""
+        """Store new values by name: columns [b, Hk, n] for the first n entries of every head, and states."""
         for name, value in values.items():
             if name in self.columns:
                 self.columns[name][:, :, : value.shape[-1]] = value

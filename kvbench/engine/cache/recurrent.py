@@ -1,8 +1,8 @@
 """The states that layers keep beside keys and values: linear attention, short convolutions, state-space layers.
 
-A model reads and writes these states in the cache object that it is given. `RecurrentStates` is that object: it holds
-the states in transformers' own cache layers, a row per sequence, and returns keys and values as they came, because the
-engine stores those. No method evicts a state; its size does not depend on the number of tokens.
+A model reads and writes these states in the cache object that it is given. `RecurrentStates` is that object. It holds
+the states in transformers' own cache layers, a row per sequence. Keys and values it returns unchanged, because the
+engine stores them. No method evicts a state; its size does not depend on the number of tokens.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from transformers.cache_utils import LinearAttentionLayer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateShape:
-    """One state of one layer. `kind`: "conv" or "recurrent"; `place`: its number among the layer's states of a kind.
+    """One state of one layer. `kind`: "conv" or "recurrent"; `place`: its number among the layer's states of this kind.
 
-    shape: without the batch dimension.
+    shape: the state's shape without the batch dimension.
     """
 
     layer: int
@@ -31,7 +31,7 @@ class StateShape:
 
     @property
     def bytes(self) -> int:
-        """Bytes of one sequence's state."""
+        """The bytes of one sequence's state."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
@@ -74,7 +74,7 @@ class RecurrentStates(Cache):
             mine[rows] = theirs[row].to(mine.dtype)
 
     def copy(self, rows: Sequence[int] | None = None) -> RecurrentStates:
-        """Return a copy of these rows (None: of all), which forward passes change apart from this object."""
+        """Return an independent copy of these rows (None: of all rows), for forward passes to change."""
         other = RecurrentStates(len(self._of_layers), self._of_layers[0].number_of_states)
         for at, kind, place, state in self.each():
             other._put(at, kind, place, state if rows is None else state[list(rows)])
@@ -85,7 +85,7 @@ class RecurrentStates(Cache):
         return [state.cpu().clone() for *_, state in self.each()]
 
     def restore(self, saved: Sequence[torch.Tensor]) -> None:
-        """Put the states back as they were `saved`, in place."""
+        """Restore, in place, the states that `saved` returned."""
         for (*_, state), before in zip(self.each(), saved, strict=True):
             state.copy_(before)
 
@@ -94,7 +94,8 @@ class RecurrentStates(Cache):
         return sum(state.nbytes for *_, state in self.each())
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return whether a forward pass has written the states (or one of them) of a layer; None: of the last layer."""
+        """Return whether a forward pass has written the states, or one state, of a layer. None stands for the last
+        layer."""
         layers = self._of_layers[-1:] if layer_idx is None else self._of_layers[layer_idx : layer_idx + 1]
         written = [layer.has_previous_state for layer in layers]
         return any(all(places.values()) if state_idx is None else places[state_idx] for places in written)

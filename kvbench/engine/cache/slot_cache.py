@@ -38,7 +38,7 @@ class Shape:
     columns: tuple[Column, ...] = ()
     states: tuple[State, ...] = ()
     queries: int = 0  # number of newest queries stored per slot
-    recurrent: tuple[StateShape, ...] = ()  # states of layers beside attention
+    recurrent: tuple[StateShape, ...] = ()  # states of recurrent layers
 
 
 class Store:
@@ -130,12 +130,12 @@ class SlotCache(ABC):
             self.seen[slot], self.fresh[slot] = seen, 0
 
     def install_states(self, states: RecurrentStates | None, row: int, slots: Sequence[int]) -> None:
-        """Copy the states of layers beside attention of one sequence, row `row` of `states`, to several slots."""
+        """Copy the states of recurrent layers of one sequence, row `row` of `states`, to several slots."""
         if self.recurrent is not None and states is not None:
             self.recurrent.install(states, row, torch.tensor(slots, device=self.device))
 
     def saved_states(self) -> list[torch.Tensor]:
-        """Return a copy, in the host's memory, of the states of layers beside attention."""
+        """Return a copy, in the host's memory, of the states of recurrent layers."""
         return [] if self.recurrent is None else self.recurrent.saved()
 
     def restore_states(self, saved: Sequence[torch.Tensor]) -> None:
@@ -200,5 +200,5 @@ class SlotCache(ABC):
 
     @cached_property
     def state_bytes(self) -> int:
-        """Bytes of one slot's states of layers beside attention."""
+        """Bytes of one slot's states of recurrent layers."""
         return sum(state.bytes for state in self.shape.recurrent)

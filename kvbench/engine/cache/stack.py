@@ -1,7 +1,7 @@
 """`Stack`: all evicting layers of one geometry in common tensors, so that an eviction can take them at once.
 
-Axis 0 of its tensors runs over rows. A row is one layer of one slot: row i * slots + slot is that of the slot in the
-i-th layer of the stack. Decode steps see a layer through its `EvictingStore`, evictions see rows.
+Axis 0 of its tensors runs over rows. A row is one layer of one slot: row i * slots + s belongs to slot s in the i-th
+layer of the stack. Decode steps see a layer through its `EvictingStore`, evictions see rows.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Stack(ABC):
         return {name: state[batch.at] for name, state in self.states.items()}
 
     def write(self, batch: RowBatch, values: dict[str, torch.Tensor]) -> None:
-        """Store new values by name: of columns [b, Hk, n] and of states [b, ...]."""
+        """Store new values by name: columns [b, Hk, n] and states [b, ...]."""
         for name, value in values.items():
             if name in self.states:
                 self.states[name][batch.at] = value
@@ -91,14 +91,16 @@ class Stack(ABC):
 
     @abstractmethod
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many places per head a view of each row shows, and whether some heads hold fewer entries.
+        """Return how many places per head a view of each row shows, and whether some heads have fewer entries than
+        places.
 
         rows: [b]; or [b, L] for views that show L rows with equally many places.
         """
 
     @abstractmethod
     def filled(self, rows: np.ndarray) -> np.ndarray:
-        """Return a number for each row, by which callers group rows: `complete` takes only rows with equal numbers."""
+        """Return a number for each row. Callers group rows by it, because `complete` takes only rows with equal
+        numbers."""
 
     @abstractmethod
     def complete(self, batch: RowBatch, new: int) -> None:
@@ -139,7 +141,7 @@ def moves(holes: torch.Tensor, movers: torch.Tensor, places: int) -> tuple[torch
 
     holes, movers: masks [b, Hk, n] bool, each with its own n. Returns the indices of the movers and those of the holes
     that they move to, both [b, Hk, places]; the end of each list is -1 where pairs are lacking. No number is read back
-    from the device, so the caller gives `places`, the most movers of a head.
+    from the device; the caller therefore states `places`, an upper bound on the movers of a head.
     """
 
     def listed(mask: torch.Tensor) -> torch.Tensor:

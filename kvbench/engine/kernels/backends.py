@@ -37,7 +37,7 @@ class Decode(Protocol):
         splits: programs per head, from the function `splits`; a layer gets the same number in every step of an engine.
         table: [S, Hk, W] int32 or int64, contiguous: the pages of every head in order.
         sinks: [Hq] logits of a virtual key without value.
-        latent: of latent attention, how many of a key's first numbers are its value; value and values then have Dv 0.
+        latent: in latent attention, how many of a key's first numbers are its value; value and values then have Dv 0.
 
     Returns [S, Hq, Dv or latent]. Never waits for the device; all calls may be captured in a CUDA graph.
     """

@@ -1,7 +1,7 @@
 """The Triton kernel of a decode step's attention: one new token per slot, any number of entries per slot and KV head.
 
-A program serves at most MOST_QUERIES query heads of one KV head of one slot; they form one matrix. Latent attention,
-whose group is all query heads, so takes several programs (blocks) per KV head. A program attends to the new entry from
+A program serves at most MOST_QUERIES query heads of one KV head of one slot; they form one matrix. In latent attention
+all query heads form one group, so a KV head needs several programs (blocks). A program attends to the new entry from
 registers, and reads the older entries in tiles with an online softmax in float32. There are S * Hk * blocks * splits
 programs. The splits of a head share its older entries; the first of them also takes the new entry; `_combine` adds
 their partial sums. The first block writes the new entry to the cache. Where the value is a part of the key (latent

@@ -1,9 +1,9 @@
 """The activations of a forward pass: the most bytes that it holds at once, found without weights.
 
-Layers that keep a state may hold far more per token than attention: transformers' own code for Mamba-2 computes the
-product of every pair of tokens in a chunk for every head and number of the state. These bytes follow from the model's
-code and its shapes. So the pass runs on the meta device, where tensors have a size and no memory, and every tensor that
-an operation returns is counted from its creation until the model drops it.
+Layers that keep a state may hold far more numbers per token than attention. For example, transformers' code for Mamba-2
+computes, for every head and every number of the state, the product of all pairs of tokens in a chunk. These bytes
+follow from the model's code and its shapes. So the pass runs on the meta device, where tensors have a size and no
+memory, and every tensor that an operation returns is counted from its creation until the model drops it.
 """
 
 from __future__ import annotations

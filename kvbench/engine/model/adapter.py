@@ -85,7 +85,7 @@ def _attach(model: Any, adapter: Adapter, tensors: Mapping[str, torch.Tensor]) -
 
 
 def _weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name and the weight of each layer that has one; tied layers share it."""
+    """Yield name and weight of each layer that has a weight. Tied layers yield the same weight."""
     for name, module in model.named_modules():
         if isinstance(weight := getattr(module, "weight", None), torch.nn.Parameter):
             yield name, weight

@@ -1,4 +1,4 @@
-"""A hash that tells models of equal shape apart, so that weights trained for one model are not used with another."""
+"""A hash that distinguishes models of equal shape, so that weights trained for one model are not used with another."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class LoadedModel:
     folder: Path | None = None  # of the checkpoint, when it was loaded from a folder
     fingerprint: str | None = None  # of the loaded parameters
     attn: Attn = "sdpa"  # attention kernel for prompts
-    states: tuple[StateShape, ...] = ()  # of layers beside attention
+    states: tuple[StateShape, ...] = ()  # of recurrent layers
 
     def decode(self, ids: list[int]) -> str:
         return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
@@ -147,8 +147,8 @@ def _convert(model: Any, kind: torch.dtype) -> None:
 def auto_class(config: Any) -> Any:
     """Return the transformers auto class that builds the model with its language-model head.
 
-    AutoModelForCausalLM if it knows the configuration, else AutoModelForImageTextToText; the other way round for model
-    types whose images the engine reads. Raises UserError when neither knows it.
+    AutoModelForCausalLM if it knows the configuration, else AutoModelForImageTextToText. For model types whose images
+    the engine reads, AutoModelForImageTextToText comes first. Raises UserError when neither knows it.
     """
     autos = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
     for auto in reversed(autos) if config.model_type in WITH_IMAGES else autos:

@@ -22,8 +22,8 @@ from kvbench.eviction.learned import LearnedWeights
 def supply(method: Method, loaded: LoadedModel, scratch: Path) -> tuple[Method, LoadedModel]:
     """Return the method and the model, changed so that the method finds its weights or table.
 
-    A missing file is drawn at random into a folder under `scratch`; later calls use it again. A path that the user gave
-    stays as it is. Raises UserError for weights of unknown shapes.
+    A missing file is written with random numbers to a folder under `scratch`, where later calls find it. A path that
+    the user gave is not changed. Raises UserError for weights of unknown shapes.
     """
     weights = method.weights()
     if weights is None or weights.path != "auto":

@@ -31,14 +31,15 @@ class ModelShape:
     """The sizes of a model that a plan needs.
 
     Attributes:
-        parameters: of the whole model, including those that text never uses (a vision tower).
+        parameters: number in the whole model, including those that text never uses (a vision tower).
         streamed: parameters that every step reads, without routed experts.
         routed: parameters of routed experts; `active`: the share of them that one token uses.
-        states: of layers beside attention, per sequence.
+        states: the states of recurrent layers, per sequence.
         stored: bytes of weights that stay quantised in memory; None: all are numbers of the run's dtype.
         width: numbers per token that a layer's activations hold at their widest; `vocabulary`: logits per token.
-        traced: bytes of a pass over so many tokens in this dtype, from the model's code; None without states.
-        images: the most bytes of the vision part while it reads images, and the bytes that remain; see `tower`.
+        traced: function of tokens and dtype that returns the bytes of a pass; None for models without states.
+        images: function of images and dtype that returns the vision part's peak of bytes and the bytes that remain;
+            see `tower`.
     """
 
     geometry: tuple[LayerGeometry, ...]
@@ -67,7 +68,7 @@ class ModelShape:
     def bytes_read(self, element: int, slots: int) -> float:
         """Return the bytes of weights that a step of `slots` sequences reads.
 
-        What it does not read (embedding tables, a vision tower) is counted as not quantised.
+        Parameters that no step reads (embedding tables, a vision tower) are assumed not to be quantised.
         """
         streamed, routed = self.streamed * element, self.routed * element
         if self.stored is not None:

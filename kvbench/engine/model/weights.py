@@ -115,7 +115,7 @@ def load_weights(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a method's weights in float32.
 
-    config, fingerprint: those of the model that the method runs on; without a fingerprint it is not compared.
+    config, fingerprint: those of the model that the method runs on; without a fingerprint (None), none is compared.
 
     Raises:
         SetupError: the file or its card is missing, damaged, or does not fit the model or the method's options.

@@ -64,8 +64,8 @@ class Gated(Method):
     def _check(self, tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
         form = form_of(tensors)
         if form is None:
-            return f"they are none of the gates {', '.join(get_args(Gate))}"
+            return f"their tensors are none of the gates {', '.join(get_args(Gate))}"
         for name, wanted, actual in (("gate", self.gate, form.gate), ("tie", self.tie, form.tie)):
             if wanted not in ("auto", actual):
-                return f"the method has {name}={wanted}, these have {actual}"
+                return f"the method has {name}={wanted}, these weights have {actual}"
         return form.misfit(tensors, model)

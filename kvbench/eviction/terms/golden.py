@@ -44,7 +44,8 @@ def block_attention(
     scaling: float,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Return the attention of blocks of later queries to every token: the module's a, [Hk, blocks, T] float32.
+    """Return the attention of each block of later queries to every token, [Hk, blocks, T] float32. This is `a` in the
+    module's docstring.
 
     queries: [Hq, T, d] post-RoPE of the whole sequence; keys: [Hk, T, d]; interval: L; first: position of block 0's
     first query. Memory: the result and `SCRATCH_FLOATS` numbers; the T x T weights never exist at once.

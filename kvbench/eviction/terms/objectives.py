@@ -42,7 +42,8 @@ def ranking_loss(scores: torch.Tensor, wanted: torch.Tensor, margin: float = MAR
 
 
 def advantages(rewards: torch.Tensor) -> torch.Tensor:
-    """Return the normalised rewards [G] of a group: less their mean, then divided by their standard deviation."""
+    """Return the normalised rewards [G] of a group of samples: minus their mean, then divided by their standard
+    deviation."""
     return (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-8)
 
 

@@ -22,7 +22,7 @@ class PromptVote(Method):
     kernel: int = option(7, "pooling width, 1 for none", low=1, odd=True)
     pool: Literal["max", "avg"] = option("max", "how votes are smoothed along the text")
     reduce_g: Literal["mean", "max"] = option("mean", "how the query heads of a group become one score")
-    heads: Literal["kv", "query"] = option("kv", "heads with a cache of their own: KV heads, or every query head")
+    heads: Literal["kv", "query"] = option("kv", "which heads have separate caches: KV heads, or every query head")
 
     @property
     def per_query_head(self) -> bool:

@@ -1,7 +1,8 @@
-"""Converts published checkpoints to kvbench's gates and scorers.
+"""Converts published checkpoints to kvbench's gates, scorers and surrogates.
 
     ngocbh/trimkv           model.layers.N.self_attn.retention_gate.linear1.weight ...
     RUCAIBox/ForesightKV    model.layers.N.self_attn.judge_model.fc1.weight ...
+    nvidia/KVzap-...        layers.N.0.weight ..., with a hidden layer, or layers.N.weight ...
 
 ForesightKV's layer norm over features is left out: the released code never applies it.
 """
@@ -16,7 +17,8 @@ from kvbench.lazy import torch
 
 Layers = list[dict[str, torch.Tensor]]  # per layer, tensors by their names after `retention_gate.` or `judge_model.`
 
-GATE, SCORER = "retention_gate", "judge_model"
+GATE, SCORER, SURROGATE = "retention_gate", "judge_model", "surrogate"
+SURROGATE_NAMES = re.compile(r"^layers\.([0-9]{1,9})\.((?:[02]\.)?(?:weight|bias))$")
 NAMES = re.compile(rf"(?:^|\.)layers\.([0-9]{{1,9}})\.self_attn\.({GATE}|{SCORER})\.(.+)$")
 # Gate -> {released name: ours}; the last linear layer and the bias are the projection out.
 GATES: dict[Gate, dict[str, str]] = {
@@ -32,12 +34,18 @@ GATES: dict[Gate, dict[str, str]] = {
     },
 }
 SCORERS = {"fc1.weight": "w1", "fc1.bias": "b1", "fc2.weight": "w2", "fc2.bias": "b2"}
+SURROGATES: dict[str, dict[str, str]] = {  # form -> {released name: ours}
+    "mlp": {"0.weight": "in.weight", "0.bias": "in.bias", "2.weight": "out.weight", "2.bias": "out.bias"},
+    "linear": {"weight": "out.weight", "bias": "out.bias"},
+}
 UNUSED = ("feature_norm.weight", "feature_norm.bias")
 
 
 def wanted(names: Iterable[str], module: str) -> dict[str, tuple[int, str]]:
-    """Return those names that belong to tensors of `module` (GATE or SCORER), each with its layer and its name inside
-    the module."""
+    """Select the names of tensors that belong to `module` (GATE, SCORER or SURROGATE); return each with its layer and
+    its name inside the module."""
+    if module == SURROGATE:
+        return {name: (int(m[1]), m[2]) for name in names if (m := SURROGATE_NAMES.match(name))}
     matches = ((name, NAMES.search(name)) for name in names)
     return {name: (int(m[1]), m[3]) for name, m in matches if m is not None and m[2] == module}
 
@@ -49,12 +57,15 @@ def dimensions(module: str, name: str) -> int | None:
     """
     if module == SCORER:
         return {name: 3 if name.endswith("weight") else 2 for name in SCORERS}.get(name)
+    if module == SURROGATE:
+        return {"weight": 2, "bias": 1}[name.rpartition(".")[2]]
     names = {released for layers in GATES.values() for released in layers} | {"bias"}
     return {name: 2 if name.endswith("weight") else 1 for name in names}.get(name)
 
 
 def gate_kinds(layer: Mapping[str, torch.Tensor]) -> list[Gate]:
-    """Return the kinds of gate whose tensors have the names in `layer`. rg and rg2 are not told apart by names."""
+    """Return the kinds of gate whose tensors have the names in `layer`. rg and rg2 have the same names, so both are
+    returned."""
     return [gate for gate, names in GATES.items() if layer.keys() == names.keys() | {"bias"}]
 
 
@@ -72,3 +83,11 @@ def scorer(layers: Layers) -> dict[str, torch.Tensor]:
     """Return a scorer's tensors in kvbench's layout."""
     tensors = {ours: torch.stack([layer[name] for layer in layers]) for name, ours in SCORERS.items()}
     return tensors | {name: tensors[name][..., 0] for name in ("w2", "b2")}  # one output
+
+
+def surrogate(layers: Layers) -> tuple[str, dict[str, torch.Tensor]] | None:
+    """Return a surrogate's form, mlp or linear, and its tensors in kvbench's layout; None for unknown names."""
+    form = next((form for form, names in SURROGATES.items() if names.keys() == layers[0].keys()), None)
+    if form is None:
+        return None
+    return form, {ours: torch.stack([layer[name] for layer in layers]) for name, ours in SURROGATES[form].items()}

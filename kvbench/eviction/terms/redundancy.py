@@ -1,8 +1,8 @@
 """How much each cached key repeats others: the redundancy of R-KV (arXiv 2505.24133), which G-KV uses too.
 
-Compute the matrix of cosine similarities of all keys of a head, with diagonal 0. In each of its rows, set the
-similarity to the most recent similar key (cosine above the threshold) to 0: this "spares" that key, so of several
-copies the newest survives. Then take the mean over the rows, and a softmax over the entries: one number per entry.
+Compute the matrix of cosine similarities of all keys of a head, with diagonal 0. In each row, set the similarity to the
+most recent similar key (cosine above the threshold) to 0. This "spares" that key, so that the newest of several copies
+survives. Then take the mean over the rows, and a softmax over the entries: one number per entry.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def log_gain(log_beta: torch.Tensor, age: torch.Tensor, horizon: int = 1) -> tor
 
 
 def _log1mexp(x: torch.Tensor) -> torch.Tensor:
-    """Return log(1 - e^x) for x < 0. Of two formulas it uses the one that is precise near x."""
+    """Return log(1 - e^x) for x < 0, by whichever of two formulas loses less precision at x."""
     return torch.where(x < math.log(0.5), torch.log1p(-x.exp()), (-torch.expm1(x)).log())
 
 

@@ -43,6 +43,8 @@ class WindowVote(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.replaced and self.by_rank:
+            raise OptionError("protection", "is not in the code that compat=reference reproduces; leave one out.")
         if self.memory and self.by_rank:
             raise OptionError(
                 "global_score", "is not in the code that compat=reference reproduces; leave one of the two out."
@@ -83,7 +85,7 @@ class WindowVote(Method):
     def remember(
         self, view: LayerView, local: torch.Tensor, among: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return F, and the columns to store, which hold F for the entries in `among`.
+        """Return F, and the columns in which F is stored for the entries in `among`.
 
         F merges the local score with the stored F'. Without memory F is the local score and nothing is stored.
         """

@@ -87,8 +87,8 @@ class Moment:
 
     @property
     def due(self) -> bool:
-        """Return whether more tokens were read than the budget holds. All methods at one budget have the same value.
-        True without a budget."""
+        """Return whether more tokens were read than fit into the budget; True without a budget. The result is the same
+        for all methods at one budget."""
         return self.chosen.budget is None or self.seen > entries(self.chosen.budget, self.prompt)
 
 
@@ -166,7 +166,8 @@ class AttentionAnalysis(Analysis):
 
 
 class MethodAnalysis(Analysis):
-    """The base class of analyses of readings with a method. Subclasses override the methods that they need."""
+    """The base class of analyses that observe answers being read with a method. Subclasses override the methods that
+    they need."""
 
     def moment(self, moment: Moment) -> None:
         """Receive the entries that the method holds, when a block of the answer begins and at the end."""

@@ -70,7 +70,7 @@ class Density(MethodAnalysis):
             if row["when"] == "evictions"
         ]
         x, y = "position / tokens read (0: oldest, 1: newest)", "share of tokens kept"
-        return plots.lines("density", "Where kept tokens stand as blocks begin", points, x=x, y=y)
+        return plots.lines("density", "Positions of kept tokens when blocks begin", points, x=x, y=y)
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:

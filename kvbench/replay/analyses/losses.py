@@ -4,7 +4,7 @@ After ForesightKV (arXiv 2602.03203, Table 8). The rise of a token of an answer 
 eviction, minus that with the full cache, and at least 0. Rises are added up over all places where the same token of the
 vocabulary stands. The table has, per method, the `MOST` tokens with the largest sums:
 
-    count   places where the token stands; questions: how many questions have it
+    count   places where the token stands; questions: number of questions whose answers have it
     rise    mean rise in nats; full: mean loss with the full cache
     share   the token's part of all rises of the method
     most    the largest rise, in the answer to `doc_id` at place `position`

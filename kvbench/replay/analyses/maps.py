@@ -1,10 +1,11 @@
-"""Draws attention heat maps of one answer: where each part of the answer looks, by layer and KV head, full cache.
+"""Draws heat maps of one answer: to which tokens each part of the answer attends, by layer and KV head, with the full
+cache.
 
 After ForesightKV (arXiv 2602.03203, Figure 1). The answer is the first of the task; `--sample ID` names another
 question. Queries (tokens of the answer) and tokens (prompt and answer) are each cut into at most `SIDE` stretches of
-equal length. A square is the attention that a query of its stretch pays to the tokens of the other stretch, summed over
-these tokens, a mean over the queries and over the query heads of a group: a row adds up to 1. The table has all layers
-and KV heads, the figure up to `LAYERS` layers and `HEADS` heads of each, evenly spread.
+equal length. A square is the attention that the queries of one stretch pay to the tokens of another. It is summed over
+the tokens and averaged over the queries and over the query heads of a group, so a row adds up to 1. The table has all
+layers and KV heads, the figure up to `LAYERS` layers and `HEADS` heads of each, evenly spread.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Maps(AttentionAnalysis):
 
 
 def _width(tokens: int) -> int:
-    """Return the length of a stretch, so that there are at most SIDE."""
+    """Return the length of a stretch that cuts `tokens` tokens into at most SIDE stretches."""
     return max(1, -(-tokens // SIDE))
 
 

@@ -9,8 +9,8 @@ local.
     retrieval   the 4 far tokens with the most attention per query, minus stripe: tokens that change with the query
     dispersed   the rest
 
-A head's kind is its largest share. The 4 best tokens of each query carry at least as much as 4 tokens chosen for all
-queries together, so no share is negative.
+A head's kind is its largest share. No share is negative, because the 4 best tokens of each query carry at least as much
+attention as 4 tokens chosen for all queries together.
 """
 
 from __future__ import annotations

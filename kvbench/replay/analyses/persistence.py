@@ -1,8 +1,8 @@
-"""Measures how long each KV head goes on to want the same tokens, with the full cache.
+"""Measures how long each KV head keeps attending to the same tokens, with the full cache.
 
-After Make Each Token Count (arXiv 2605.09649, Figure 2), where the share that survives h steps later shows that heads
-forget at different rates. A query wants, per KV head, the fewest tokens that carry 90% of its attention (`api.MASS`),
-a mean over the query heads of a group. For a query a and the query h steps later:
+After Make Each Token Count (arXiv 2605.09649, Figure 2), which shows that heads forget tokens at different rates. Let
+W_a be the fewest tokens that carry 90% (`api.MASS`) of the attention of query a in a KV head, averaged over the query
+heads of its group. For a query a and the query h steps later:
 
     persistence = |W_a and W_(a+h)| / |W_a|
     chance      = share of the tokens up to a that are in W_(a+h): the persistence of a random set

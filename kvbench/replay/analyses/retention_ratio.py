@@ -79,7 +79,7 @@ class RetentionRatio(MethodAnalysis):
             for row in rows
         ]
         title = "Token retention ratio of right answers"
-        about = "In brackets: the number of right answers, of which the bar is the mean, and of all answers."
+        about = "In brackets: the number of right answers, over which the bar is a mean, and of all answers."
         return plots.bars("retention-ratio", title, points, x="cache length / sequence length", about=about)
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Measures how few entries get most of the attention, by layer and query head, with the full cache.
 
-For each query of the answer it finds the smallest number of entries that carry 90, 95 and 99% of the query's attention,
-and the share of visible entries whose weight is at least 1% of the query's largest weight (the threshold of H2O, arXiv
+For each query of the answer it finds the smallest number of entries that carry 90, 95 and 99% of the query's attention.
+It also finds the share of visible entries with at least 1% of the query's largest weight (the threshold of H2O, arXiv
 2306.14048, section 3.1). The results are means over queries, with standard errors over questions.
 """
 

@@ -1,9 +1,9 @@
 """Measures whether a method still holds the tokens to which the answer attends: the share held, by age and KV head.
 
-The attended tokens of a block of the answer are, per layer and KV head, the fewest earlier tokens that carry 90% of the
-attention that the block's queries pay to earlier tokens under the full cache (`api.MASS`). The newest token has age 1.
-Only blocks count that begin after more tokens than the budget holds. These are the same blocks for all methods at one
-budget.
+A block of the answer has attended tokens in each layer and KV head. These are the fewest earlier tokens that carry 90%
+(`api.MASS`) of the attention that the block's queries pay to all earlier tokens, with the full cache. The newest token
+has age 1. Only blocks that begin after more tokens than the budget holds are counted. These are the same blocks for all
+methods at one budget.
 
     share  share of the attended tokens of this age that the method holds
     mass   attention paid to held tokens of this age, divided by attention paid to all tokens of this age
@@ -92,7 +92,7 @@ class Survival(MethodAnalysis):
             name: {m: {h: _over_ages(of) for h, of in found.items()} for m, found in methods.items()}
             for name, methods in heads.items()
         }
-        title, value = "Attended tokens still held as blocks begin", "share of attended tokens"
+        title, value = "Attended tokens still held when blocks begin", "share of attended tokens"
         by_age = plots.lines(
             "survival", f"{title}, by age", points, x="age (tokens, up to)", y=value, about="Over all heads.", log=True
         )

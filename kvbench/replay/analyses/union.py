@@ -1,4 +1,5 @@
-"""Measures which share of the tokens that matter now mattered in an earlier window, for every share of tokens kept.
+"""Measures how many of the most attended tokens were among the most attended in earlier windows, by share of tokens
+kept.
 
 After G-KV (arXiv 2512.00504, Figures 1 and 16): the last window of an answer is compared with the window before it, and
 with the union of all windows before it. A window is 16 successive queries (`api.WINDOW`). Its attention is, per KV
@@ -9,8 +10,8 @@ last, which both windows see, a window's best tokens at share r are the r N with
     union   share of them that are best tokens of at least one earlier window
     size    share of the N tokens in that union: what a random set as large would reach
 
-An earlier window has ranked its own older tokens only; for its best tokens, r is a share of these. Memory is 2 Hk T
-numbers per layer and trace.
+An earlier window ranks only the tokens older than itself; its best tokens are the share r of these tokens. Memory is 2
+Hk T numbers per layer and trace.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ class Union(AttentionAnalysis):
             self.tally.add((window.layer, share), window.traces, answers=1.0, **sums)
 
     def rows(self) -> list[Row]:
-        """Return a row of results per layer and share of tokens, with means over KV heads and answers.
+        """Return a row of results per layer and share r of tokens, with means over KV heads and answers.
 
-        Column: kept (the share r).
+        Columns: kept (the share r); before, union and size (see the module).
         """
         ratios = {name: (name, "answers") for name in ("before", "union", "size")}
         return [

@@ -1,4 +1,4 @@
-"""Draws the page's figures, each once light and once dark. The stylesheet shows the picture for the reader's setting.
+"""Draws the page's figures, each once light and once dark. The stylesheet shows the one that fits the reader's setting.
 
 drawn = read(report)
 drawn.of("curves"), drawn.reason

@@ -2,7 +2,7 @@
 
     lengths(rows).median       # tokens
 
-Truncated answers were cut off by the limit of new tokens. If a method makes the model ramble, answers get longer before
+Truncated answers were cut off by the limit of new tokens. If eviction makes the model ramble, answers get longer before
 scores fall.
 """
 
@@ -18,7 +18,7 @@ from kvbench.report.rows import Rows
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """The lengths of one cell's answers in tokens, and the shares of answers that are truncated or have no extracted
-    answer. All figures but the number of answers are NaN if there are none."""
+    answer. Without answers, all figures except their number are NaN."""
 
     answers: int
     mean: float

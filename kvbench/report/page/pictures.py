@@ -1,7 +1,7 @@
 """Encodes the images of a question for a page: small JPEGs as `data:` addresses, made anew from the images' pixels.
 
-Nothing of an image's file but its pixels reaches the page: no metadata, no name of a format, no script of an SVG (which
-`kvbench.sources.image_files` refuses, as it refuses images that are too large).
+Only the pixels of an image's file reach the page, never its metadata. `kvbench.sources.image_files` refuses SVG, which
+may hold scripts, and images that are too large.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ MOST_BYTES = 16_000_000  # of all images of a page
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """An image for a page. sha256: of its file. uri: empty if the page has no more room."""
+    """An image for a page. sha256: the hash of its file. uri: its `data:` address; empty if the page has no room
+    left."""
 
     sha256: str
     uri: str

@@ -65,5 +65,5 @@ def _first(rows: Rows, headline: str) -> dict[str, float]:
 
 
 def title(table: TaskTable) -> str:
-    """Return what the page calls a table: its task, and how it differs from the task's other tables."""
+    """Return a table's title on the page: its task, and how it differs from the task's other tables."""
     return ", ".join(filter(None, (table.task, table.group)))

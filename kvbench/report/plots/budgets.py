@@ -14,7 +14,7 @@ from kvbench.report.plots.figure import Figure, Point, Spec, distinct
 from kvbench.report.plots.points import only
 
 RULE = "Shown as horizontal lines: {methods}, without a budget."
-APART = "Points of one budget are set apart sideways, so that no bar hides another."
+APART = "Points at the same budget are shifted sideways, so that no bar hides another."
 MARKED = "*: generated entries are not bounded by the budget."
 CROWDED = 0.35  # most share of the distance between two budgets that the points of one budget take
 STEP = 0.05  # most distance between two points of one budget, in doublings of the budget
@@ -26,8 +26,8 @@ class Measure:
     """What a figure against the budget shows. `field`: the field of the points with the values. `low`, `high`: the
     fields with the ends of the error bars; empty without error bars.
 
-    Parts of the caption: `shows` names the values, `bands` the error bars. `more` is a sentence that readers should
-    know. `about_missing` says why cells are not shown.
+    Parts of the caption: `shows` names the values, `bands` explains the error bars, `more` is a further sentence, and
+    `about_missing` says why cells are not shown.
     """
 
     name: str

@@ -20,7 +20,8 @@ class Figure:
 
     `name`: the stem of its files. `caption`: names the axes, the number of questions, the error bars, and the cells
     that are not shown. `spec`: a Vega-Lite specification without `config`; the figure is drawn with `config` from
-    `style.config(theme)`. Texts from rows are data, domains and titles, never part of a Vega expression.
+    `style.config(theme)`. A text from a row may stand in its data, domains and titles, but in no Vega expression: such
+    expressions are executed.
     """
 
     name: str

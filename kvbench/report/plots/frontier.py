@@ -1,5 +1,5 @@
-"""The figure of scores against measured bytes. It marks the frontier: the cells whose score no other cell reaches with
-as few bytes."""
+"""The figure of scores against measured bytes. It marks the frontier: cells whose score no other cell reaches with as
+few bytes."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ def heat(
     x: str | None,
     value: str = "score",
 ) -> Spec:
-    """Return the figure's Vega-Lite specification. Squares have the fields panel, row, column and share. rows, columns:
-    their names, from the top and from the left. x: the title of the axis of columns. value: the legend's name for the
-    share."""
+    """Return the figure's Vega-Lite specification. Squares have the fields panel, row, column and share. rows: the
+    names of the rows, from the top. columns: the names of the columns, from the left. x: the title of the axis of
+    columns. value: the legend's name for the share."""
     panels = distinct(squares, "panel")
     across, side = _sizes(len(panels), rows, len(columns))
     inner = {

@@ -1,5 +1,5 @@
-"""Heat maps of scores by length. The rows are the subtasks of a family of tasks, or the categories of a task, such as
-the depth of a needle.
+"""Heat maps of scores by length. The map's rows are the subtasks of a family of tasks, or the categories of one task,
+such as the depths of a needle.
 
 At two lengths or more, the map has a panel for each method and budget, with the lengths as columns. A family at one
 length gets a single panel, with a column for each method and budget.

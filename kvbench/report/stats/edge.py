@@ -49,8 +49,8 @@ def edge_interval(scores: Scores, means: Floats, repeats: float, level: float) -
 
 
 def _trials(scores: Scores) -> int:
-    """Return the number of 0/1 trials that stand for a question's mean: the mean number of samples, at most MOST_TRIALS
-    and, if a score lies between 0 and 1, at least SHARES."""
+    """Return the number of 0/1 trials that stand for a question's mean. It is the mean number of samples, but at most
+    MOST_TRIALS and, if a score lies between 0 and 1, at least SHARES."""
     import numpy as np
 
     every = np.concatenate([np.asarray(question, dtype=float) for question in scores])

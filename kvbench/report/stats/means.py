@@ -23,9 +23,10 @@ FEW_RIGHT = 10  # with fewer right (or wrong) questions, their spread is hardly 
 class Estimate:
     """A mean over questions with its uncertainty.
 
-    `rule` says how the confidence interval was made: "t", "wilson" (on the effective number of questions), "beta" (few
-    right or few wrong answers), "rule of three" (all 0 or all 1: the standard error is 0 and says nothing), "constant"
-    (all equal, neither 0 nor 1: the interval is the mean alone) or "one question" (or one cluster: no interval).
+    `rule` says how the confidence interval was made: "t"; "wilson" (on the effective number of questions); "beta" (few
+    right or few wrong answers); "rule of three" (all scores 0 or all 1, so the standard error of 0 says nothing);
+    "constant" (all scores equal, neither 0 nor 1; the interval is the mean alone); "one question" (or one cluster;
+    there is no interval).
     """
 
     mean: float

@@ -48,8 +48,8 @@ def _beyond(half: float, critical: float, varies: float, power: float) -> float:
 
     half: the mean of half the width. critical: the quantile of t. varies: the squared coefficient of variation of se.
 
-    Noise and se vary, so the drop must exceed the mean of (critical x se - noise) by a normal quantile of its standard
-    deviation. The variance of critical x se is mean(se)^2 critical^2 varies, and the variance of the noise is
+    Noise and se vary. The drop must therefore exceed the mean of (critical x se - noise) by a normal quantile times its
+    standard deviation. The variance of critical x se is mean(se)^2 critical^2 varies, and the variance of the noise is
     mean(se)^2 (1 + varies).
     """
     from scipy.special import ndtri
@@ -58,8 +58,8 @@ def _beyond(half: float, critical: float, varies: float, power: float) -> float:
 
 
 def tail_of(residuals: Floats, df: float) -> float:
-    """Return by how much the squared coefficient of variation of a standard error exceeds 1 / (2 df), that of normal
-    data.
+    """Return by how much the squared coefficient of variation of a standard error exceeds 1 / (2 df), its value for
+    normal data.
 
     `residuals`: one per cluster. If a few of them hold most of the sum of squares, their fourth powers exceed those of
     normal data. Few clusters show only a part of a heavy tail, so the excess gets Fisher's correction of a sample's
@@ -80,10 +80,10 @@ def flips_drop(
     """Return the smallest true drop that two-sided sign flips of clusters find with the given power. NaN if they find
     no drop.
 
-    `clusters`: (sum of differences, size) of each. The drop comes from half the width of the test's own interval,
-    because a few clusters hardly show how far the questions of a cluster agree. This half width is treated as that of a
-    t interval over as many equal clusters. In simulations the drop is a nearly constant multiple of it (1.43 at 5%),
-    whatever the sizes.
+    `clusters`: (sum of differences, size) of each. The drop is computed from half the width of the test's own interval,
+    because a few clusters hardly show how far the questions of a cluster agree. The calculation treats this half width
+    as if it belonged to a t interval over the same number of equal clusters. In simulations the drop is a nearly
+    constant multiple of the half width (1.43 at 5%), whatever the sizes of the clusters.
     """
     import numpy as np
     from scipy.special import stdtrit

@@ -30,7 +30,7 @@ def question_means(scores: Scores) -> Floats:
 
 
 def by_length(scores: Scores) -> Iterator[tuple[list[int], Floats]]:
-    """Yield, for each number of samples, the indices of the questions with so many samples, and their scores as
+    """Group questions by their number of samples. Yield the indices of each group's questions, and their scores as
     [questions, samples]."""
     import numpy as np
 

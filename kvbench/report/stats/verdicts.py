@@ -21,7 +21,7 @@ class Judged:
     a drop. Holm's correction then tests it two-sided at its strictest level, alpha / comparisons. If other comparisons
     have drops, the power is higher.
 
-    `room`: the largest drop that scores allow, from the baseline's mean to the floor.
+    `room`: the largest possible drop, from the baseline's mean to the floor.
     """
 
     p: float  # adjusted
@@ -35,10 +35,10 @@ def judge(family: Sequence[Paired], alpha: float = ALPHA, floors: Sequence[float
 
     Args:
         floors: for each comparison, the score below which no method falls; NaN stands for 0. Scores then lie between
-            the floor and 1, and a tie becomes "cannot tell" in two cases. At the floor: the smallest drop is larger
-            than the distance from the baseline's mean to the floor. At the ceiling: in every comparison of the table,
-            both means are closer to 1 than its smallest drop. Without floors, scores may be any numbers, and a tie
-            stays a tie.
+            the floor and 1, and a tie becomes "cannot tell" in two cases. At the floor: the comparison's
+            `smallest_drop` is larger than its `room` (see `Judged`). At the ceiling: in every comparison of the table,
+            both means are closer to 1 than `smallest_drop`. Without floors, scores may be any numbers, and a tie stays
+            a tie.
     """
     adjusted = holm([paired.p for paired in family])
     drops = [paired.drop(alpha / len(family)) for paired in family]

@@ -18,7 +18,7 @@ from kvbench.runner.bench.setting import Load, Setting
 class Capacity:
     """Plans the memory of methods on one model.
 
-    machine: of this machine. If the setting has a memory, it is planned for a GPU with that much instead.
+    machine: limits of this machine. If the setting states a memory size, plans are for a GPU with that much instead.
     """
 
     def __init__(self, setting: Setting, loaded: LoadedModel, machine: Machine) -> None:
@@ -52,10 +52,10 @@ class Capacity:
         return plan.fitting
 
     def first(self, fitting: int, load: Load) -> int:
-        """Return with how many sequences a measurement begins. fitting: see the method of this name.
+        """Return the number of sequences with which a measurement begins. fitting: the result of the method `fitting`.
 
-        A number that the user gave is reduced to the plan's only if the user also gave the memory: otherwise the
-        machine shows what fits.
+        A number that the user gave is reduced to the planned one only if the user also gave the memory size. Otherwise
+        the measurement tries that number first, and fewer sequences if memory runs out.
         """
         if load.sequences is None:
             return min(fitting, MOST_SLOTS[self.device.type])

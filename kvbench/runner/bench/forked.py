@@ -1,4 +1,4 @@
-"""Runs a measurement in a fork of the process, whose memory and allocator are as they were before."""
+"""Runs a measurement in a fork of this process, so that all measurements start with the same state of the allocator."""
 
 from __future__ import annotations
 

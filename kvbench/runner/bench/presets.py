@@ -17,9 +17,10 @@ class Column:
     """A figure that a paper prints, and ours beside it.
 
     Attributes:
-        head: in our table, for example "tok/s". ours: the name of our figure in `kvbench.cli.bench_published.OURS`.
-        form: the format of both.
-        table, metric: of the paper's number in published.csv; task: the same, with the load's fields in braces.
+        head: title of the column, for example "tok/s".
+        ours: the name of our figure in `kvbench.cli.bench_published.OURS`.
+        form: the format of both figures.
+        table, metric, task: where published.csv has the paper's number; `task` may have fields of the load in braces.
     """
 
     head: str
@@ -36,12 +37,12 @@ class Preset:
 
     Attributes:
         paper: as in published.csv; what: the table's subject.
-        shapes: of the models that the table has, each with the model's name in published.csv; the first is measured
+        shapes: the shapes of the table's models, each with the model's name in published.csv; the first is measured
             unless the user names another.
         systems: our methods, each with its name in published.csv and its budgets (none for the full cache).
-        options: of `kvbench bench`, as the user would type them.
-        unknown: what the paper does not say or does otherwise, in sentences.
-        also: more tables or texts of published.csv, whose numbers have no column.
+        options: options of `kvbench bench`, as the user would type them.
+        unknown: sentences on what the paper does not state or does differently.
+        also: further tables or texts in published.csv; their numbers are listed below the table.
     """
 
     paper: str
@@ -58,8 +59,8 @@ class Preset:
     ) -> Published | None:
         """Return the number that the paper prints in a column, or None if it prints none.
 
-        shape: of the bench; a shape that the table lacks stands for the table's first. method: our label. budget, load:
-        the paper's, by the fields' names.
+        shape: the measured shape; a shape that the table lacks counts as the table's first. method: our label. budget:
+        the paper's budget. load: the paper's load, by the names of its fields.
         """
         model = self.shapes.get(shape) or next(iter(self.shapes.values()))
         task = column.task.format_map({name: short(value) for name, value in load.items()})
@@ -180,7 +181,7 @@ PRESETS: dict[str, Preset] = {
             ("first token s", "first", "{:.3g}", "time to first token"),
             ("over full %", "first_over_full_percent", "{:+.3g}", "overhead of eviction"),
         ),
-        unknown="The text of the paper at hand has none of its tables of latency. SpecKV is not measured, because it "
+        unknown="kvbench's copy of the paper's text lacks the tables of latency. SpecKV is not measured, because it "
         "needs a trained draft model.",
         also=("overhead of others", "abstract / text 1"),
     ),

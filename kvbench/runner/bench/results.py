@@ -76,9 +76,9 @@ class Measured:
     """The figures of one system at one load. Those about evictions and the cache are None for a baseline.
 
     Attributes:
-        load: what was asked for; decoded: the number of sequences that fitted into memory, 0 if not even one did.
+        load: the requested load; decoded: the number of sequences that fitted into memory, 0 if not even one did.
         failure: why there are no figures: "out of memory" and the cause; None where there are some.
-        fitting: sequences that fit into memory by the plan of a run; for a baseline, by that of the method `full`.
+        fitting: sequences that fit into memory by the plan of a run; for a baseline, by the plan of the method `full`.
         random_weights: whether the method's trained weights were replaced by random ones.
         seconds: wall time of the second generation of a round.
         first_seconds: time until every sequence had its first token; None where the system does not tell.
@@ -136,9 +136,9 @@ def _cost(end: int, seconds: Sequence[float]) -> Cost:
 def rise(costs: Sequence[Cost]) -> float | None:
     """Return the rise of the cost per token from the second stretch to the last, as a share of the mean cost.
 
-    The rise is that of a straight line through the cost of each stretch in its cheapest round, because other processes
-    only ever add to a cost. The first stretch is left out: caches still fill up to their budgets. None for fewer than
-    three stretches.
+    A straight line is fitted to the cost of each stretch in its cheapest round, because other processes can only add to
+    a cost. The result is the rise of this line. The first stretch is left out: caches still fill up to their budgets.
+    None for fewer than three stretches.
     """
     if len(costs) < 3:
         return None

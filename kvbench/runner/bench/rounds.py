@@ -86,7 +86,7 @@ class Contest:
         return [self._measured(system, load, done[system.name]) for system in self.systems]
 
     def _by_plan(self, system: System, load: Load) -> list[Pair] | NothingFits:
-        """Return what is known before the first round: nothing, or that the plan allows not even one sequence."""
+        """Return the results before the first round: none, or a failure if the plan allows not even one sequence."""
         if self.capacity.first(self.plans[system.name, load], load):
             return []
         return NothingFits(f"the plan of {self.capacity.machine.memory / 2**30:.3g} GiB")

@@ -18,7 +18,7 @@ from kvbench.runner.bench.shapes import LONGEST, SHAPES
 
 
 class Member(NamedTuple):
-    """A method at a budget; None for a method that takes none."""
+    """A method at a budget. budget: None for a method that takes no budget."""
 
     method: MethodChoice
     budget: Budget | None
@@ -36,8 +36,8 @@ def members(methods: Iterable[MethodChoice], budgets: Iterable[Budget]) -> tuple
 
 
 class Load(NamedTuple):
-    """What every system is measured with: the length of each prompt and each answer in tokens, and how many sequences
-    are decoded side by side, one slot each; None: as many as fit into memory."""
+    """The load under which every system is measured: tokens per prompt, tokens per answer, and how many sequences are
+    decoded side by side, one slot each (None: as many as fit into memory)."""
 
     prompt: int
     new_tokens: int
@@ -93,13 +93,14 @@ class Setting:
 
 
 class NoTokenizer:
-    """Stands in for a tokenizer, for methods that read a text of their own: a token for every 4 characters."""
+    """Replaces a tokenizer for methods that read additional text: it makes one token of every 4 characters."""
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
 
     def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-        """Return token ids below the vocabulary's size. options: of a real tokenizer; none has an effect."""
+        """Return token ids below the vocabulary's size. options: those of a real tokenizer, which have no effect
+        here."""
         return {"input_ids": [5 + ord(text[at]) % (self.vocabulary - 10) for at in range(0, len(text), 4)]}
 
     def decode(self, ids: Any, **options: Any) -> str:

@@ -57,7 +57,7 @@ class System(ABC):
         self.run(ids, tokens)
 
     def attention(self, ids: torch.Tensor, tokens: int, bandwidth: float) -> tuple[AttentionTime, ...]:
-        """Time each backend of a decode step's attention; () where the system has no choice of backends.
+        """Time each backend for the attention of a decode step; () if the system has only one backend.
 
         bandwidth: bytes per second of a copy.
         """

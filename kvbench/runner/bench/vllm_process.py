@@ -23,8 +23,8 @@ SHARE = 0.45  # of the GPU's memory, for vLLM; the other systems' model and cach
 def vllm_seconds(folder: Path, ids: torch.Tensor, tokens: int, dtype: str) -> float:
     """Return the wall seconds in which vLLM generates `tokens` tokens after each prompt of ids [sequences, prompt].
 
-    folder: the model's; the process writes its result there. The time excludes loading and one warm-up. Raises
-    RuntimeError with vLLM's message when it fails, KVBenchError when its process ends without a result.
+    folder: the model's folder; the process also writes its result there. The time excludes loading and one warm-up.
+    Raises RuntimeError with vLLM's message when it fails, KVBenchError when its process ends without a result.
     """
     job = {"folder": str(folder), "ids": ids.tolist(), "tokens": tokens, "dtype": dtype}
     subprocess.run([sys.executable, "-m", "kvbench.runner.bench.vllm_process"], input=json.dumps(job), text=True)

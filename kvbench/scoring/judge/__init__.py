@@ -1,5 +1,5 @@
-"""Let a judge model rate answers (MT-Bench, MMDU) or extract them (MathVista). The judge is an OpenAI-compatible server
-or a local model.
+"""Let a judge model rate answers (MT-Bench, MMDU), mark them (LongMemEval) or extract them (MathVista). The judge is an
+OpenAI-compatible server or a local model.
 
 A judge that refuses the key (`KeyRefused`) or cannot be loaded ends a run. Any other failure of a judge gives a score
 without a value and with a note.

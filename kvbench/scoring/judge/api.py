@@ -34,8 +34,8 @@ class Judge(Protocol):
     def ask(self, system: str, user: str, images: Sequence[bytes] = (), max_tokens: int = MAX_TOKENS) -> Reply:
         """Return the judge's reply. Raises JudgeError, KeyRefused, or SetupError if the judge cannot be loaded.
 
-        system: "" for no system message. images: encoded files that the judge sees after the text. max_tokens: of the
-        reply.
+        system: "" for no system message. images: encoded files that the judge sees after the text. max_tokens: most
+        tokens of the reply.
         """
 
 
@@ -47,6 +47,6 @@ def messages(system: str, user: str, images: Sequence[bytes] = ()) -> list[dict[
 
 
 def _address(image: bytes) -> str:
-    """Return an address that holds an image itself. The first bytes of the file tell its type."""
+    """Return an image as a `data:` address, which contains the file. The file's first bytes tell its type."""
     kind = "png" if image.startswith(b"\x89PNG") else "webp" if image[8:12] == b"WEBP" else "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"

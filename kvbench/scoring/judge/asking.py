@@ -1,4 +1,4 @@
-"""Ask a judge until its reply can be read, and the scores of answers that no judge or no readable reply has scored."""
+"""Ask a judge until its reply can be parsed. Also makes the scores of answers without a judge or a readable reply."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Let a judge rate every answer of a dialogue about pictures on MMDU's six dimensions and overall, from 1 to 10.
 
 The judge gets the released prompt (bundled/mmdu), all pictures of the dialogue, and for each turn its question, its
-reference answer and the model's answer. The reply ends with a dictionary of scores. After a reply without a score per
-dimension the judge is asked once more; then the turn has no scores. The released script drops such turns without asking
-again.
+reference answer and the model's answer. The reply ends with a dictionary of scores. If a reply lacks the score of a
+dimension, the judge is asked once more; after a second such reply the turn has no scores. The released script drops
+such turns without asking again.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def _prompt(doc: Doc, answers: Answers, turn: int) -> str:
 
 
 def _disarm(answer: str) -> str:
-    """Put brackets for the braces of a dictionary of scores in an answer, so that quoting it gives no scores."""
+    """Replace the braces of a dictionary of scores in an answer by brackets: a judge that quotes it then gives no
+    scores."""
     return _VERDICT.sub(r"[\1]", answer)
 
 

@@ -1,4 +1,4 @@
-"""Score a conversation by a judge: the judge rates each turn, or compares it with a baseline's in both orders.
+"""Score a conversation by a judge: the judge rates each turn, or compares it with a baseline's turn in both orders.
 
 A score is the mean over the turns that have a verdict. After a reply without a verdict the judge gets the same request
 once more; after a second such reply the turn has no verdict. Aux `invalid` counts these replies. A rating outside 1 to
@@ -37,7 +37,7 @@ def rate(services: Services, doc: Doc, answers: Answers) -> Score:
 
 
 def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -> Score:
-    """Let the judge compare answers with those of a baseline, turn by turn: a win is 1, a tie 0.5, a loss 0.
+    """Let the judge compare answers with the baseline's answers, turn by turn: a win counts 1, a tie 0.5, a loss 0.
 
     The value is the mean; aux `outcome_1`, ... has each turn's outcome.
 

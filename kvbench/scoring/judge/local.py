@@ -26,7 +26,7 @@ class LocalJudge:
 
     def ask(self, system: str, user: str, images: Sequence[bytes] = (), max_tokens: int = MAX_TOKENS) -> Reply:
         if images:
-            raise SetupError("a local judge reads no images; give a judge at an address (--judge URL) that sees.")
+            raise SetupError("a local judge reads no images; give a judge at an address (--judge URL) that reads them.")
         with self._lock:
             return Reply(self._answer(system, user, max_tokens), f"local:{self.folder.resolve().name}")
 

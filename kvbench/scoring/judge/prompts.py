@@ -36,7 +36,8 @@ def pair(doc: Doc, answers_a: Answers, answers_b: Answers, turn: int) -> tuple[s
 
 
 def disarm(answer: str) -> str:
-    """Put blanks into every ``[[10]]`` and ``[[A]]`` of an answer, so that quoting them gives no verdict."""
+    """Put blanks into every ``[[10]]`` and ``[[A]]`` of an answer, so that a judge that quotes them gives no
+    verdict."""
     return _MARK.sub(r"[[ \1 ]]", answer)
 
 

@@ -43,7 +43,7 @@ def check(services: Services, task: Task) -> None:
     if "images" in task.needs and services.judge.startswith(LOCAL):
         raise UserError(
             f"task {quote(task.name)} shows the judge images, which a local judge does not read; give a judge at an "
-            "address (--judge URL) that sees."
+            "address (--judge URL) that reads them."
         )
     if not _is_none(services.judge):
         _check_judge(services, services.judge)

@@ -1,6 +1,7 @@
 """Run model-written programs: `tiers` isolate them, `selection` picks the strongest tier that works.
 
-A box is a tier's isolated processes: a driver and the programs that it starts. The module `box` is the side outside.
+A box is a group of isolated processes: a driver and the programs that it starts. The module `box` controls it from
+outside.
 
 Expected outputs never enter a box, nothing is unpickled, and a program's output stays bytes.
 """

@@ -1,4 +1,4 @@
-"""The parts of a lockdown as data, so that tests can omit each part and check that the self-test notices."""
+"""The parts of a lockdown as data. Tests omit one part at a time and check that the self-test notices it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class Plan:
 
     outer: tuple[tuple[str, tuple[str, ...]], ...] = ()  # named arguments of the command that starts the box
     inner: tuple[Step, ...]  # what the child does before it runs the program
-    opened: frozenset[str] = frozenset()  # families of system calls that the filter allows; empty outside tests
+    opened: frozenset[str] = (
+        frozenset()
+    )  # families of system calls that the filter allows: exec for binaries, others in tests
 
     def parts(self) -> list[str]:
         """Return the names of the parts that `without` can omit, such as "--unshare-net" and "limit AS".
@@ -67,8 +69,8 @@ def machine() -> str:
 def limits(of: Limits, threads: int | None) -> list[Step]:
     """Return the steps that set resource limits.
 
-    The step for processor time holds 0, a placeholder: each run of a program puts its own limit there. threads: limit
-    for all threads of the user together; None for no such limit.
+    The step for processor time holds the placeholder 0; each run of a program replaces it by its own limit. threads:
+    the most threads that the user may run in all processes together; None: no such limit.
     """
     sizes = {"AS": of.memory, "STACK": of.stack, "CPU": 0, "FSIZE": of.file_bytes, "NOFILE": of.files, "CORE": 0}
     if threads is not None:
@@ -90,7 +92,7 @@ def drop_root(shown: list[str]) -> list[Step]:
 def lock(*rules: Step) -> list[Step]:
     """Return the steps that follow the resource limits and the change of user.
 
-    rules: the tier's own steps, which come before the last two.
+    rules: the tier's own steps, which are inserted before the last two steps.
     """
     steps = ("seals", "session", "environment", "parent")
     return [*((name, None) for name in steps), *rules, ("descriptors", None), ("seccomp", None)]

@@ -1,8 +1,8 @@
 """The system-call filter of a locked program, as bytes for ``prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)``.
 
-The filter is an allow-list: any other call gives EPERM, a call newer than the table gives ENOSYS, and calls by another
-convention (i386, x32) end the process. `RULES` allow a call only with some arguments: threads but no processes, signals
-to the program itself, socket pairs but no sockets. The driver writes the program's process id at `pid_offsets`.
+The filter is an allow-list: all other calls fail with EPERM, calls newer than the table fail with ENOSYS, and calls by
+another convention (i386, x32) end the process. `RULES` allow a call only with some arguments: threads but no processes,
+signals to the program itself, socket pairs but no sockets. The driver writes the program's process id at `pid_offsets`.
 
 The filter is classic BPF, assembled here (``linux/filter.h``, ``linux/seccomp.h``), because libraries for it are C
 extensions and the sandbox needs only the standard library.

@@ -1,8 +1,9 @@
-"""Choose the first tier that passes its self-test on this machine, in this process."""
+"""Choose the first tier that passes its self-test, which is run in this process."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 from collections.abc import Iterator, Sequence
@@ -24,16 +25,24 @@ class Sandbox:
     digest: str
 
     @contextlib.contextmanager
-    def box(self, limits: Limits | None = None, packages: Sequence[str] = ()) -> Iterator[Box]:
-        """Yield a box for one program; a shared tier keeps the box open for more programs. Raises BoxError."""
+    def box(
+        self, limits: Limits | None = None, packages: Sequence[str] = (), *, compiled: bool = False
+    ) -> Iterator[Box]:
+        """Yield a box for one program; a shared tier keeps the box open for more programs. Raises BoxError.
+
+        compiled: whether the program is a binary, which the box's process then becomes by `exec`.
+        """
         limits = limits or Limits()
+        plan = self.tier.plan(limits, packages)
+        if compiled:
+            plan = dataclasses.replace(plan, opened=plan.opened | {"exec"})
         if not self.tier.shared:
-            with Box(self.tier, limits, packages=packages) as box:
+            with Box(self.tier, limits, packages=packages, plan=plan) as box:
                 yield box
             return
-        key = (self.tier, limits, tuple(packages))
+        key = (self.tier, limits, tuple(packages), compiled)
         if key not in _kept.boxes:
-            _kept.boxes[key] = Box(self.tier, limits, packages=packages)
+            _kept.boxes[key] = Box(self.tier, limits, packages=packages, plan=plan)
         try:
             yield _kept.boxes[key]
         except BoxError:
@@ -48,7 +57,7 @@ class _Kept(threading.local):
     """
 
     def __init__(self) -> None:
-        self.boxes: dict[tuple[Tier, Limits, tuple[str, ...]], Box] = {}
+        self.boxes: dict[tuple[Tier, Limits, tuple[str, ...], bool], Box] = {}
 
 
 _kept = _Kept()

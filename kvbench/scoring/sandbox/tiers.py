@@ -162,7 +162,8 @@ class Landlock(Tier):
 
 
 class Container(Tier):
-    """Tier container: the official image of this Python version. It must exist locally: scoring downloads nothing."""
+    """Tier container: runs the official image of this Python version, which must exist locally: scoring downloads
+    nothing."""
 
     name, shared, same_python, namespaces = "container", True, False, True
     image: ClassVar[str] = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim"
@@ -217,7 +218,7 @@ class Container(Tier):
 
 
 class Unsafe(Tier):
-    """Tier none: resource limits and no isolation; only with --unsafe-run-code."""
+    """Tier none: resource limits, but no isolation. It is used only with --unsafe-run-code."""
 
     name = "none"
 

@@ -38,7 +38,7 @@ def folder() -> Path:
 
 @contextlib.contextmanager
 def keeping(file: Path) -> Iterator[BinaryIO]:
-    """Yield a stream to a new version of a file, which replaces the file once it is complete.
+    """Yield a stream for the new content of a file. The file is replaced when the block ends without an error.
 
     Raises SetupError if the file cannot be written.
     """
@@ -52,7 +52,7 @@ def keeping(file: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def filling(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that takes the place of a folder which does not exist yet, once it is filled.
+    """Yield the path of a temporary folder for the block to fill; then rename it to `folder`, unless that exists.
 
     Raises SetupError if it cannot be written.
     """
@@ -68,13 +68,13 @@ def filling(folder: Path) -> Iterator[Path]:
 
 
 def place(url: str) -> Path:
-    """Return the path of an address's file in the cache."""
+    """Return the path that the cache has for the file at a web address."""
     name = Path(urlsplit(url).path).name or "file"
     return folder() / "files" / hashlib.sha256(url.encode()).hexdigest()[:16] / name
 
 
 def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None = None) -> Path:
-    """Return the path of an address's file in the cache, after downloading it if it is absent. Raises SetupError."""
+    """Download the file at a web address unless the cache has it; return its path in the cache. Raises SetupError."""
     target = place(url)
     if target.is_file():
         return target

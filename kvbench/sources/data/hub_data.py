@@ -42,11 +42,14 @@ def cached(manifest: Manifest, revision: str | None) -> Place | None:
 
 
 def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | None = None) -> Place:
-    """Return where the data are in the cache, after downloading what it lacks. Raises SetupError."""
+    """Download the parts of the data that the cache lacks, and return where the data are.
+
+    task: "" for data without a task. Raises SetupError.
+    """
     if (place := cached(manifest, revision)) is not None:
         return place
     if not hub.may_ask(task):
-        why = f"only the run's folder asks for it (--task {bare(task)} again lets kvbench download it)"
+        why = f"only the run's folder names it (give --task {bare(task)} again to let kvbench download it)"
         raise elsewhere(task, manifest, why)
     if manifest.url:
         try:
@@ -86,21 +89,23 @@ def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | N
         case "unreachable":
             return elsewhere(task, manifest)
         case reason if sentence := refused(name, reason, revision):
-            return SetupError(sentence + " Use --data-revision to choose." * (reason == "revision"))
+            return SetupError(sentence + " Use --data-revision to choose." * (reason == "revision" and bool(task)))
     kind = "" if isinstance(error, hub.HubError) else f"{type(error).__name__}: "
     return SetupError(f"{name} cannot be loaded: {kind}{quote((words(error).splitlines() or [''])[0])}.")
 
 
 def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable") -> DataMissing:
     """Return the error for data that are not cached and that kvbench cannot download because of `why`."""
-    name = bare(task)
-    if name.startswith("lm_eval:"):  # lm-eval downloads its own data
+    name, what = bare(task), f"task '{bare(task)}'"
+    if not task:
+        what, how = f"data set {quote(manifest.hub)}", "run the command once where there is a network, or give a file"
+    elif name.startswith("lm_eval:"):  # lm-eval downloads its own data
         how = f"run it once where there is a network, or give a folder with {manifest.path}"
         how += " (--data or KVBENCH_DATA); HF_HUB_OFFLINE=1 uses what is cached"
     else:
         how = f"'kvbench data fetch {name}' on a connected machine makes a folder with {manifest.path}"
         how += " for --data or KVBENCH_DATA"
-    text = f"task '{name}' is not on this machine and {why}. {how[0].upper()}{how[1:]}."
+    text = f"{what} is not on this machine and {why}. {how[0].upper()}{how[1:]}."
     return DataMissing(text, task=task, manifest=manifest, where=why)
 
 
@@ -186,7 +191,7 @@ def _download(manifest: Manifest, files: tuple[str, ...], revision: str | None) 
 
 
 def _with_images(manifest: Manifest, place: Place) -> Place:
-    """Return the place with its archive of images, if it has one, downloaded and unpacked."""
+    """Download and unpack the archive of images that belongs to a place, if there is one; return the place with it."""
     if place.images is not None and not place.images.is_dir():
         (archive,) = _download(manifest, (manifest.archive,), place.revision)
         wanted = images.every_name(place.rows(place.reading(), manifest), manifest.images)
@@ -222,7 +227,7 @@ def _table_file(manifest: Manifest, commit: str) -> Path:
 
 
 def _safe(kind: str, hub_name: str, *names: str) -> Path:
-    """Return the path in the cache of something from the hub, its parts joined to one name of a file or folder."""
+    """Return the cache path of a file or folder from the hub. Its name joins the repository's name and `names`."""
     parts = (hub_name.replace("/", "--"), *names)
     return cache.folder() / kind / "__".join(re.sub(r"[^\w.-]", "-", part) for part in parts)
 
@@ -244,7 +249,7 @@ def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Plac
     if revision == manifest.revision and hub.is_commit(revision) and read != revision:
         raise _differs(manifest, str(read))  # the libraries' cache may hold another commit
     if read is None:
-        raise SetupError(f"data set {quote(manifest.hub)} does not say at which revision it is. Give --data-revision.")
+        raise SetupError(f"data set {quote(manifest.hub)} does not say at which revision it is. Name the revision.")
     file = _table_file(manifest, read)
     rows = iter(table)
     if manifest.pixels:  # as stored: decoding and encoding again would change the bytes

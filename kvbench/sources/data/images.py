@@ -1,4 +1,5 @@
-"""The image files that a task's rows name: found inside one folder and hashed; their bytes are read with a prompt.
+"""The image files that a task's rows name. They are found inside one folder and hashed; only a prompt reads their
+pixels.
 
 A name is a path relative to the folder; a leading slash means the folder itself, as in MMDU's file. Names with ``..``,
 a backslash or a drive are errors. Symbolic links are followed, as they are for the files with the rows.
@@ -22,7 +23,7 @@ LIMIT = 64 * 1024**2  # bytes of one file in an archive
 
 
 class ImageFiles:
-    """Puts `Image`s into the rows of a task in place of the names of files, after hashing the files."""
+    """Replaces the names of image files in a task's rows by `Image`s, after hashing the files."""
 
     def __init__(self, task: str, folder: Path, column: str) -> None:
         self.task, self.folder, self.column = task, folder, column
@@ -81,7 +82,7 @@ def inside(folder: Path, name: str, where: str) -> Path:
 
 
 def is_inside(name: str) -> bool:
-    """Return whether a name is a relative path that leads to no place outside its folder."""
+    """Return whether a name is a relative path that stays inside its folder."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and not {*"\\:\0"} & {*name} and ".." not in path.parts
 
@@ -106,7 +107,8 @@ def unpack(archive: Path, wanted: Iterable[str], folder: Path) -> None:
 
 
 def encoded(rows: Iterable[Row], column: str, pixels: str, folder: Path) -> Iterator[Row]:
-    """Yield the rows of a table without their column `pixels`, whose image files go into a folder under their names."""
+    """Write the image of each row into a folder, and yield the row without the column `pixels`. column: names the
+    file."""
     for index, row in enumerate(rows):
         where = f"row {index + 1}"
         cell = row[pixels] or {}

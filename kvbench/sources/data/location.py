@@ -58,7 +58,7 @@ def holds_rows(manifest: Manifest) -> bool:
 
 
 def raw_names(manifest: Manifest) -> tuple[str, ...]:
-    """Return the names that the raw files (from the hub or an address) have beside `path` in a data folder."""
+    """Return the names under which a data folder holds the raw files (from the hub or a web address), beside `path`."""
     if manifest.files:
         return tuple(PurePosixPath(file).name for file in manifest.files)
     return (PurePosixPath(urlsplit(manifest.url).path).name,) if manifest.url else ()

@@ -1,6 +1,6 @@
 """Errors for data that are not on this machine.
 
-`together` makes one error of several, which names the command that fetches the data of all these tasks.
+`together` joins several of these errors into one, which names the command that fetches the data of all tasks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DataMissing(SetupError):
 
 
 def together(errors: Sequence[DataMissing], names: Sequence[str]) -> SetupError:
-    """Return one error in place of several. `names`: the tasks' names for `kvbench data fetch`."""
+    """Join several errors into one. `names`: the tasks' names for `kvbench data fetch`."""
     first = errors[0]
     if len(errors) == 1:
         return first

@@ -138,7 +138,8 @@ class Data:
         samples = [f"{quote(used.task)}: {used.mismatch}" for used in mismatches if used.sample]
         others = [f"data of task {quote(used.task)} differ: {used.mismatch}." for used in mismatches if not used.sample]
         more = f"; and {len(samples) - SHOWN} more" if len(samples) > SHOWN else ""
-        return [f"not the real data of {'; '.join(samples[:SHOWN])}{more}.", *others] if samples else others
+        text = f"data are samples, not the real data: {'; '.join(samples[:SHOWN])}{more}."
+        return [text, *others] if samples else others
 
     def _place(self, task: str, manifest: Manifest) -> Place:
         place = self.find(task, manifest)
@@ -158,7 +159,7 @@ def _member(file: Path, manifest: Manifest) -> str:
 
 
 def _examine(task: str, manifest: Manifest, place: Place, kept: list[dict[str, Any]] | None) -> DataUsed:
-    """Read all rows, append them to `kept` unless that is None, and compare them with the manifest."""
+    """Read all rows and compare them with the manifest. kept: a list that receives the rows; None: drop them."""
     reading = place.reading()
     images = ImageFiles(task, place.image_folder, manifest.images) if manifest.images else None
     ids: list[str] = []

@@ -77,7 +77,7 @@ class Grid:
         return (text * turns)[start : start + size]
 
     def _start(self, number: int) -> int:
-        """Return the index of the sentence of the text with which haystack number `number` starts."""
+        """Return the index of the sentence at which haystack number `number` starts in the text."""
         if self.essays:
             return random.Random(f"niah-{number}").randrange(len(self._sentences))
         return number % len(self._sentences)
@@ -90,9 +90,9 @@ class Grid:
 
 
 def boundary(sentences: Sequence[str], depth: float) -> int:
-    """Return after how many sentences a needle belongs, so that `depth` per cent of the text come before it.
+    """Return the number of sentences before the needle, so that about `depth` per cent of the text precede it.
 
-    This is the nearest boundary of sentences; of two equally near ones, the first.
+    The needle goes to the nearest sentence boundary; of two equally near ones, to the first.
     """
     ends = [0, *accumulate(len(sentence) + 1 for sentence in sentences)]
     wanted = ends[-1] * depth / 100

@@ -1,4 +1,4 @@
-"""The length of a task's prompts in tokens, and the search for the haystack size that fills it.
+"""How many tokens a task's prompts may have, and the search for the largest haystack that fits.
 
 NVIDIA's generators search the size of the haystack (sentences, words, documents) once, by bisection on real draws, and
 then shrink it for each prompt that turns out too long. If even the smallest size is too long, they loop for ever;
@@ -22,7 +22,8 @@ DRAWS = 100  # of the smallest size before a prompt fails; the tokens of draws o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """How many tokens a task's prompt and answer may have together; `size` and `fit` find prompts that fill them."""
+    """The number of tokens that a task's prompt and answer may have together; `size` and `fit` make prompts that nearly
+    fill it."""
 
     name: str  # of the task, for messages
     asked: int  # the length in the task's name

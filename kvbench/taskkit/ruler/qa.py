@@ -51,7 +51,7 @@ class QuestionAnswering:
     def draw(self, index: int, size: int) -> Filled:
         """Draw a prompt of `size` documents for question number `index`.
 
-        Raises ValueError if the question's own documents are more than `size`.
+        Raises ValueError if the question has more than `size` documents of its own.
         """
         questions, documents = self._set
         question = questions[index]

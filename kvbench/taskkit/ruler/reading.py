@@ -1,4 +1,5 @@
-"""Connects tasks with RULER's generators: the tokens that a prompt may have, and generated prompts as documents."""
+"""Connects tasks with RULER's generators: computes how many tokens a prompt may have, and turns prompts into
+documents."""
 
 from __future__ import annotations
 

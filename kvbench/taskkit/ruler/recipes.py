@@ -43,8 +43,8 @@ class Row:
 class Family:
     """A kind of prompt: its template, and how its answers are scored.
 
-    `any_reference` True: an answer that holds any reference has the full score. False: the score is the share of
-    references that the answer holds.
+    `any_reference`: if true, an answer that contains any reference gets the full score; otherwise the score is the
+    share of references that the answer contains.
     """
 
     new_tokens: int

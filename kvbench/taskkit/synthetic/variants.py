@@ -35,7 +35,7 @@ _SCORERS = {"walk": walk.score, "chain": chain.score, "lookup": lookup.score}
 
 
 def generate(seed: int, knobs: Knobs) -> Problem:
-    """Return the problem that a seed determines; the type of `knobs` says of which task."""
+    """Return the problem that a seed determines. The type of `knobs` selects the task."""
     if isinstance(knobs, chain.Knobs):
         return chain.generate(seed, knobs)
     return lookup.generate(seed, knobs) if isinstance(knobs, lookup.Knobs) else walk.generate(seed, knobs)
@@ -74,8 +74,8 @@ def first_eviction(n_prompt: int, budget: int, interval: int) -> int:
 def floor(knobs: Knobs, budget: int, interval: int) -> float:
     """Return the share of a solution's steps that a model generates before the first eviction.
 
-    No method has a lower partial score if the model makes no mistake with the full cache. Print it beside a table, or
-    report (partial - floor) / (1 - floor).
+    If the model makes no mistake with the full cache, no method can have a lower partial score. Print this share beside
+    a table, or report (partial - floor) / (1 - floor).
     """
     problem = generate(HELD_OUT, knobs)
     free = first_eviction(len(problem.prompt_pieces), budget, interval)

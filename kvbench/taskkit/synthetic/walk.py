@@ -141,7 +141,8 @@ def _plus(a: int, b: int) -> int:
 
 
 def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
-    """Draw the facts v of a walk by lines, and the `n_lines + 1` values of its register, which is 00 only at the end.
+    """Draw the facts v of a walk in the form `Lines`, and the `n_lines + 1` values of its register, of which only the
+    last is 00.
 
     Each line swaps the register's digits before it adds a fact. Without the swap, the last digit alone would run
     through a cycle of about three facts. With the swap, and since u + tens(v[u]) is a permutation of the digits u, a

@@ -93,7 +93,7 @@ class ForesightRecipe(ScorerRecipe):
 
 
 def _agreement(scorer: Mapping[str, torch.Tensor], choice: Choice) -> float:
-    """Return which share of the entries that the oracle drops the scorer would drop too, as a mean over heads."""
+    """Return the share of the oracle's dropped entries that the scorer would drop too, a mean over heads."""
     count = int(choice.dropped[0, 0].sum())
     worst = drop_scores(scorer, choice.layer, choice.x).topk(count, dim=-1).indices
     return float(choice.dropped.gather(-1, worst).float().mean())

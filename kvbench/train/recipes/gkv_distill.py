@@ -67,8 +67,16 @@ class DistillRecipe(SparseRecipe):
         # The loss is a mean over the tokens of the whole batch, even if the processes' shares differ in tokens.
         tokens = sum(len(t.answer) for t in batch) * len(mine) / len(batch)
         answered = self.simulate(mine, weight=self.temperature**2 / tokens)
-        how = {"micro": self.micro, "again": self.again, "teacher": lambda: nullcontext(self.teacher)}
-        return add_up(self.loaded.model, answered, self.lifetimes, self._divergence, **how), {}
+        loss = add_up(
+            self.loaded.model,
+            answered,
+            self.lifetimes,
+            self._divergence,
+            micro=self.micro,
+            again=self.again,
+            teacher=lambda: nullcontext(self.teacher),
+        )
+        return loss, {}
 
     def card(self) -> dict[str, Any]:
         return super().card() | {"traces": len(self.traces)}

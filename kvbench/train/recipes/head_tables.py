@@ -1,72 +1,40 @@
 """Estimates the table of heads for `headkv` from a model's attention. Nothing is trained; a CPU is enough.
 
-The model reads retrieval problems with their right answers (`head_data`). For every query head, the table says how much
-attention the queries that predict an answer pay to the tokens from which it can be copied (the evidence). Memory holds
-one layer's attention for a block of queries.
+The model reads retrieval problems with their right answers (`head_data`). The evidence is the tokens from which an
+answer can be copied. For every query head, the table says how much attention the queries that predict the answer pay to
+the evidence. Memory holds one layer's attention for a block of queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from kvbench.engine.attention.interface import AttentionCall
-from kvbench.engine.model.load import LoadedModel, load, refuse_training
-from kvbench.engine.model.weights import Base, save_weights
+from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import SetupError
 from kvbench.eviction.terms.window_attention import window_attention
-from kvbench.sources.models import describe
 from kvbench.train.forward import forward
 from kvbench.train.head_data import Example, encoder, first_ids, is_tiny, source, text_examples, tiny_examples
 from kvbench.train.sparse_masks import SparseAttention
+from kvbench.train.tables import Estimate, OnExample
 
-KIND = "headkv"
 BLOCK = 512  # queries per attention call
 LONGEST = 4096  # most tokens of an example, even if the model's context is longer
-OnExample = Callable[[int], None]  # receives the number of examples read
 
 
-@dataclass(frozen=True, slots=True)
-class HeadTable:
-    """A table with the importance of every query head, with the file that holds it and its card."""
-
-    path: Path
-    table: torch.Tensor
-    card: dict[str, Any]
-
-
-def make(
-    model: str, out: Path, *, samples: int, seed: int, device: str, on_example: OnExample | None = None
-) -> HeadTable:
-    """Estimate the table of heads of a model ("tiny", a folder or a hub name), and write it to the folder `out`.
-
-    samples: how many problems the model reads. on_example: called with the number of problems read so far. Raises
-    SetupError or UserError when the model cannot be loaded, or is not suited to such a table.
-    """
-    loaded = load(str(describe(model).folder or model), device=device)
-    refuse_training(loaded)
+def estimate(loaded: LoadedModel, samples: int, seed: int, on_example: OnExample | None = None) -> Estimate:
+    """Return the table of heads of a model, estimated from `samples` problems."""
     if is_tiny(loaded):
         examples = tiny_examples(samples, seed)
     else:
         examples = text_examples(encoder(loaded), samples, seed, first_ids(loaded), min(loaded.context, LONGEST))
-    how: dict[str, Any] = {
-        "how": "estimated from attention, not trained",
-        "data": source(loaded),
-        "command": f"kvbench train {KIND} --model {model} --samples {samples} --seed {seed} --out DIR",
-        "samples": samples,
-        "seed": seed,
-        "tokens": sum(len(example.ids) for example in examples),
-        "dtype": str(loaded.dtype).removeprefix("torch."),
-    }
     table = importance(loaded, examples, on_example)
-    path = out / f"{KIND}.safetensors"
-    base = Base(name=model, config=loaded.model.config, fingerprint=loaded.fingerprint)
-    card = save_weights(path, KIND, {"importance": table}, base, made=how)
-    return HeadTable(path, table, card)
+    tokens = sum(len(example.ids) for example in examples)
+    made = {"how": "estimated from attention, not trained", "data": source(loaded), "tokens": tokens}
+    return Estimate(tensors={"importance": table}, made=made, heads=table, what="importance")
 
 
 def importance(model: LoadedModel, examples: Sequence[Example], on_example: OnExample | None = None) -> torch.Tensor:

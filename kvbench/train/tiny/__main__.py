@@ -1,4 +1,5 @@
-"""Train the built-in model: first the tasks `chain` and `lookup`, then also lines of `walk`, then all of `walk`.
+"""Train the built-in model: first on the tasks `chain` and `lookup`, then also on `walk` with steps of one line, then
+also on `walk` with steps of one digit.
 
     OMP_WAIT_POLICY=PASSIVE python -m kvbench.train.tiny --out runs/tiny [--seed 0] [--threads 2] [--steps-scale 1.0]
 

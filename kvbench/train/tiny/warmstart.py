@@ -1,9 +1,9 @@
 """The initial weights of the built-in model: a random Qwen3 in which a few heads already attend to useful positions.
 
-From random weights, training stalls: with QK-norm and head size 32 a head cannot become sharp enough to attend to the
-previous token alone, and digit sums give no gradient until a head attends to both operands at once. So some heads start
-by attending to fixed offsets, and one starts as an induction head. Nothing is frozen. Other values, outputs and
-feed-forward layers are learned from scratch.
+From random weights, training stalls for two reasons: with QK-norm and head size 32 a head cannot become sharp enough to
+attend to the previous token alone, and digit sums give no gradient until a head attends to both operands at once. So
+some heads start by attending to fixed offsets, and one starts as an induction head. Nothing is frozen. Other values,
+outputs and feed-forward layers are learned from scratch.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def test_a_sample_stands_in_only_where_the_data_are_not(folder: Path) -> None:
     assert [row["x"] for row in source.rows("t", SAMPLED)] == [1, 2]
     used = source.used["t"]
     assert (used.sample, used.mismatch) == (True, "a sample: 2 of 3 rows (t/few.jsonl)")
-    assert source.notes() == ["not the real data of 't': a sample: 2 of 3 rows (t/few.jsonl)."]
+    assert source.notes() == ["data are samples, not the real data: 't': a sample: 2 of 3 rows (t/few.jsonl)."]
     put(folder, full__jsonl=lines({"x": 4}, {"x": 5}, {"x": 6}))
     source = Data(folder, env={})
     assert [row["x"] for row in source.rows("t", SAMPLED)] == [4, 5, 6]

@@ -20,7 +20,7 @@ computed on the CPU, and counted (`counts.Count`):
     Triton          kernels run in Triton's interpreter on the wrapped tensors, one launch each; set
                     TRITON_INTERPRET=1 before the module that defines the kernels is imported
 
-The device proves neither numerics nor speed of a GPU: sums have the CPU's order. `backward` gives gradients of zeros,
+The device proves neither numerics nor speed of a GPU: sums have the CPU's order. `backward` and `grad` give zeros,
 because autograd's engine needs a real device: a training step shows its devices and syncs, not what it learns. Copies
 from pinned memory happen at once. Not for several threads.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ def install(device: Device, patch: pytest.MonkeyPatch) -> None:
     _pinning(device, patch)
     patch.setattr(torch, "Generator", _Generator)
     patch.setattr(torch.autograd, "backward", _backward)
+    patch.setattr(torch.autograd, "grad", _grad)
     patch.setattr(CausalBias, "__new__", _causal_bias)
 
 
@@ -159,6 +161,11 @@ def _causal_bias(cls: type, *_: Any) -> Any:
     """Make a subclass of Tensor without elements, which the mode would make a plain tensor."""
     with _disable_current_modes():
         return torch.empty(0).as_subclass(cls)
+
+
+def _grad(outputs: torch.Tensor, inputs: Iterable[torch.Tensor], *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+    """torch.autograd.grad: zeros, as `_backward` gives them."""
+    return tuple(torch.zeros_like(tensor) for tensor in inputs)
 
 
 def _backward(tensors: Any, *_: Any, **__: Any) -> None:

@@ -7,13 +7,15 @@ docs/parity.md lists the variants.
 from __future__ import annotations
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.variants import decode, kvzip, learned, other, snapkv
+from kvbench.audit.parity.variants import decode, kvzip, learned, other, recent, snapkv, valued
 from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Variants
 
 __all__ = ["REASONS", "VARIANTS", "CasePlan", "NotCoveredError", "plans"]
 
 VARIANTS: Variants = decode.VARIANTS | kvzip.VARIANTS | snapkv.VARIANTS | other.VARIANTS | learned.VARIANTS
+VARIANTS |= valued.VARIANTS | recent.VARIANTS
 REASONS = {("h2o", "h2o_mask_simulation"): "the reference drops no entry: it masks tokens, and masked tokens come back"}
+REASONS |= recent.REASONS
 
 
 def plans(case: Case) -> list[CasePlan]:

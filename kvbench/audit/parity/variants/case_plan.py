@@ -36,6 +36,8 @@ class CasePlan:
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # in place of the file of `Method.weights`
     steps: tuple[int, ...] = ()  # compare only these, each from the reference's state; empty: all
     probes: Callable[[Case, int], Iterable[dict[str, Any]]] | None = None  # fields of a layer's view, per probe
+    draws: bool = False  # the file's noise takes the place of the hash that `LayerView.noise` returns
+    exponential: bool = False  # that noise is -log u, where u is what `LayerView.noise` returns
     kept: Callable[[Case, int], list[set[int]]] = Case.kept  # or the reference's sets cut to an exact budget
     scores: Callable[[Case, int], list[dict[int, float]] | None] = Case.scores  # or scores stored under other names
 

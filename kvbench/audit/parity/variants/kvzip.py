@@ -54,7 +54,7 @@ def _repeats(case: Case, layer: int) -> Iterator[dict[str, Any]]:
 
 
 def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
-    """Return the reference's kept sets, changed until together they hold exactly `entries` entries.
+    """Return the reference's kept sets, corrected so that together they hold exactly `entries` entries.
 
     The next best entries are added, or the worst removed. The reference keeps only entries that score above the last
     entry in its budget, so it may keep fewer than the budget; and its budget need not be a multiple of the number of

@@ -40,7 +40,7 @@ def _snapkv_kvpress(case: Case) -> list[CasePlan]:
 
     kvpress takes the mean over the query heads of a group after pooling, kvbench before it; for means both are equal.
     """
-    return [CasePlan(method="snapkv", options=_options(case, "mean"), budget=_kvpress_budget(case))]
+    return [CasePlan(method="snapkv", options=_options(case, "mean"), budget=windowed_budget(case))]
 
 
 def _snapkv_prefill(case: Case) -> list[CasePlan]:
@@ -57,7 +57,7 @@ def _pyramidkv_kvpress(case: Case) -> list[CasePlan]:
     cut to kvbench's sizes.
     """
     options = _options(case, "mean") | {"beta": case.hyper["beta"], "rounding": "kvpress"}
-    budget = _kvpress_budget(case)
+    budget = windowed_budget(case)
     asked = case.seen[0] * (1 - case.hyper["compression_ratio"])
     sizes = None
     if abs(asked - budget) > 1e-6:
@@ -80,7 +80,7 @@ def _pyramidkv_official(case: Case) -> list[CasePlan]:
 def _adakv_kvpress(case: Case) -> list[CasePlan]:
     options = {"base": _label(_options(case, "mean")), "floor": "guarantee", "normalize": False}
     options["floor_alpha"] = case.hyper["alpha_safeguard"]
-    return [CasePlan(method="ada-kv", options=options, budget=_kvpress_budget(case))]
+    return [CasePlan(method="ada-kv", options=options, budget=windowed_budget(case))]
 
 
 def _adakv_official(case: Case) -> list[CasePlan]:
@@ -95,11 +95,17 @@ def _adakv_official(case: Case) -> list[CasePlan]:
     return [_bounded(case, "ada-kv", options, h["base_capacity"])]
 
 
+def kvpress_label(case: Case) -> str:
+    """Return SnapKV with the options of a kvpress case, as a `base`."""
+    return _label(_options(case, "mean"))
+
+
 def _label(options: dict[str, Any]) -> str:
     return f"snapkv({', '.join(f'{name}={value}' for name, value in options.items())})"
 
 
-def _kvpress_budget(case: Case) -> int:
+def windowed_budget(case: Case) -> int:
+    """Return the budget of a kvpress case with a window. Raises NotCoveredError if it is smaller than the window."""
     budget = kvpress_budget(case)
     if budget < case.hyper["window_size"]:
         raise NotCoveredError(

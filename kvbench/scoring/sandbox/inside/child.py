@@ -1,4 +1,5 @@
-"""One process that is locked down and runs a program: the driver's side of it, and the code that runs inside it."""
+"""The process that is locked down and runs a program: the code by which the driver controls it, and the code inside
+it."""
 
 import fcntl
 import gc
@@ -149,7 +150,7 @@ class Child:
 
 
 def _send(fd: int, data: memoryview) -> memoryview:
-    """Write to a pipe; return the bytes that are left, none if the reader is gone."""
+    """Write to a pipe; return the bytes that were not written. If the reader is gone, return no bytes."""
     try:
         return data[os.write(fd, data) :]
     except BlockingIOError:

@@ -1,9 +1,9 @@
 """The first program in the box: it forks, lets the child lock itself down and run a program, and reports the output.
 
-The driver itself is not locked down. It runs no line of a program: a harness (trusted text, loaded before the fork)
-does that in the child, after every step of the lockdown has worked. The child cannot signal, trace or address the
-driver, and holds no descriptor of it. The trusted side is `kvbench.scoring.sandbox.box`, which documents the frames;
-they carry bytes and numbers, never objects.
+The driver itself is not locked down. It never runs a program itself. A harness (trusted text, loaded before the fork)
+runs the program in the child, after every step of the lockdown has worked. The child cannot signal, trace or address
+the driver, and holds no descriptor of it. The trusted side is `kvbench.scoring.sandbox.box`, which documents the
+frames; they carry bytes and numbers, never objects.
 """
 
 import _thread

@@ -1,4 +1,5 @@
-"""The steps by which a process gives up its rights, by name, and the rule set that must be made before the fork.
+"""The steps by which a process gives up its rights, by name, and the Landlock rule set, which must be made before the
+fork.
 
 The order and the arguments come from `kvbench.scoring.sandbox.plan`. Every step raises OSError when it does not work,
 and then no program is run.
@@ -101,7 +102,7 @@ def descriptors(_: None) -> None:
 def seccomp(value: tuple[str, list[int]]) -> None:
     """Install a system-call filter.
 
-    value: the filter's program in base64, and the offsets where this process's id belongs.
+    value: the filter's program in base64, and the offsets at which this step writes the process's id.
     """
     program = bytearray(base64.b64decode(value[0]))
     for offset in value[1]:

@@ -1,0 +1,151 @@
+"""Plans of parity cases for methods that read values: LagKV, CriticalKV, DefensiveKV, CAOTE, DropKV, VaSE."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from kvbench.audit.parity.cases import Case
+from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Variants, kvpress_budget
+from kvbench.audit.parity.variants.snapkv import kvpress_label, windowed_budget
+from kvbench.eviction.new_tokens import NewTokens
+from kvbench.eviction.terms.value_norm import VALUE_NORM, projected_norms, shares
+from kvbench.lazy import torch
+
+
+def _lagkv_kvpress(case: Case) -> list[CasePlan]:
+    h, budget = case.hyper, kvpress_budget(case)
+    sinks, lag, rest = h["n_sink"], h["lag_size"], case.seen[0] - h["n_sink"]
+    if budget < sinks + lag + (rest % lag if rest >= 2 * lag else 0):
+        raise NotCoveredError(
+            "the budget is below sinks and tail: kvpress keeps an arbitrary part of them, kvbench refuses the budget"
+        )
+    options = {"sinks": h["n_sink"], "lag": h["lag_size"], "cross": h["cross_scoring"]}
+    return [CasePlan(method="lagkv", options=options, budget=budget)]
+
+
+def _lagkv_official(case: Case) -> list[CasePlan]:
+    h = case.hyper
+    options = {"form": "rate", "sinks": h["sink_size"], "lag": h["lag_size"], "keep": h["ratio"]}
+    return [CasePlan(method="lagkv", options=options | {"value_weight": h["score_v_ratio"]}, budget=None)]
+
+
+def _norms(case: Case, layer: int) -> torch.Tensor:
+    """Return the norms of a layer's projected values, [H, T], from the values and the matrix that the file holds."""
+    values, matrix = case.tensors["v"][layer][None], case.tensors["wo"][layer]  # [1, H, T, d], [D, Hq d]
+    by_head = matrix.T.unflatten(0, (-1, values.shape[-1]))
+    new = NewTokens(layer=layer, hidden=values, keys=values, values=values, layer_weights={"o_proj": by_head})
+    return projected_norms(new)[0]
+
+
+def _criticalkv(case: Case) -> list[CasePlan]:
+    h, budget = case.hyper, windowed_budget(case)
+    asked = case.seen[0] * (1 - h["compression_ratio"])  # the reference rounds it down after the multiplication too
+    first = int(asked * h["first_stage_ratio"])
+    options = {"base": kvpress_label(case), "epsilon": h["epsilon"], "rho": h["first_stage_ratio"]}
+    if int(budget * options["rho"]) != first:
+        options["rho"] = (first + 0.5) / budget
+    return [_with_norms(case, "criticalkv", options, budget)]
+
+
+def _criticaladakv(case: Case) -> list[CasePlan]:
+    h = case.hyper
+    options = {"base": kvpress_label(case), "epsilon": h["epsilon"], "rho": h["first_stage_ratio"], "ada": True}
+    options["floor_alpha"] = h["alpha_safeguard"]
+    return [_with_norms(case, "criticalkv", options, windowed_budget(case))]
+
+
+def _with_norms(case: Case, method: str, options: dict[str, Any], budget: int, **more: Any) -> CasePlan:
+    norms = torch.stack([_norms(case, layer) for layer in range(case.layers)])
+    return CasePlan(method=method, options=options, budget=budget, initial={VALUE_NORM.name: norms}, **more)
+
+
+def _defensivekv(case: Case) -> list[CasePlan]:
+    h, total = case.hyper, case.seen[0]
+    budget, share, window = windowed_budget(case), 1 - h["compression_ratio"], h["window_size"]
+    limit = int((total - window) * share - window)
+    if limit < 0:
+        raise NotCoveredError("the limit of forced entries is negative: the reference then keeps arbitrary entries")
+    options = {"window": window, "kernel": h["kernel_size"], "forced": limit}
+    options["level"] = "model" if case.variant.startswith("layer") else "layer"
+    plan = _with_norms(case, "defensivekv", options, budget)
+    norms = plan.initial[VALUE_NORM.name]
+    initial = {VALUE_NORM.name: shares(norms, dim=1)}
+    return [replace(plan, initial=initial, kept=partial(_without_surplus, budget=budget))]
+
+
+def _without_surplus(case: Case, step: int, budget: int) -> list[set[int]]:
+    """Return the reference's kept sets without the entries beyond the budget, those with the lowest scores.
+
+    The reference rounds the budget of all heads together down, kvbench that of each head.
+    """
+    kept, scores = case.kept(step), case.scores(step)
+    size = len(kept) if case.variant.startswith("layer") else case.heads  # units that share a budget
+    for group in (range(first, first + size) for first in range(0, len(kept), size)):
+        ranked = sorted((scores[u][token], token, u) for u in group for token in kept[u]) if scores else []
+        surplus = max(0, sum(len(kept[u]) for u in group) - budget * len(group))
+        for _, token, unit in ranked[:surplus]:
+            kept[unit].remove(token)
+    return kept
+
+
+def _engine(case: Case, method: str, options: dict[str, Any], **more: Any) -> list[CasePlan]:
+    """Plan a case of VaSE's engine: it evicts when a multiple of the window is held that exceeds the budget."""
+    h = case.hyper
+    window, budget, prompt = h["residual_length"], h["token_budget"], h["prefill"]
+
+    def due(held: float, seen: int) -> bool:
+        return seen > prompt and held > budget and held % window == 0
+
+    options = {"window": window} | options
+    return [CasePlan(method=method, options=options, budget=budget, due=due, every_token=True, **more)]
+
+
+def _caote(case: Case) -> list[CasePlan]:
+    options = {"kernel": 5 if case.hyper["smooth"] else 1}
+    if case.hyper["mode"].endswith("_pp"):
+        options["sinks"] = _prompt(case)
+    return _engine(case, "caote", options)
+
+
+def _prompt(case: Case) -> int:
+    """Return how many first tokens of the prompt are protected."""
+    h = case.hyper
+    return int(min(h["prefill"], h["token_budget"] - h["residual_length"] - 1))
+
+
+def _vase(case: Case) -> list[CasePlan]:
+    h = case.hyper
+    if h.get("temperature", 1) != 1:
+        raise NotCoveredError("vase has no option for the reference's temperature")
+    draws = "sample" in h["mode"]
+    options = {"large": h.get("n_large", 0), "kernel": 5 if h["smooth"] else 1, "draw": draws, "compat": "reference"}
+    options["sinks"] = h.get("n_sink", 0) if "sink" in h["mode"] else 0
+    if h["mode"].endswith("_pp"):  # another repository, which sorts its entries
+        options |= {"sinks": _prompt(case), "large": _prompt(case) + options["large"], "compat": "none"}
+    return _engine(case, "vase", options, draws=draws, exponential=True)
+
+
+def _dropkv(case: Case) -> list[CasePlan]:
+    h = case.hyper
+    budget = max(int(h["keep_ratio"] * case.seen[0]), h["window_size"], 1)
+    options = {"form": "squared", "window": h["window_size"], "kernel": h["kernel_size"]}
+    return [CasePlan(method="caote", options=options, budget=budget)]
+
+
+VARIANTS: Variants = {
+    ("lagkv", "kvpress_prefill"): _lagkv_kvpress,
+    ("lagkv", "official_decode"): _lagkv_official,
+    ("criticalkv", "kvpress_prefill"): _criticalkv,
+    ("criticaladakv", "kvpress_prefill"): _criticaladakv,
+    ("defensivekv", "defensivekv_prefill"): _defensivekv,
+    ("defensivekv", "layer_defensivekv_prefill"): _defensivekv,
+    ("caote", "engine_caote"): _caote,
+    ("caote", "engine_caote_pp"): _caote,
+    ("dropkv", "official_prefill"): _dropkv,
+    ("vase", "vase_range_sink_sample_attn"): _vase,
+    ("vase", "vase_range_attn"): _vase,
+    ("random_attention", "range_sink_sample_attn_pp"): _vase,
+    ("random_attention", "attn_pp"): _vase,
+}

@@ -1,0 +1,25 @@
+"""Ranks of entries by score, with the tie rule of all decisions: of equal scores the newer entry is better."""
+
+from __future__ import annotations
+
+from kvbench.eviction.select import order_key
+from kvbench.lazy import torch
+
+
+def ranks(score: torch.Tensor, positions: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
+    """Return each entry's rank by score within its head, [b, Hk, N] int64: 0 is the largest.
+
+    Entries that are not in the mask `among` come last, in no particular order; their scores may be NaN.
+    """
+    key = order_key(torch.where(among, score, 0.0), positions).masked_fill(~among, torch.iinfo(torch.int64).min)
+    return key.argsort(dim=-1, descending=True).argsort(dim=-1)
+
+
+def count_before(score: torch.Tensor, rank: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
+    """Return how many best entries of each head come before the one with which they reach a share of all scores.
+
+    [b, Hk] int64; 0 if all entries together do not reach it. score: [b, Hk, N], at least 0; rank: from `ranks`.
+    """
+    best = torch.empty_like(score, dtype=torch.float64).scatter_(-1, rank, score.double()).cumsum(dim=-1)
+    reached = best >= share * best[..., -1:]
+    return torch.where(reached.any(dim=-1), reached.int().argmax(dim=-1), 0)

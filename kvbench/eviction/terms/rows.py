@@ -1,0 +1,18 @@
+"""Attention of single queries, smoothed along the text before it is reduced (arXiv 2510.13334)."""
+
+from __future__ import annotations
+
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+
+
+def pooled_rows(view: LayerView, rows: torch.Tensor, kernel: int, among: torch.Tensor) -> torch.Tensor:
+    """Return rows [b, Hk, r, N] average-pooled along the text; each keeps its sum. They are 0 outside `among`.
+
+    among: [b, Hk, N] bool, the entries that are pooled.
+    """
+    count = rows.shape[2]
+    order, inside = (x.repeat_interleave(count, dim=1) for x in (view.text_order(), among))
+    pooled = view.pool(rows.flatten(1, 2), "avg", kernel, inside, order).masked_fill_(~inside, 0.0).view_as(rows)
+    whole = rows.masked_fill(~among[:, :, None], 0.0).sum(dim=-1, keepdim=True)
+    return pooled * (whole / pooled.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny))

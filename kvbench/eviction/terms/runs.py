@@ -1,0 +1,50 @@
+"""Runs of neighbouring tokens that stay or leave together: their ranks by mean score, and how many fit a budget.
+
+Entries [b, Hk, N] belong to runs by position: run i holds the positions i length ... (i + 1) length - 1.
+"""
+
+from __future__ import annotations
+
+from kvbench.eviction.select import order_key
+from kvbench.lazy import torch
+
+LAST = (1 << 63) - 1  # rank of invalid entries
+
+
+def run_ranks(
+    score: torch.Tensor, positions: torch.Tensor, valid: torch.Tensor, must: torch.Tensor, length: int, longest: int
+) -> torch.Tensor:
+    """Return each entry's rank of its run among the runs of all heads, [b, Hk, N] int64; 0 is the best run.
+
+    The score of a run is the mean over its entries in all heads, without those of `must`; a run with an entry of `must`
+    comes before the others. Of runs with equal scores the newer is better. longest: a number above all positions.
+    """
+    run = (positions.clamp(min=0) // length).flatten(1)
+
+    def sums(x: torch.Tensor) -> torch.Tensor:  # double, so that the order of storage does not change float32 results
+        empty = torch.zeros(len(x), longest // length + 1, dtype=torch.float64, device=x.device)
+        return empty.scatter_add_(1, run, x.double().flatten(1))
+
+    free = valid & ~must
+    mean = sums(torch.where(free, score, 0.0)) / sums(free)
+    best = float("inf")
+    mean = mean.nan_to_num(-best, best, -best).masked_fill_(sums(must & valid) > 0, best)
+    number = torch.arange(mean.shape[1], device=mean.device).expand_as(mean)
+    rank = order_key(mean.float(), number).argsort(dim=-1, descending=True).argsort(dim=-1)
+    return rank.gather(-1, run).view_as(positions).masked_fill(~valid, LAST)
+
+
+def by_run(score: torch.Tensor, positions: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+    """Return the places [b, Hk, N] of each head's entries, ordered by the rank of their run, then by score."""
+    order = order_key(score, positions).argsort(dim=-1, descending=True)
+    return order.gather(-1, rank.gather(-1, order).argsort(dim=-1, stable=True))
+
+
+def in_whole_runs(rank: torch.Tensor, budget: int) -> torch.Tensor:
+    """Return how many entries of each head fill whole runs within a budget, [b, Hk]; at most `budget`, 0 if none fits.
+
+    rank: the rank of each entry's run, ascending, [b, Hk, N].
+    """
+    count = torch.arange(1, rank.shape[-1] + 1, device=rank.device)
+    ends = torch.cat([rank.diff(dim=-1) > 0, torch.ones_like(rank[..., :1], dtype=torch.bool)], dim=-1)
+    return torch.where(ends & (rank < LAST) & (count <= budget), count, 0).amax(dim=-1)

@@ -1,0 +1,90 @@
+"""Losses and cosines that papers print (`kvbench.sources.published`), beside the figures of a replay.
+
+A printed number belongs to a row of the same model, task, method and budget, and of the same interval if the paper
+states one. The papers do not name the questions of these tables: `TASKS` has those of kvbench's suites.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.report.published import label_of, plain, without_weights
+from kvbench.sources.published import Published, published
+
+# Printed metric -> column of a replay. Table 1 of ForesightKV prints the loss that eviction adds, in percent of the
+# full cache's loss on the same tokens.
+FIGURES = {
+    "loss ratio vs full cache": "loss_ratio",
+    "loss increase of low-entropy tokens": "loss_ratio_low",
+    "loss increase of high-entropy tokens": "loss_ratio_high",
+    "cosine similarity of attention outputs before/after eviction": "cosine",
+}
+TASKS = {
+    "math": "math500",
+    "code": "livecodebench",
+    "summarization": "longbench/gov_report",
+    "LM loss on sampled reasoning traces": "aime24",
+    "reasoning traces": "aime24",
+}
+MODELS = {"not stated (Qwen3-4B presumed)": "Qwen3-4B"}
+INTERVAL = re.compile(r"L=(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A number of a paper as a replay's figure. interval: None if the paper states none."""
+
+    row: Published
+    figure: str  # the column of the replay
+    method: str
+    interval: int | None
+
+    @property
+    def value(self) -> float:
+        value = float(self.row.value)
+        return 1 + value / 100 if self.row.unit == "%" else value
+
+    def fits(self, model: str, row: Mapping[str, Any]) -> bool:
+        """Return whether the number belongs to a row of a replay with this model."""
+        theirs = MODELS.get(self.row.model, self.row.model), TASKS[self.row.task], self.method, self.row.entries
+        ours = model.rsplit("/", 1)[-1], row["task"], without_weights(row["method"]), row["budget"]
+        same = plain(theirs[0]) == plain(ours[0]) and theirs[1:] == ours[1:]
+        return same and self.interval in (None, row["interval"])
+
+
+def beside(model: str, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a line per row of a replay and number that a paper prints for it: our figure, its error, and theirs."""
+    return [_line(row, printed) for row in rows for printed in every() if printed.fits(model, row)]
+
+
+@functools.cache
+def every() -> tuple[Printed, ...]:
+    """Return all printed numbers that are figures of a replay."""
+    rows = (row for row in published() if row.metric in FIGURES)
+    found = ((row, label_of(row.method.lower(), str(row.entries))) for row in rows)
+    return tuple(Printed(row, FIGURES[row.metric], method, _interval(row)) for row, method in found if method)
+
+
+def _interval(row: Published) -> int | None:
+    found = INTERVAL.search(row.budget)
+    return int(found[1]) if found else None
+
+
+def _line(row: Mapping[str, Any], printed: Printed) -> dict[str, Any]:
+    here = row[printed.figure]
+    return {
+        **{name: row[name] for name in ("task", "method", "budget", "interval")},
+        "figure": printed.figure,
+        "here": here,
+        "here_se": row[f"{printed.figure}_se"],
+        "published": printed.value,
+        "difference": None if here is None else here - printed.value,
+        "published_method": printed.row.method,
+        "published_task": printed.row.task,
+        "source": f"{printed.row.paper}, {printed.row.table_or_figure}",
+        "notes": printed.row.notes,
+    }

@@ -1,0 +1,152 @@
+"""Separates what a method scores from what it protects, from rows with and without ``--protect``.
+
+    own(M), own(R)            scores of M and of `random`, each with its own protection
+    matched(M), matched(R)    scores of both under the same protection
+
+    protection adds   matched(M) - own(M)
+    scoring adds      matched(M) - matched(R)     what a table of own protections shows is own(M) - own(R)
+
+All differences are paired over the questions that both cells have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kvbench.eviction.budget import Budget
+from kvbench.eviction.protection import OWN
+from kvbench.report import stats
+from kvbench.report.cells import cells_of, clusters_of, method_label, options_of
+from kvbench.report.load import Group, Loaded
+from kvbench.report.tables import headline_of, shared_options
+
+RANDOM = "random"  # the method whose score knows nothing
+OPTION = "protection"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """A method under a protection that replaces its own. own: without rows under its own protection, None.
+
+    protection_adds, scoring_adds, own_scoring: the differences of the module's docstring; None if a cell is lacking.
+    judged: verdict on `scoring_adds`.
+    """
+
+    method: str
+    budget: Budget | None
+    matched: stats.Estimate
+    own: stats.Estimate | None
+    protection_adds: stats.Paired | None
+    scoring_adds: stats.Paired | None
+    own_scoring: stats.Paired | None
+    judged: stats.Judged | None = None
+    marked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchedTable:
+    """The methods of one task in one group of comparable rows under one protection."""
+
+    group: str
+    task: str
+    interval: int | None
+    protection: str
+    lines: list[Matched]
+
+
+@dataclass(slots=True)
+class _Scores:
+    """The scores of one task's questions, by method, budget and protection."""
+
+    clusters: Mapping[str, str]
+    cells: dict[tuple[str, Budget | None, str], dict[str, list[float]]] = field(default_factory=dict)
+
+    def estimate(self, key: tuple[str, Budget | None, str]) -> stats.Estimate | None:
+        questions = self.cells.get(key)
+        if questions is None:
+            return None
+        return stats.estimate(list(questions.values()), clusters=[self.clusters[q] for q in questions])
+
+    def paired(self, a: tuple[str, Budget | None, str], b: tuple[str, Budget | None, str]) -> stats.Paired | None:
+        """Return the comparison of two cells on their shared questions; None without any, or of a cell with itself."""
+        mine, theirs = self.cells.get(a, {}), self.cells.get(b, {})
+        shared = [q for q in mine if q in theirs]
+        if a == b or not shared:
+            return None
+        clusters = [self.clusters[q] for q in shared]
+        return stats.paired([mine[q] for q in shared], [theirs[q] for q in shared], clusters=clusters)
+
+
+def matched_tables(loaded: Loaded) -> list[MatchedTable]:
+    """Return a table for every group of rows, task and protection that replaces the methods' own."""
+    shared = shared_options(loaded)
+    return [table for group in loaded.groups for table in _of_group(group, shared)]
+
+
+def _of_group(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> list[MatchedTable]:
+    rows, headline = group.rows, headline_of(group.task)
+    scores = _Scores(clusters_of(rows))
+    for _, budget, part in cells_of(rows, shared):
+        method, options = part.values("method")[0], part.values("options")[0]
+        label, protection = _apart(method, options, shared[method])
+        if protection is not None:
+            scores.cells[label, budget, protection] = part.scores(headline)
+    intervals = rows.firsts("interval")
+    return [
+        MatchedTable(
+            group=group.label,
+            task=group.task,
+            interval=intervals[0][1] if intervals else None,
+            protection=protection,
+            lines=_lines(scores, protection),
+        )
+        for protection in dict.fromkeys(protection for _, _, protection in scores.cells)
+        if protection != OWN
+    ]
+
+
+def _apart(method: str, options: str, shared: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return a method's label without its protection, and the protection.
+
+    The protection of two combined methods is None if it is not the same in both.
+    """
+    given = options_of(options)
+    replaced = [value for name, value in given.items() if name.rpartition(".")[2] == OPTION]
+    others = {name: value for name, value in given.items() if name.rpartition(".")[2] != OPTION}
+    label, parts = method_label(method, json.dumps(others), shared), len(method.split("+"))
+    if replaced and (len(replaced) < parts or len(set(replaced)) > 1):
+        return label, None
+    return label, replaced[0] if replaced else OWN
+
+
+def _lines(scores: _Scores, protection: str) -> list[Matched]:
+    lines = []
+    for label, budget, of in scores.cells:
+        if of != protection:
+            continue
+        here, before = (label, budget, protection), (label, budget, OWN)
+        matched = scores.estimate(here)
+        assert matched is not None
+        lines.append(
+            Matched(
+                method=label,
+                budget=budget,
+                matched=matched,
+                own=scores.estimate(before),
+                protection_adds=scores.paired(here, before),
+                scoring_adds=scores.paired(here, (RANDOM, budget, protection)),
+                own_scoring=scores.paired(before, (RANDOM, budget, OWN)),
+            )
+        )
+    return _judged(lines)
+
+
+def _judged(lines: Sequence[Matched]) -> list[Matched]:
+    """Return the lines with verdicts on `scoring_adds`; all lines are one family for Holm's correction."""
+    family = [line for line in lines if line.scoring_adds is not None]
+    verdicts = stats.judge([line.scoring_adds for line in family if line.scoring_adds], floors=[0.0] * len(family))
+    found = {id(line): verdict for line, verdict in zip(family, verdicts)}
+    return [replace(line, judged=found.get(id(line))) for line in lines]

@@ -1,0 +1,125 @@
+"""The report of ``--matched``: for each method, what its protection adds to its score and what its scoring adds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvbench.report.blocks import NAMED, NOTHING, Block, Column, Report, chosen, difference, estimated
+from kvbench.report.load import Loaded
+from kvbench.report.matched import Matched, MatchedTable, matched_tables
+from kvbench.report.plots.bars import bars
+from kvbench.report.plots.figure import Figure, Point
+from kvbench.report.stats import Paired
+
+EFFECTS = ("protection_adds", "scoring_adds", "own_scoring")
+TITLE = "What scoring and protection add"
+CAPTION = (
+    "Bars: differences of mean scores over shared questions; rules: their 95% intervals. scoring: the method less "
+    "random under the same protection; protection: the method under this protection less the method under its own."
+)
+
+
+def _difference(name: str) -> Column:
+    def text(line: Matched) -> str:
+        paired: Paired | None = getattr(line, name)
+        return NOTHING if paired is None else difference(paired.diff, paired.low, paired.high)
+
+    return Column("", text, name.replace("_", " "))
+
+
+def _verdict(line: Matched) -> str:
+    if line.judged is None:
+        return NOTHING
+    p = line.judged.p
+    return f"{line.judged.verdict} p<0.001" if p < 0.001 else f"{line.judged.verdict} p={p:.3f}"
+
+
+COLUMNS = [
+    *NAMED,
+    Column("own", "own.mean"),
+    Column("own_se", "own.se"),
+    Column("", lambda line: NOTHING if line.own is None else estimated(line.own), "own"),
+    Column("matched", "matched.mean"),
+    Column("matched_se", "matched.se"),
+    Column("", lambda line: estimated(line.matched), "matched"),
+    *(
+        Column(f"{name}{end}", f"{name}.{value}")
+        for name in EFFECTS
+        for end, value in (("", "diff"), ("_low", "low"), ("_high", "high"), ("_questions", "questions"))
+    ),
+    *map(_difference, EFFECTS),
+    Column("p_holm", "judged.p"),
+    Column("verdict", "judged.verdict"),
+    Column("", _verdict, "scoring"),
+]
+SHOWN = ("method", "budget", "own", "matched", "protection adds", "own scoring", "scoring adds", "scoring")
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedReport(Report):
+    """Every method that ran under a protection other than its own, beside `random` and beside itself."""
+
+    name: ClassVar[str] = "matched"
+    about: ClassVar[str] = (
+        "own: score under the method's own protection; matched: under the protection in the title. protection adds: "
+        "matched less own. own scoring: the method less random, each under its own protection, as usual tables show "
+        "it; it mixes both effects. scoring adds: the method less random under the same protection, which is the "
+        "effect of the scores alone. Differences are paired over shared questions, with 95% intervals; the verdicts on "
+        "'scoring adds' are Holm-adjusted within a table."
+    )
+    tables: list[MatchedTable]
+
+    @classmethod
+    def make(cls, loaded: Loaded) -> MatchedReport:
+        return cls(loaded, matched_tables(loaded))
+
+    def head(self) -> list[str]:
+        if self.tables:
+            return []
+        return [
+            "No rows were made under another protection than the methods' own. 'kvbench run --protect own --protect "
+            "prompt+recent=64' makes both; 'kvbench run --suite protection' is an example."
+        ]
+
+    def blocks(self) -> Iterator[Block]:
+        return (_block(table) for table in self.tables)
+
+    def data(self) -> dict[str, Any]:
+        return {"tables": [_block(table).document() for table in self.tables]}
+
+    def figures(self) -> list[Figure]:
+        """Return a figure of both effects for each table."""
+        return [
+            Figure(f"matched-{number}", title, CAPTION, bars(title, points, x="difference of the score"))
+            for number, table in enumerate(self.tables, 1)
+            if (points := list(_points(table)))
+            for title in [f"{TITLE}: {table.task}, {table.protection}"]
+        ]
+
+
+def _block(table: MatchedTable) -> Block:
+    where = f"evicting every {table.interval} tokens" if table.interval else ""
+    notes = []
+    if not any(line.scoring_adds for line in table.lines):
+        notes.append("The method 'random' did not run under this protection, so what scoring adds is not known.")
+    return Block(
+        title=", ".join(filter(None, (table.task, table.group, where, f"protection {table.protection}"))),
+        lines=table.lines,
+        grids=[chosen(COLUMNS, SHOWN)],
+        columns=[Column("task", lambda _: table.task), Column("protection", lambda _: table.protection), *COLUMNS],
+        notes=notes,
+        facts={"group": table.group, "task": table.task, "protection": table.protection},
+    )
+
+
+def _points(table: MatchedTable) -> Iterator[Point]:
+    for effect in ("scoring_adds", "protection_adds"):
+        for line in table.lines:
+            paired: Paired | None = getattr(line, effect)
+            if paired is None:
+                continue
+            panel = f"{effect.partition('_')[0]}, budget {line.budget}"
+            ends = {} if paired.low != paired.low else {"low": paired.low, "high": paired.high}
+            yield {"panel": panel, "bar": line.method, "part": effect.partition("_")[0], "length": paired.diff, **ends}

@@ -1,0 +1,52 @@
+"""Let a judge say whether an answer is right, with yes or no, as LongMemEval does (bundled/longmemeval, MIT licence).
+
+The judge gets one of five released prompts: by the type of the question, or the one for questions without an answer. It
+answers in at most 10 tokens; "yes" anywhere in the reply means right. A reply with neither "yes" nor "no", which is
+wrong in the released script, is asked for once more; a second such reply leaves the answer without a score.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+
+from kvbench.scoring.judge.api import JudgeError
+from kvbench.scoring.judge.asking import NO_JUDGE, ask, failed, judged_by
+from kvbench.scoring.judge.settings import connect
+from kvbench.sources.data import BUNDLED
+from kvbench.task import Score, Services
+
+FILE = BUNDLED / "longmemeval" / "judge_prompts.json"
+MAX_TOKENS = 10  # of a reply, as the released script asks for
+ABSTENTION, ANSWER = "abstention", "answer"  # names of prompts; the others are types of questions
+
+
+def verdict(services: Services, kind: str, question: str, reference: str, response: str) -> Score:
+    """Return 1 or 0 for a response to a question, by the judge.
+
+    kind: the type of the question, or `ABSTENTION`. Raises KeyRefused; SetupError if a local judge cannot be loaded.
+    """
+    judge = connect(services)
+    if judge is None:
+        return NO_JUDGE
+    prompts = _prompts()
+    text = prompts.get(kind, prompts[ANSWER]).format(question=question, answer=reference, response=response)
+    try:
+        asked = ask(judge, ("", text, (), MAX_TOKENS), _right)
+    except JudgeError as error:
+        return failed(str(error))
+    if asked.value is None:
+        return failed("the judge's replies say neither yes nor no")
+    aux = {"invalid": float(asked.invalid)}
+    return Score(value=asked.value, aux=aux, facts=judged_by(asked.judge, "yes or no"))
+
+
+def _right(reply: str) -> float | None:
+    said = reply.lower()
+    return 1.0 if "yes" in said else 0.0 if "no" in said else None
+
+
+@functools.cache
+def _prompts() -> dict[str, str]:
+    prompts: dict[str, str] = json.loads(FILE.read_text(encoding="utf-8"))
+    return prompts

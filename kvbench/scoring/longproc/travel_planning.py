@@ -1,0 +1,64 @@
+"""Score a trip plan: cities and days of the plan; without a right plan, the search in so far as it is the right one."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+
+from kvbench.scoring.longproc.tags import between, result
+
+PROCEDURE = "<Solving Procedure>"
+_VISIT = re.compile(r"\d+-\d+")
+_FLIGHT = re.compile(r".*Day (\d+).*from (\w+) to (\w+)")
+_TOTAL = re.compile(r"European cities for (\d+) days")
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+Stay = tuple[str, int]  # a city and the days there
+
+
+def score_plan(text: str, stays: Sequence[Stay], procedure: str) -> dict[str, float]:
+    """Score an output; the scorer is LongProc's `eval_travel_planning`, whose plans are read as in NATURAL PLAN.
+
+    stays: the right plan. procedure: the right answer, from `PROCEDURE` to the plan. The partial score is the share of
+    its lines that begin the output; a line counts if it contains the right one, without articles and punctuation.
+    """
+    plan = between(text, "Plan")
+    if plan is not None and _read(plan)[: len(stays)] == list(stays):
+        return result(1.0, 1.0, True)
+    wanted, lines = _lines(procedure), _lines(text)
+    pairs = list(zip(lines, wanted))
+    wrong = next((i for i, (line, right) in enumerate(pairs) if right not in line), max(0, len(pairs) - 1))
+    return result(0.0, wrong / len(wanted), plan is not None)
+
+
+def _read(plan: str) -> list[Stay]:
+    """Return the stays of a plan, by the days of its flights and the end of its last visit."""
+    total, visits, flights = None, [], []
+    for line in plan.split("\n"):
+        if found := _TOTAL.search(line):
+            total = int(found[1])
+        if visit := _VISIT.search(line):
+            visits.append(visit[0])
+            if int(visit[0].partition("-")[2]) == total:  # the plan's end: alternatives may follow
+                break
+        if flight := _FLIGHT.match(line):
+            flights.append(flight.groups())
+    if not visits or not flights:
+        return []
+    days = [1, *(int(day) for day, _, _ in flights), int(visits[-1].partition("-")[2])]
+    cities = [flights[0][1], *(to for _, _, to in flights)]
+    return [(city, days[i + 1] - days[i] + 1) for i, city in enumerate(cities)]
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of an answer from its procedure on, in plain form and without blank ones."""
+    text = text.replace("Output the plan in the required format:", "")
+    if PROCEDURE in text:
+        text = PROCEDURE + text.split(PROCEDURE)[1]
+    return [_plain(line) for line in text.strip().split("\n") if line.strip()]
+
+
+def _plain(line: str) -> str:
+    return " ".join(_ARTICLES.sub(" ", line.rstrip().lower().translate(_PUNCTUATION)).split())

@@ -1,0 +1,85 @@
+"""Score a function that a model repeats from a repository, as RepoQA does (Liu et al. 2024).
+
+The function is right if its BLEU with the wanted one is at least 0.8 and no less than with any other wanted function of
+the repository. Of an output with a code block, the first function of the block counts, which tree-sitter finds.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvbench.scoring.scbench.packages import package
+
+THRESHOLD = 0.8
+_BLOCK = re.compile(r"^```(?:\w+)?\s*\n(.*?)(?=^```)```", re.DOTALL | re.MULTILINE)
+# Language -> module of its grammar, function that returns the grammar, type of a function's node.
+GRAMMARS = {
+    "python": ("tree_sitter_python", "language", "function_definition"),
+    "java": ("tree_sitter_java", "language", "method_declaration"),
+    "typescript": ("tree_sitter_typescript", "language_typescript", "function_declaration"),
+    "rust": ("tree_sitter_rust", "language", "function_item"),
+    "cpp": ("tree_sitter_cpp", "language", "function_definition"),
+    "go": ("tree_sitter_go", "language", "function_declaration"),
+}
+PACKAGES = ("nltk.translate.bleu_score", "tree_sitter", *(module for module, _, _ in GRAMMARS.values()))
+
+Needle = tuple[str, str]  # a wanted function's name and text
+
+
+def score_function(output: str, language: str, name: str, needles: Sequence[Needle]) -> float:
+    """Return 1 if the output repeats the function of this name, else 0. needles: all wanted ones of its repository."""
+    function = first_function(output, language)
+    best, best_name = 0.0, None
+    for needle_name, needle in needles:
+        likeness = similarity(function, needle)
+        if likeness > best:
+            best, best_name = likeness, needle_name
+    return float(best_name == name and best >= THRESHOLD)
+
+
+def similarity(function: str, needle: str) -> float:
+    """Return BLEU over words, with nltk's smoothing method 4."""
+    bleu = package("nltk.translate.bleu_score")
+    words, wanted = (re.split(r"\s+", text.strip()) for text in (function, needle))
+    return float(bleu.sentence_bleu([wanted], words, smoothing_function=bleu.SmoothingFunction().method4))
+
+
+def first_function(output: str, language: str) -> str:
+    """Return the first function of an output's code blocks; without one the first block, without a block the output."""
+    output = output.strip()
+    blocks = _BLOCK.findall(output)
+    for block in blocks:
+        code = block.encode("utf-8", "replace")
+        for node in _nodes(_parser(language).parse(code).root_node):
+            if _is_function(node, language):
+                return str(code[node.start_byte : node.end_byte].decode("utf-8"))
+    return str(blocks[0]) if blocks else output
+
+
+def _is_function(node: Any, language: str) -> bool:
+    if node.type != GRAMMARS[language][2]:
+        return False
+    if language != "cpp":  # a name is part of such a node
+        return True
+    declarator = node.child_by_field_name("declarator")  # of methods and pointers it is something else
+    if declarator is None or declarator.type != "function_declarator":
+        return False
+    return bool(declarator.child(0).type == "identifier")
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    """Yield a node and all nodes below it, in the order of the text."""
+    waiting = [node]
+    while waiting:
+        yield (now := waiting.pop())
+        waiting += reversed(now.children)
+
+
+@functools.cache
+def _parser(language: str) -> Any:
+    tree_sitter = package("tree_sitter")
+    module, grammar, _ = GRAMMARS[language]
+    return tree_sitter.Parser(tree_sitter.Language(getattr(package(module), grammar)()))

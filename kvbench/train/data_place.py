@@ -1,0 +1,64 @@
+"""Where ``train --data`` points: a file, a folder, or a data set on the hub, ``hub:NAME[:SPLIT][@REVISION]``.
+
+A data set is read as a task's table is (`kvbench.sources.data.hub_data`): kvbench keeps its rows as JSON lines in the
+download cache, under the commit.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvbench.errors import SetupError, UserError, quote
+from kvbench.sources import hub
+from kvbench.sources.data import hub_data
+from kvbench.task import Manifest
+from kvbench.train.data_rows import data_files
+
+HUB = "hub:"
+ADDRESS = re.compile(rf"{HUB}(?P<name>[^:@]+)(:(?P<split>\w[\w.-]*))?(@(?P<revision>[\w./-]+))?", re.ASCII)
+SPLIT = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlace:
+    """The file or folder with the rows, and how cards name the data: without the folders of this machine."""
+
+    path: Path
+    name: str
+
+
+def check_data(data: str) -> None:
+    """Raise UserError if a place can hold no data: no such file, or a malformed address. Sends no request."""
+    if data.startswith(HUB):
+        _manifest(data)
+    else:
+        data_files(Path(data))
+
+
+def short_name(data: str) -> str:
+    """Return the place as the card's command names it."""
+    return data if data.startswith(HUB) else Path(data).name
+
+
+def locate(data: str) -> DataPlace:
+    """Return where the rows are on this machine; downloads a data set that is not in the cache.
+
+    Raises UserError for a malformed address, SetupError if the data set cannot be had.
+    """
+    if not data.startswith(HUB):
+        return DataPlace(Path(data), short_name(data))
+    manifest, revision = _manifest(data)
+    place = hub_data.fetch("", manifest, revision)
+    if hub.is_commit(revision) and place.revision != revision:
+        raise SetupError(f"{quote(manifest.hub)} is cached at revision {place.revision}, not at {quote(revision)}.")
+    return DataPlace(place.files[0], f"{HUB}{manifest.hub}:{manifest.split}@{place.revision}")
+
+
+def _manifest(data: str) -> tuple[Manifest, str | None]:
+    """Return the data set of an address, and its revision if the address has one."""
+    found = ADDRESS.fullmatch(data)
+    if found is None or not hub.is_name(found["name"]):
+        raise UserError(f"--data {quote(data)} is no address of a data set: hub:OWNER/NAME[:SPLIT][@REVISION].")
+    return Manifest(path="", rows=None, hub=found["name"], split=found["split"] or SPLIT), found["revision"]

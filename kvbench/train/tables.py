@@ -1,0 +1,78 @@
+"""Estimates tables of heads, which methods read, from what a model does on texts. Nothing is trained; a CPU is enough.
+
+`TABLES` names the tables and the functions that estimate them from a model and its texts.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvbench.engine.model.load import LoadedModel, load, refuse_training
+from kvbench.engine.model.weights import Base, save_weights
+from kvbench.sources.models import describe
+from kvbench.train.catalogue import TABLES
+
+OnExample = Callable[[int], None]  # receives the number of texts read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What was estimated: the tensors of a table, and facts for its card.
+
+    heads: a number per query head for people to read, [L, Hq]; what: its name.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    made: Mapping[str, Any]
+    heads: torch.Tensor
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that was written, with its file and its card."""
+
+    path: Path
+    estimate: Estimate
+    card: dict[str, Any]
+
+
+Estimator = Callable[[LoadedModel, int, int, OnExample | None], Estimate]  # model, samples, seed
+
+
+def make(
+    kind: str,
+    model: str,
+    out: Path,
+    *,
+    samples: int,
+    seed: int,
+    device: str,
+    on_example: OnExample | None = None,
+) -> Table:
+    """Estimate a table of a model ("tiny", a folder or a hub name), and write it to the folder `out`.
+
+    samples: how many texts the model reads. on_example: called with the number of texts read so far. Raises SetupError
+    or UserError when the model cannot be loaded, or is not suited to such a table.
+    """
+    loaded = load(str(describe(model).folder or model), device=device)
+    refuse_training(loaded)
+    module, _, function = TABLES[kind].partition(":")
+    estimator: Estimator = getattr(importlib.import_module(module), function)
+    estimate = estimator(loaded, samples, seed, on_example)
+    how: dict[str, Any] = {
+        **estimate.made,
+        "command": f"kvbench train {kind} --model {model} --samples {samples} --seed {seed} --out DIR",
+        "samples": samples,
+        "seed": seed,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+    }
+    path = out / f"{kind}.safetensors"
+    base = Base(name=model, config=loaded.model.config, fingerprint=loaded.fingerprint)
+    return Table(path, estimate, save_weights(path, kind, estimate.tensors, base, made=how))

@@ -1,0 +1,82 @@
+"""chunkkv: keep or evict runs of neighbouring tokens by their mean score, the same runs in all heads of a layer.
+
+Paper: Liu et al., ChunkKV: Semantic-Preserving KV Cache Compression for Efficient Long-Context LLM Inference,
+arXiv 2502.00299.
+
+Another method, `base`, gives the scores, the protected tokens and the time of eviction (a name, or a name with options
+as tables print it). Tokens at positions i chunk ... (i + 1) chunk - 1 form a run. Its score is the mean of the base's
+scores over its entries in all heads of the layer; entries that the base protects do not count, and a run that has one
+comes before all others. The best runs stay. Of the run in which the budget ends, each head keeps the entries with the
+base's best scores; so with a single run the base decides alone. `whole=true` drops that run: fewer entries than the
+budget may stay, but no torn run. Defaults: runs of 20 tokens and snapkv as in kvpress; the paper has runs of 10.
+
+Traps of kvpress: it counts runs, the short last run as one, so the number of tokens is not that of the budget; it sums
+raw scores over heads, so heads with large scores decide, here too; it has no reuse of a layer's choice by the next
+layers, which the paper describes, and neither has this file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvbench.errors import UserError, quote
+from kvbench.eviction.api import Allocation, Method, ScoreOut, option
+from kvbench.eviction.choose import from_label
+from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate
+from kvbench.eviction.options import OptionError
+from kvbench.eviction.select import kept_always, protected
+from kvbench.eviction.terms.rkv_slot_order import RANK
+from kvbench.eviction.terms.runs import by_run, in_whole_runs, run_ranks
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("chunkkv")
+@dataclass(frozen=True)
+class ChunkKV(Method):
+    paper = "Liu et al., arXiv 2502.00299"
+
+    base: str = option("snapkv", "the method that scores, with its options in brackets")
+    chunk: int = option(20, "tokens in a run", low=1)
+    whole: bool = option(False, "drop the run that does not fit into the budget as a whole")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            inner = self.inner
+        except UserError as error:
+            raise OptionError("base", f"is no method: {error}") from None
+        if "+" in self.base.partition("(")[0] or not inner.takes_budget or not inner.uniform or inner.joint:
+            raise OptionError("base", f"must name one method that gives all heads one budget; got {quote(self.base)}.")
+        if isinstance(inner, ChunkKV) or RANK in inner.columns():
+            raise OptionError("base", f"must name a method that scores single entries; got {quote(self.base)}.")
+
+    @cached_property
+    def inner(self) -> Method:
+        """Return the method that the option `base` names; it computes the scores."""
+        return from_label(self.base)
+
+    @property
+    def uniform(self) -> bool:
+        return not self.whole
+
+    def score(self, view: LayerView) -> ScoreOut:
+        out = self.inner.score(view)
+        out = out if isinstance(out, ScoreOut) else ScoreOut(out)
+        score = torch.where(view.valid, out.score.float(), float("-inf"))
+        must = protected(kept_always(self, view), view.positions, view.seen, view.prompt_len, view.valid)
+        must = torch.zeros_like(view.valid) if must is None else must
+        rank = run_ranks(score, view.positions, view.valid, must, self.chunk, view.longest)
+        order = by_run(score, view.positions, rank)
+        place = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+        whole = in_whole_runs(rank.gather(-1, order), view.budget)
+        sizes = torch.where(whole > 0, whole, view.held().clamp(max=view.budget)).maximum(must.sum(dim=-1))
+        return ScoreOut(torch.empty_like(score).scatter_(-1, order, -place.float()), out.columns, {"sizes": sizes})
+
+    def quotas(self, allocation: Allocation) -> torch.Tensor | None:
+        return allocation.stats["sizes"] if self.whole else None
+
+
+delegate(ChunkKV, DECLARATIONS, PROPERTIES)  # all else is as `base` declares it

@@ -1,0 +1,99 @@
+"""defensivekv: score entries by the worst case over queries and heads instead of the mean, times the norm of the value.
+
+Paper: Feng et al., Taming the Fragility of KV Cache Eviction in LLM Inference, arXiv 2510.13334.
+
+The last w = `window` queries of the prompt attend to all entries. Per KV head, entry j before the window gets
+
+    m_j   maximum over group and window of its attention; each query's row is first pooled along the text and scaled to
+          the sum that it had before pooling
+    s_j = max(m_j, mean of m) * n_j / (sum of n_j over the KV heads)
+
+n_j is the norm of criticalkv: mean over the group of |v_j W_O^h|_1. Some entries are forced: by descending mean
+attention, all before the entry with which the attention reaches `mass` minus a bias; but at most
+int((N - w) C / N) - w, with N entries in the head and budget C. Forced entries and the window count as much as the
+layer's best entry. The heads of a layer share its budget (Ada form); with level=model (Layer-DefensiveKV) the heads of
+all layers do. No head has a minimum.
+
+bias=released is the mean attention to the w entries before the window: the released code cuts the window first and then
+takes the last entries for it. bias=window is the attention to the window. norm=heads is the released code's too,
+although values then have no effect with one KV head; norm=tokens divides n_j by its sum over the entries.
+Defaults: window 32, average pooling of 5, mass 0.9. Trap: with int((N - w) C / N) below w, the released limit on forced
+entries is negative, and forces nearly all of them; here it is 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.eviction.api import Column, Method, Needs, Once, Protect, Trigger, option
+from kvbench.eviction.new_tokens import NewTokens
+from kvbench.eviction.terms.ranks import count_before, ranks
+from kvbench.eviction.terms.rows import pooled_rows
+from kvbench.eviction.terms.value_norm import VALUE_NORM, projected_norms, shares
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("defensivekv")
+@dataclass(frozen=True)
+class DefensiveKV(Method):
+    paper = "Feng et al., arXiv 2510.13334"
+
+    window: int = option(32, "last queries of the prompt that vote and always stay", low=1)
+    kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
+    level: Literal["layer", "model"] = option("layer", "entries compete over the heads of each layer, or of the model")
+    mass: float = option(
+        0.9, "a head's most attended entries are forced, up to this share of attention less the bias", low=0, high=1
+    )
+    bias: Literal["released", "window", "off"] = option("released", "attention that is subtracted from mass")
+    norm: Literal["heads", "tokens"] = option("heads", "what the norm of a value is divided by the sum over")
+    forced: int | None = option(None, "most forced entries of a head; none: by the budget, see above", low=0)
+
+    @property
+    def scope(self) -> Literal["head", "layer", "model"]:  # type: ignore[override]  # an option decides
+        return self.level
+
+    def needs(self) -> Needs:
+        return Needs(queries="window", window=self.window, layer_weights=("o_proj",))
+
+    def columns(self) -> tuple[Column, ...]:
+        return (VALUE_NORM,)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self.window)
+
+    def trigger(self, interval: int) -> Trigger:
+        return Once()
+
+    def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
+        norms = projected_norms(new)
+        return {VALUE_NORM.name: shares(norms, dim=1) if self.norm == "heads" else norms}
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        view = view.last_queries(self.window)  # a combined method may need more queries
+        older = view.older(self.window)
+        paid = torch.where(older[:, :, None, None], view.attend(reduce_g=None, reduce_q=None), 0.0)  # [b, Hk, g, w, N]
+        worst = pooled_rows(view, paid.flatten(2, 3), self.kernel, older).amax(dim=2)
+        worst = worst.maximum(worst.sum(dim=-1, keepdim=True) / older.sum(dim=-1, keepdim=True).clamp(min=1))
+        norms = torch.where(older, view.columns[VALUE_NORM.name], 0.0)
+        score = worst * (shares(norms, dim=-1) if self.norm == "tokens" else norms)
+        forced = older & self._forced(view, paid, older)
+        return torch.where(older & ~forced, score, score.amax(dim=(1, 2), keepdim=True))
+
+    def _forced(self, view: LayerView, paid: torch.Tensor, older: torch.Tensor) -> torch.Tensor:
+        """Return the mask of the first entries by mean attention, [b, Hk, N]."""
+        mean, held = paid.mean(dim=(2, 3)), view.held()
+        rank = ranks(mean, view.positions, older)
+        most = ((held - self.window) * view.budget // held.clamp(min=1) - self.window).clamp(min=0)
+        most = most if self.forced is None else most * 0 + self.forced
+        count = count_before(mean, rank, self.mass - self._bias(view, paid.double()))
+        return rank < count.minimum(most)[..., None]
+
+    def _bias(self, view: LayerView, paid: torch.Tensor) -> torch.Tensor | float:
+        """Return the attention that is subtracted from `mass`, [b, 1, 1]; paid: as in `score`."""
+        if self.bias == "window":
+            return 1 - paid.sum(dim=-1).mean(dim=(1, 2, 3))[:, None, None]
+        newest = ~view.older(2 * self.window)  # of the entries before the window
+        return 0.0 if self.bias == "off" else (paid * newest[:, :, None, None]).sum(-1).mean((1, 2, 3))[:, None, None]

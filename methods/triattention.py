@@ -1,0 +1,86 @@
+"""triattention: score keys by the attention that the mean query of each head will pay at many distances ahead.
+
+Paper: Mao et al., TriAttention: Efficient Long Reasoning with Trigonometric KV Compression, arXiv 2604.04921.
+
+Before rotation, the queries of a head lie around a centre q. With RoPE its attention to a key is a trigonometric series
+in the distance, one term per pair of rotated dimensions f. With T tokens seen, key position p and offsets
+d = 1, 2, 4 ... `reach`:
+
+    S_j = mean (or max) over d of  q rotated to T + d, times k_j rotated to p    +    sum_f (E|q_f| - |q_f|) |k_jf|
+
+which equals sum_f |q_f||k_f| cos(w_f (T - p + d) + phase) + ...: the keys need no rotation back. Per query head S is
+standardised over the scored entries (`normalize`). `level` says which entries share a score:
+
+    head        largest over the group, mean over the layers: one set of tokens per KV head for the whole model
+    layer_head  `group` over the group: every head of every layer has its own set
+    all         largest over all heads of all layers: one set
+
+The tokens of the prompt stay and are not scored, as long as the budget has room for another entry; otherwise, and with
+prompt=score, they compete. q and E|q_f| are a table (`mean`, `modulus`) that `kvbench train triattention` estimates.
+Defaults: those of the released runners; their budget is 2,048, their interval 128.
+
+Traps: the next query's own distance (d = 0) is not among the offsets; angles reach 65,536 rad and need double
+precision; if the prompt fills the budget, the released code keeps its first tokens and drops every generated one; it
+evicts at C + interval entries, and adds noise of 1e-6 to break ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.eviction.api import Method, Needs, ScoreOut, option
+from kvbench.eviction.learned import LearnedWeights
+from kvbench.eviction.select import competing
+from kvbench.eviction.terms.layers import best_of_heads, mean_of_layers
+from kvbench.eviction.terms.series import series, standardised, table_misfit, table_shapes
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("triattention")
+@dataclass(frozen=True)
+class TriAttention(Method):
+    paper = "Mao et al., arXiv 2604.04921"
+    kind = "weights"
+    trained = True
+
+    table: str = option("auto", "file with the mean queries; auto: triattention.safetensors beside the model")
+    level: Literal["head", "layer_head", "all"] = option("head", "which layers and heads keep the same tokens")
+    reach: int = option(65536, "largest offset beyond the next position", low=1)
+    over: Literal["mean", "max"] = option("mean", "how the scores of the offsets are merged")
+    group: Literal["max", "mean"] = option("max", "how the query heads of a group are merged (level=layer_head)")
+    normalize: bool = option(True, "standardise the scores of each query head")
+    trig: bool = option(True, "use the series; false: the norms of the keys alone")
+    spread: bool = option(
+        True, "weigh norms of keys by the mean length of queries beyond that of their mean; false: by all of it"
+    )
+    prompt: Literal["keep", "score"] = option("keep", "whether the prompt stays, or competes")
+
+    @property
+    def joint(self) -> bool:  # type: ignore[override]  # an option decides
+        return self.level != "layer_head"
+
+    def needs(self) -> Needs:
+        return Needs(rope=True)
+
+    def weights(self) -> LearnedWeights:
+        where = {"kind": "triattention", "path": self.table, "recipe": "triattention", "option": "table"}
+        return LearnedWeights(**where, what="table", shapes=table_shapes, check=table_misfit)
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        keeps = self.prompt == "keep" and self.replaced is None
+        room = view.prompt_len < view.budget if keeps else torch.zeros_like(view.seen, dtype=torch.bool)
+        stays = (view.positions < view.prompt_len[:, None, None]) & room[:, None, None]
+        among = competing(self, view) & ~stays
+        scores = series(view, self.reach, over=self.over, trig=self.trig, spread=self.spread)  # [b, Hk, g, N]
+        if self.normalize:
+            scores = standardised(scores, among[:, :, None])
+        mean = self.level == "layer_head" and self.group == "mean"
+        return torch.where(stays, float("inf"), scores.mean(dim=2) if mean else scores.amax(dim=2))
+
+    def settled(self, views: Sequence[LayerView], outs: list[ScoreOut]) -> list[ScoreOut]:
+        merge = mean_of_layers if self.level == "head" else best_of_heads
+        return [ScoreOut(score) for score in merge(views, [out.score for out in outs])]

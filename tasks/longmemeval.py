@@ -1,0 +1,106 @@
+"""LongMemEval (Wu et al. 2024, arXiv:2410.10813): 500 questions on a user's earlier chats, marked by a judge.
+
+    longmemeval            all chats of LongMemEval-S, about 115K tokens
+    longmemeval/oracle     only the chats that hold the answer
+
+The chats stand in one prompt, by date, as JSON: the released long-context set-up. The style `default` asks to extract
+the relevant facts first and then to reason (up to 800 tokens), which the authors recommend; `direct` asks for the
+answer (500). Thirty questions have no answer in the chats: a model should say so. A judge marks every answer with yes
+or no by the released prompt for the type of question, which like the prompts is bundled (MIT). The data are those of
+September 2025 (longmemeval-cleaned).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvbench.errors import quote
+from kvbench.registry import tasks
+from kvbench.scoring.judge import verdict
+from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
+from kvbench.taskkit.context_template import bundled, parts
+from kvbench.taskkit.rows import answer, documents
+
+FILES = {"s": "longmemeval_s_cleaned.json", "oracle": "longmemeval_oracle.json"}
+PROMPTS = {"default": "longmemeval/step_by_step.txt", "direct": "longmemeval/direct.txt"}
+NEW_TOKENS = {"default": 800, "direct": 500}
+KINDS = (
+    *("single-session-user", "single-session-assistant", "single-session-preference"),
+    *("multi-session", "temporal-reasoning", "knowledge-update"),
+)
+RESERVE = 1000  # tokens kept free for the question and the chat template, as in the released script
+
+
+@tasks.register("longmemeval")
+class LongMemEval(Task):
+    suite = "long context"
+    summary = "LongMemEval, 500 questions on chats of 115K tokens, marked by a judge (--judge)"
+    variants = tuple(FILES)
+    prompt_styles = tuple(PROMPTS)
+    needs = frozenset({"judge"})
+
+    @property
+    def manifest(self) -> Manifest:  # type: ignore[override]  # one for each variant
+        file = FILES[self.variant]
+        hub = "xiaowu0162/longmemeval-cleaned"
+        return Manifest(path=f"longmemeval/{file}", rows=500, hub=hub, files=(file,), licence="MIT")
+
+    def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
+        rows = source.rows(self.name, self.manifest)[:limit]
+        context, question = parts(bundled(PROMPTS[style]), "{history}")
+
+        def make(row: Mapping[str, Any]) -> Doc:
+            return _doc(row, context, question, NEW_TOKENS[style])
+
+        return documents(self, rows, make, ids="question_id")
+
+    def gen(self, model_type: str) -> GenSpec:
+        """Return greedy decoding. A prompt that is too long loses its middle; the released script drops its end."""
+        return GenSpec(max_new_tokens=NEW_TOKENS["default"], truncate="middle", reserve=RESERVE, thinking=False)
+
+    def score(self, doc: Doc, output: Output) -> Score:
+        """Return the judge's mark.
+
+        Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge cannot be used.
+        """
+        if self.services.judge_mode == "pair":
+            return Score(value=None, status="unscored", note="longmemeval compares no pairs; use --judge-mode single")
+        asked = doc.reference
+        kind = verdict.ABSTENTION if asked["abstention"] else doc.meta["category"]
+        score = verdict.verdict(self.services, kind, asked["question"], asked["answer"], answer(output).strip())
+        return replace(score, aux={**score.aux, "abstention": float(asked["abstention"])})
+
+    def sources(self) -> dict[str, str]:
+        return {"judge_prompts_sha256": hashlib.sha256(verdict.FILE.read_bytes()).hexdigest()}
+
+
+def _doc(row: Mapping[str, Any], context: str, question: str, new_tokens: int) -> Doc:
+    name, text, kind = str(row["question_id"]), str(row["question"]), str(row["question_type"])
+    if kind not in KINDS:
+        raise ValueError(f"question_type {quote(kind)} is none of {', '.join(KINDS)}")
+    return Doc(
+        doc_id=name,
+        turns=(
+            Turn(
+                context=context.format(history=_history(row["haystack_dates"], row["haystack_sessions"])),
+                question=question.format(date=row["question_date"], question=text),
+            ),
+        ),
+        reference={"question": text, "answer": str(row["answer"]), "abstention": "_abs" in name},
+        meta={"category": kind},
+        gen={"max_new_tokens": new_tokens},
+    )
+
+
+def _history(dates: list[str], sessions: list[list[dict[str, Any]]]) -> str:
+    """Return the chats in the order of their dates (as text), each a list of messages in JSON."""
+    history = ""
+    for number, (date, chat) in enumerate(sorted(zip(dates, sessions, strict=True), key=lambda pair: pair[0]), 1):
+        # `has_answer` marks the messages that hold the answer
+        messages = [{key: value for key, value in message.items() if key != "has_answer"} for message in chat]
+        history += f"\n### Session {number}:\nSession Date: {date}\nSession Content:\n\n{json.dumps(messages)}\n"
+    return history
