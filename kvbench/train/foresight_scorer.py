@@ -132,10 +132,10 @@ class ScorerRecipe(TraceRecipe):
             raise UserError(f"--opt margin must be above 0; got {more['margin']:g}.")
 
     @classmethod
-    def answers(cls, settings: Settings) -> Answers:
+    def answers(cls, settings: Settings, longest: int) -> Answers:
         """Return what a rehearsal answers: `budget` entries stay, and all but the newest `interval` compete."""
         more = settings.more
-        longer = "long_" if more.get("long") else ""
+        longer = "long_" if 0 < more.get("long", 0) < longest else ""
         budget, interval = more[f"{longer}budget"], more[f"{longer}interval"]
         recent = min(interval, max(1, budget // 4))
         return Answers(number=budget, marked=lambda length: length - recent if length > budget else min(interval, length))

@@ -33,6 +33,7 @@ MOMENTS, MASTERS = "optimiser's moments", "float32 copies of weights"
 SETTING_UP, STEP, UPDATE, HELD_OUT = "setting up", "step", "update", "held-out figures"
 IDLE = "between steps"
 FEWEST = 2  # layers of a rehearsal: a first and a last one
+CHARACTERS = 4  # per token, about
 ROOM = 4096  # tokens: a process rehearses its whole share of a batch up to this size, else two of its items
 
 
@@ -79,19 +80,19 @@ class Rehearsal:
     def phases(self) -> list[Phase]:
         """Return the phases of the training after its answers are collected."""
         layers = int(self.config.get_text_config().num_hidden_layers)
-        model = self._loaded(layers).model
-        if layers <= FEWEST + 1 or not _alike(self._loaded(layers)):
+        whole = self._loaded(layers)
+        if layers <= FEWEST + 1 or not _alike(whole):
             runs, generations, dtype = self._run(layers)
         else:
             few, generations, dtype = self._run(FEWEST)
             more, _, _ = self._run(FEWEST + 1)
             runs = {name: _extended(few[name], more[name], layers) for name in few}
-        peaks = {name: max((s.parts for s in run), key=lambda p: p.total()) for name, run in runs.items()}
+        peaks = {name: max((s.peak for s in run), key=lambda p: p.total()) for name, run in runs.items()}
         idle = peaks.pop(IDLE)
-        generated = [self.generation(g, model, dtype, idle) for g in generations]
+        generated = [self._generation(g, whole.model, dtype, idle) for g in generations]
         return [*(Phase(name, peak) for name, peak in peaks.items()), *generated]
 
-    def generation(self, generation: Generation, model: Any, dtype: torch.dtype, held: Parts) -> Phase:
+    def _generation(self, generation: Generation, model: Any, dtype: torch.dtype, held: Parts) -> Phase:
         """Return the phase of an engine that generates with `generation.slots` slots. held: bytes beside the engine."""
         need = generation.need(shape_of_model(model), self.device, dtype, self.total)
         return Phase(generation.phase, held + parts(need, generation.slots), f"{generation.slots} slots")
@@ -107,7 +108,7 @@ class Rehearsal:
     def _run(self, layers: int) -> tuple[dict[str, list[Segment]], Sequence[Generation], torch.dtype]:
         """Rehearse with so many layers; return the segments of every phase, the generations, the weights' dtype."""
         loaded = self._loaded(layers)
-        ledger = Ledger(part_by_shape(loaded), self.recipe.answers(self.settings))
+        ledger = Ledger(part_by_shape(loaded), self.recipe.answers(self.settings, self.longest))
         done: dict[str, list[Segment]] = {}
         with unread(), planned_for(gpu=self.gpu), ledger, marked(loaded.model, ledger):
             ledger.name((*loaded.model.parameters(), *loaded.model.buffers()), WEIGHTS)
@@ -120,7 +121,7 @@ class Rehearsal:
             done[STEP] = ledger.taken()
             optimiser.step(self.settings.lr, self.settings.clip)
             done[UPDATE] = ledger.taken()
-            done[IDLE] = [Segment("", Parts(ledger.parts))]
+            done[IDLE] = [Segment("", [Parts(ledger.parts)])]
             recipe.rehearse_held_out()
             done[HELD_OUT] = ledger.taken()
         return done, recipe.generations(), next(loaded.model.parameters()).dtype
@@ -152,7 +153,7 @@ class Rehearsal:
         geometry, states = read_layers(model)
         context = int(getattr(text, "max_position_embeddings", 0) or 1 << 20)
         device = torch.device("meta")
-        return LoadedModel(model, None, geometry, device, self.dtype, context, frozenset({0}), states=states)
+        return LoadedModel(model, _Tokenizer(), geometry, device, self.dtype, context, frozenset({0}), states=states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,13 @@ class _Alone(Processes):
 
     def share_parts(self, row: torch.Tensor) -> None:
         return None
+
+
+class _Tokenizer:
+    """Counts tokens of texts that methods add to prompts, where a tokenizer is not needed to count memory."""
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [0] * max(1, len(text) // CHARACTERS)}
 
 
 def _name_held(recipe: Recipe, loaded: LoadedModel, ledger: Ledger) -> None:
@@ -185,13 +193,17 @@ def _alike(loaded: LoadedModel) -> bool:
 def _extended(few: Sequence[Segment], more: Sequence[Segment], layers: int) -> list[Segment]:
     """Return the segments with `layers` layers from those with two (few) and with three (more)."""
 
-    def grown(small: Segment, large: Segment) -> Segment:
-        names = small.parts | large.parts
-        more_layers = layers - FEWEST
-        sizes = {n: small.parts[n] + (large.parts[n] - small.parts[n]) * more_layers for n in names}
-        return Segment(small.label, Parts(sizes))
+    def grown(small: Parts, large: Parts) -> Parts:
+        sizes = {n: small[n] + (large[n] - small[n]) * (layers - FEWEST) for n in small | large}
+        return Parts(sizes)
 
-    return [grown(*pair) for pair in zip(few, _outer(more), strict=True)]
+    def points(small: Segment, large: Segment) -> Iterator[tuple[Parts, Parts]]:
+        if len(small.points) == len(large.points):
+            return zip(small.points, large.points)
+        return iter([(small.peak, large.peak)])  # a loop over layers ran inside the segment
+
+    pairs = zip(few, _outer(more), strict=True)
+    return [Segment(small.label, [grown(*point) for point in points(small, large)]) for small, large in pairs]
 
 
 def _outer(segments: Sequence[Segment]) -> Iterator[Segment]:

@@ -111,8 +111,11 @@ class Recipe(ABC):
         return None
 
     @classmethod
-    def answers(cls, settings: Settings) -> Answers:
-        """Return what a rehearsal (`kvbench.train.memory`) answers where the recipe asks for values of tensors."""
+    def answers(cls, settings: Settings, longest: int) -> Answers:
+        """Return what a rehearsal (`kvbench.train.memory`) answers where the recipe asks for values of tensors.
+
+        longest: tokens of the longest item.
+        """
         from kvbench.train.rehearsal import Answers
 
         return Answers()

@@ -1,8 +1,8 @@
 """A rehearsal of a training's computations on the meta device, where tensors have a size and no memory.
 
 The recipe's own code runs; every tensor that an operation returns is counted from its creation until the code drops it.
-Meta tensors have no values, so a rehearsal answers the code's questions about values: a bool is False, a float 1, an
-integer the number `Answers.number`; and it says how many elements of a mask are True.
+Meta tensors have no values, so a rehearsal answers the code's questions about values: a bool is False, that of `all`
+True; a float is 1, an integer the number `Answers.number`; and it says how many elements of a mask are True.
 
 Not counted: scratch memory inside an operator, and what an allocator adds.
 """
@@ -24,8 +24,9 @@ from kvbench.engine.model.load import LoadedModel
 aten: Any = torch.ops.aten
 Kind = Callable[[torch.Tensor], str]  # names the part of a plan to which a tensor belongs
 Parts = Counter[str]  # bytes by part
+ALL = {aten.all.default, aten.all.dim}
 READS = {aten._local_scalar_dense.default, aten.item.default}
-COPIES, LOGITS, CACHE = "scratch of the update", "logits", "keys and values"
+COPIES, LOGITS, CACHE = "scratch as large as weights", "logits", "keys and values"
 ATTENTION, ACTIVATIONS = "attention tables", "activations"
 ANSWERS: Mapping[torch.dtype, Any] = {torch.bool: False, torch.float32: 1.0, torch.float64: 1.0}
 
@@ -56,10 +57,14 @@ class Answers:
 
 
 class Segment(NamedTuple):
-    """A stretch of a computation: the mark where it began, and the parts at its peak."""
+    """A stretch of a computation: the mark where it began, and the parts there and after each new tensor."""
 
     label: str
-    parts: Parts
+    points: list[Parts]
+
+    @property
+    def peak(self) -> Parts:
+        return max(self.points, key=lambda parts: parts.total())
 
 
 class Ledger(LiveBytes):
@@ -74,13 +79,12 @@ class Ledger(LiveBytes):
         self.parts: Parts = Counter()
         self.segments: list[Segment] = []
         self._named: weakref.WeakKeyDictionary[torch.UntypedStorage, list[str]] = weakref.WeakKeyDictionary()
-        self._most = 0
+        self._all: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # results of `all`
         self.mark("")
 
     def mark(self, label: str) -> None:
         """Begin a segment."""
-        self.segments.append(Segment(label, Counter(self.parts)))
-        self._most = self.now
+        self.segments.append(Segment(label, [Counter(self.parts)]))
 
     def taken(self) -> list[Segment]:
         """Return the segments since the last call, and begin a new one."""
@@ -108,14 +112,17 @@ class Ledger(LiveBytes):
         first = args[0] if args else None
         if isinstance(first, torch.Tensor) and first.is_meta:
             if func in READS:
-                return self.answers.value(first)
+                return first.untyped_storage() in self._all or self.answers.value(first)
             if func is aten._to_copy.default and torch.device((kwargs or {}).get("device") or "meta").type != "meta":
                 return self.answers.values(first)
             if func is aten.nonzero.default:
                 return torch.stack(self.answers.places(first), dim=1)
             if func in _INDEXED:
                 args = [first, _as_numbers(args[1], self.answers), *args[2:]]
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func in ALL and out.is_meta:
+            self._all.add(out.untyped_storage())
+        return out
 
     def _count(self, tensor: torch.Tensor) -> None:
         if tensor.is_meta:
@@ -127,9 +134,7 @@ class Ledger(LiveBytes):
         self._named[storage] = named
         self.now += size
         self.parts[part] += size
-        if self.now > self._most:
-            self._most = self.now
-            self.segments[-1] = Segment(self.segments[-1].label, Counter(self.parts))
+        self.segments[-1].points.append(Counter(self.parts))
         weakref.finalize(storage, self._forget, size, named)
 
     def _forget(self, size: int, named: list[str]) -> None:

@@ -65,7 +65,7 @@ class DuoRecipe(Recipe):
         self.alpha = torch.ones(len(self.layers), heads.pop(), device=loaded.device, requires_grad=True)
 
     @classmethod
-    def answers(cls, settings: Settings) -> Answers:
+    def answers(cls, settings: Settings, longest: int) -> Answers:
         streamed = int(settings.more["sinks"]) + int(settings.more["recent"]) + ROWS
         return Answers(marked=lambda length: min(length, streamed))
 

@@ -66,6 +66,11 @@ class ForesightRecipe(ScorerRecipe):
             shares.append(sum(_agreement(scorer, choice) for choice in choices) / len(choices))
         return {"agreement": sum(shares) / len(shares), "loss": sum(losses) / len(losses)}
 
+    @torch.no_grad()
+    def rehearse_held_out(self) -> None:
+        """Compute the loss alone: the agreement takes no more memory, but asks how many entries are dropped."""
+        self._ranking(self.trained.scorer(), self._choices(self.test[0]))
+
     def _choices(self, trace: Trace) -> list[Choice]:
         """Return the oracle's evictions while the model reads a trace, sorted by layer."""
         if trace.name in self._read:
