@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from support.methods import small
 from support.recipes import change, options_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -46,6 +47,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "foresightkv-grpo": {"budget": 24, "interval": 8, "group": 2, "reward": "all", "max_tokens": 24},
     "gkv-distill": GKV,
     "gkv-rl": GKV | {"max_tokens": 40, "group": 6, "temperature": 2.0},
+    "kvzap": {"tokens": 200, "width": 16},
 }
 
 
@@ -154,8 +156,7 @@ def test_two_steps_on_a_real_shape(name, prepared, folder, tmp_path):
         for suffix in (".safetensors", ".json"):
             (folder / done.path.with_suffix(suffix).name).write_bytes(done.path.with_suffix(suffix).read_bytes())
         served = load(str(folder), device="cpu")
-        options = {"sinks": 2, "recent": 6} if recipe.kind == "duo" else {}
-        method = registry.methods.get(recipe.kind)(**options)
+        method = small(recipe.kind)
     budget = None if recipe.kind == "model" else 20
     engine = Engine(served, method, budget=budget, interval=8, slots=1, max_tokens=80)
     ids = tuple(served.tokenizer(QUESTIONS[0])["input_ids"] * 2)

@@ -53,55 +53,66 @@ def run(name: str, out: Path, on_step: OnStep | None, options: dict[str, Any]) -
 
 
 # Imports once, and forks: a single process per recipe; two, the second of which kills itself in its second step, as
-# the launcher then kills the first; and two that go on.
+# the launcher then kills the first; and two that go on. Each two meet at a store of the parent, as under torchrun, so
+# that no port can be taken by another program before they listen.
 CHILD = """
-import os, signal, socket, sys
+import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
 sys.path[:0] = {path!r}
 import torch
+from torch.distributed import TCPStore
 from kvbench.registry import recipes
 from kvbench.train.catalogue import entry_of
+from kvbench.train.processes import joined
 from train.test_shared_recipes import run
 
 def kill(step, figures):
     if step == 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
-def free_port():
-    with socket.socket() as own:
-        own.bind(("127.0.0.1", 0))
-        return own.getsockname()[1]
-
 def start(name, out, rank, count, port, on_step, settings):
     if pid := os.fork():
+        running.add(pid)
         return pid
     try:
         torch.set_num_threads(1)
         address = {{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": count, "RANK": rank}}
+        address["TORCHELASTIC_USE_AGENT_STORE"] = True
         os.environ.update({{key: str(value) for key, value in address.items()}})
         out.mkdir(exist_ok=True)
-        run(name, out, on_step, settings)
+        with joined():  # as the command does, around answers and training
+            run(name, out, on_step, settings)
         os._exit(0)
     except BaseException as error:
         print(name, rank, repr(error), file=sys.stderr, flush=True)
         os._exit(1)
 
-def ended(pid):
-    return os.waitpid(pid, 0)[1]
+def pair(name, out, kills, settings):
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    stores.append(store)
+    return [start(name, out, rank, 2, store.port, kill if kills and rank else None, settings) for rank in (0, 1)]
 
-for name, settings in {cases!r}.items():
-    out, recipe = Path(sys.argv[1]) / name, name.partition(" ")[0]
-    recipes._members[recipe] = replace(entry_of(recipe), held_out=2)
-    alone = start(recipe, out.with_suffix(".one"), 0, 1, 0, None, settings)
-    port = free_port()
-    first, second = (start(recipe, out, rank, 2, port, kill if rank else None, settings) for rank in (0, 1))
-    assert ended(second) == signal.SIGKILL, name
-    os.kill(first, signal.SIGKILL)
-    ended(first)
-    port = free_port()
-    pair = [start(recipe, out, rank, 2, port, None, settings) for rank in (0, 1)]
-    assert [ended(pid) for pid in (*pair, alone)] == [0, 0, 0], name
+def ended(pid):
+    status = os.waitpid(pid, 0)[1]
+    running.discard(pid)
+    return status
+
+running, stores = set(), []
+try:
+    for name, settings in {cases!r}.items():
+        out, recipe = Path(sys.argv[1]) / name, name.partition(" ")[0]
+        recipes._members[recipe] = replace(entry_of(recipe), held_out=2)
+        alone = start(recipe, out.with_suffix(".one"), 0, 1, 0, None, settings)
+        first, second = pair(recipe, out, True, settings)
+        assert ended(second) == signal.SIGKILL, name
+        os.kill(first, signal.SIGKILL)
+        ended(first)
+        again = pair(recipe, out, False, settings)
+        assert [ended(pid) for pid in (*again, alone)] == [0, 0, 0], name
+finally:
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
 """
 
 
