@@ -1,14 +1,15 @@
 """The memory of a training on one device, counted from the model's configuration before its weights are loaded.
 
-The recipe's own code runs on the meta device (`kvbench.train.rehearsal`): its set-up, the step of a batch of the longest
-traces with its backward pass, the update by the optimiser, and the held-out figures. Decoder layers are alike, so two
-rehearsals, with two and with three layers, give the bytes of any number: in every stretch of the computation they are a
-constant and a multiple of the number of layers. A model whose layers differ is rehearsed whole.
+The recipe's own code runs on the meta device (`kvbench.train.rehearsal`): its set-up, the step of a batch of the
+longest traces with its backward pass, the update by the optimiser, and the held-out figures. Decoder layers are alike,
+so two rehearsals, with two and with three layers, give the bytes of any number: in every stretch of the computation
+they are a constant and a multiple of the number of layers. A model whose layers differ is rehearsed whole.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +33,7 @@ WEIGHTS, TRAINED, GRADIENTS = "weights", "trained tensors", "gradients"
 MOMENTS, MASTERS = "optimiser's moments", "float32 copies of weights"
 SETTING_UP, STEP, UPDATE, HELD_OUT = "setting up", "step", "update", "held-out figures"
 IDLE = "between steps"
+STORED = "items in memory"
 FEWEST = 2  # layers of a rehearsal: a first and a last one
 CHARACTERS = 4  # per token, about
 ROOM = 4096  # tokens: a process rehearses its whole share of a batch up to this size, else two of its items
@@ -50,13 +52,24 @@ class Phase:
         return self.parts.total()
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A rehearsal's record: segments by phase, answers to generate, the weights' dtype, the number of stored items."""
+
+    segments: dict[str, list[Segment]]
+    generations: Sequence[Generation]
+    dtype: torch.dtype
+    stored: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
     """What a plan of memory needs to know of a training.
 
     Attributes:
         recipe: its class; config: of the model; settings: of the training.
-        items, held_out: one of the longest items that the recipe trains on, and one that it holds out.
+        items, held_out: some of the longest items that the recipe trains on, and of those that it holds out.
+        count: of all items.
         longest: tokens of such an item.
         dtype: of the loaded weights; gpu: whether to count for a GPU; total: bytes of the device's memory.
         processes: how many share the training.
@@ -67,6 +80,7 @@ class Rehearsal:
     settings: Settings
     items: Sequence[Any]
     held_out: Sequence[Any]
+    count: int
     longest: int
     dtype: torch.dtype
     gpu: bool
@@ -82,15 +96,28 @@ class Rehearsal:
         layers = int(self.config.get_text_config().num_hidden_layers)
         whole = self._loaded(layers)
         if layers <= FEWEST + 1 or not _alike(whole):
-            runs, generations, dtype = self._run(layers)
+            few = self._run(layers)
+            runs = few.segments
         else:
-            few, generations, dtype = self._run(FEWEST)
-            more, _, _ = self._run(FEWEST + 1)
-            runs = {name: _extended(few[name], more[name], layers) for name in few}
+            few, more = self._run(FEWEST), self._run(FEWEST + 1)
+            runs = {name: _extended(few.segments[name], more.segments[name], layers) for name in few.segments}
         peaks = {name: max((s.peak for s in run), key=lambda p: p.total()) for name, run in runs.items()}
+        each = peaks[IDLE][STORED] // max(1, few.stored)
+        peaks = {name: self._all_stored(name, peak, each) for name, peak in peaks.items()}
         idle = peaks.pop(IDLE)
-        generated = [self._generation(g, whole.model, dtype, idle) for g in generations]
+        generated = [self._generation(g, whole.model, few.dtype, idle) for g in few.generations]
         return [*(Phase(name, peak) for name, peak in peaks.items()), *generated]
+
+    def _all_stored(self, phase: str, peak: Parts, each: int) -> Parts:
+        """Return the parts at a peak once the recipe has stored all items that it keeps in memory.
+
+        each: bytes of an item. An item that is not kept is in memory while it is used.
+        """
+        if not each:
+            return peak
+        kept = min(self.count, self.recipe.stores // each)
+        used = kept < self.count and phase not in (UPDATE, IDLE) and peak[STORED] > 0
+        return Parts({**peak, STORED: (kept + used) * each})
 
     def _generation(self, generation: Generation, model: Any, dtype: torch.dtype, held: Parts) -> Phase:
         """Return the phase of an engine that generates with `generation.slots` slots. held: bytes beside the engine."""
@@ -105,26 +132,30 @@ class Rehearsal:
         note = f"{slots} slots" + (f", as many of {generation.slots} as fit" if slots < generation.slots else "")
         return Phase(generation.phase, Parts({WEIGHTS: need.weights}) + parts(need, slots), note)
 
-    def _run(self, layers: int) -> tuple[dict[str, list[Segment]], Sequence[Generation], torch.dtype]:
-        """Rehearse with so many layers; return the segments of every phase, the generations, the weights' dtype."""
+    def _run(self, layers: int) -> _Run:
+        """Rehearse with so many layers."""
         loaded = self._loaded(layers)
         ledger = Ledger(part_by_shape(loaded), self.recipe.answers(self.settings, self.longest))
         done: dict[str, list[Segment]] = {}
         with unread(), planned_for(gpu=self.gpu), ledger, marked(loaded.model, ledger):
             ledger.name((*loaded.model.parameters(), *loaded.model.buffers()), WEIGHTS)
-            make: Any = self.recipe
+            make: Any = type(self.recipe.__name__, (self.recipe,), {"stores": sys.maxsize})
             recipe: Recipe = make(loaded, self.settings, self.items, self.held_out)
             _name_held(recipe, loaded, ledger)
+            _name_stored(recipe, ledger)
             done[SETTING_UP] = ledger.taken()
             optimiser = self._optimiser(recipe, ledger)
-            recipe.rehearse_loss(self._share(recipe)).backward()
+            for share in self._shares(recipe):
+                recipe.rehearse_loss(share).backward()
+            _name_stored(recipe, ledger)
             done[STEP] = ledger.taken()
             optimiser.step(self.settings.lr, self.settings.clip)
             done[UPDATE] = ledger.taken()
             done[IDLE] = [Segment("", [Parts(ledger.parts)])]
             recipe.rehearse_held_out()
             done[HELD_OUT] = ledger.taken()
-        return done, recipe.generations(), next(loaded.model.parameters()).dtype
+        dtype = next(loaded.model.parameters()).dtype
+        return _Run(done, recipe.generations(), dtype, len(recipe.stored()))
 
     def _optimiser(self, recipe: Recipe, ledger: Ledger) -> ShardedAdamW:
         parameters = recipe.parameters()
@@ -137,11 +168,15 @@ class Rehearsal:
             parameters[name].register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], GRADIENTS))
         return optimiser
 
-    def _share(self, recipe: Recipe) -> slice:
-        """Return the items of a batch with which to rehearse: the second shows what the first leaves."""
+    def _shares(self, recipe: Recipe) -> list[slice]:
+        """Return the items of a batch with which to rehearse, for each of at most two calls of the loss.
+
+        The second item, or call, shows what the first leaves.
+        """
         whole = self.settings.batch // self.processes
-        size = min(recipe.at_once or whole, whole)
-        return slice(0, size if size * self.longest <= ROOM else min(size, 2))
+        once = min(recipe.at_once or whole, whole)
+        size = once if once * self.longest <= ROOM else min(once, 2)
+        return [slice(0, size), slice(size, 2 * size)][: 1 if once == whole else 2]
 
     def _loaded(self, layers: int) -> LoadedModel:
         config = copy.deepcopy(self.config)
@@ -181,6 +216,10 @@ def _name_held(recipe: Recipe, loaded: LoadedModel, ledger: Ledger) -> None:
         if isinstance(value, nn.Module):
             ledger.name((*value.parameters(), *value.buffers()), name)
     ledger.name((*loaded.model.parameters(), *loaded.model.buffers()), WEIGHTS)
+
+
+def _name_stored(recipe: Recipe, ledger: Ledger) -> None:
+    ledger.name((tensor for tensors in recipe.stored().values() for tensor in tensors), STORED)
 
 
 def _alike(loaded: LoadedModel) -> bool:

@@ -19,7 +19,7 @@ from kvbench.train.collection import Collection
 from kvbench.train.entry import COUNTS, FLAGS, Entry
 from kvbench.train.generation_memory import collecting
 from kvbench.train.head_data import Example
-from kvbench.train.memory import Phase, Rehearsal
+from kvbench.train.memory import ROOM, Phase, Rehearsal
 from kvbench.train.processes import Processes
 from kvbench.train.recipe import Settings
 from kvbench.train.traces import Question, Trace
@@ -56,6 +56,7 @@ class TrainingPlan:
         prompt, answer: tokens of the longest prompt and of its answer, for which memory is counted.
         known: whether a setting limits the prompts; else `prompt` is an assumption.
         dtype: of the weights.
+        items, held_out: with which memory is counted.
         phases: with the bytes at the peak of each; uncounted: why the recipe's phases are not counted, or "".
     """
 
@@ -67,6 +68,8 @@ class TrainingPlan:
     answer: int
     known: bool
     dtype: torch.dtype
+    items: tuple[Any, ...]
+    held_out: tuple[Any, ...]
     phases: tuple[Phase, ...]
     uncounted: str = ""
 
@@ -87,14 +90,19 @@ class TrainingPlan:
         Processes(device.processes).share(settings["batch"])
         context = int(getattr(config.get_text_config(), "max_position_embeddings", 1 << 20))
         prompt, answer, known = _lengths(settings, context)
-        dtype = pick_dtype(entry.dtype_for(settings), torch.device("cuda" if device.gpu else "cpu"))
-        item = _item(entry.learns_from, prompt, answer)
+        dtype = pick_dtype(entry.dtype, torch.device("cuda" if device.gpu else "cpu"))
+        several = min(settings["batch"] // device.processes, max(2, ROOM // (prompt + answer)))
+        held_out = max(1, min(entry.held_out, ROOM // (prompt + answer)))
+        tested_on = "questions" if entry.tested_on == "questions" else entry.learns_from
+        items = tuple(longest_item(entry.learns_from, i, prompt, answer) for i in range(several))
+        tests = tuple(longest_item(tested_on, i, prompt, answer) for i in range(held_out))
         rehearsal = Rehearsal(
             recipe=recipe_class(name),
             config=config,
-            settings=_settings(settings),
-            items=[item],
-            held_out=[_item("questions" if entry.tested_on == "questions" else entry.learns_from, prompt, answer)],
+            settings=recipe_settings(settings),
+            items=items,
+            held_out=tests,
+            count=settings["samples"] + entry.held_out,
             longest=prompt + answer,
             dtype=dtype,
             gpu=device.gpu,
@@ -117,6 +125,8 @@ class TrainingPlan:
             answer=answer,
             known=known,
             dtype=dtype,
+            items=items,
+            held_out=tests,
             phases=tuple(phases),
             uncounted=why,
         )
@@ -144,7 +154,8 @@ class TrainingPlan:
         return changes, plan
 
 
-def _settings(values: Mapping[str, Any]) -> Settings:
+def recipe_settings(values: Mapping[str, Any]) -> Settings:
+    """Return the settings of a recipe in a training with these settings by name."""
     numbers = {name: values[name] for name in (*COUNTS, "seed") if name in values and name != "samples"}
     return Settings.of({name: value for name, value in values.items() if name not in (*FLAGS, "seed")}, **numbers)
 
@@ -161,15 +172,15 @@ def _lengths(settings: Mapping[str, Any], context: int) -> tuple[int, int, bool]
     return prompt, answer, bool(settings.get("max_prompt"))
 
 
-def _item(kind: str, prompt: int, answer: int) -> Any:
-    """Return an item of these lengths; its tokens are arbitrary."""
+def longest_item(kind: str, number: int, prompt: int, answer: int) -> Any:
+    """Return an item of these lengths; its tokens are arbitrary. number: of the item, which makes its name."""
     ids, more = (0,) * prompt, (0,) * answer
     if kind == "examples":
         rows = tuple(range(prompt - 1, prompt + answer - 1))
         return Example((*ids, *more), rows, ((0,),) * answer)
     if kind == "questions":
-        return Question(name="question", ids=ids, max_new_tokens=answer, judge=bool)
-    return Trace(name="trace", prompt=ids, answer=more)
+        return Question(name=str(number), ids=ids, max_new_tokens=answer, judge=bool)
+    return Trace(name=str(number), prompt=ids, answer=more)
 
 
 def _collecting(entry: Entry, settings: Mapping[str, Any], context: int, rehearsal: Rehearsal) -> list[Phase]:
@@ -178,4 +189,3 @@ def _collecting(entry: Entry, settings: Mapping[str, Any], context: int, rehears
         return []
     longest = min(context, rehearsal.longest - len(rehearsal.items[0].answer) + Collection.of(settings).max_tokens)
     return [rehearsal.collecting(collecting(longest, int(settings["samples"]) + entry.held_out))]
-

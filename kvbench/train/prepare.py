@@ -73,7 +73,7 @@ def prepare(
     if place is not None:
         next(parsed_rows(place.path, prompting), None)  # a wrong file is reported before the model is loaded
     info = models.describe(model)
-    loaded = load(info.where, device=own_device(device), dtype=entry.dtype_for(options))
+    loaded = load(info.where, device=own_device(device), dtype=entry.dtype)
     refuse_training(loaded)
     revision = models.revision(models.describe(model))  # described again: loading may just have fetched the model
     make.check(loaded, options)

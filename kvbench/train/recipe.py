@@ -6,6 +6,7 @@ Importing this module loads no torch, so that a plug-in with a recipe can be lis
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +89,7 @@ class Recipe(ABC):
         name: as in ``kvbench train NAME``.
         kind: the kind of weights that the recipe writes (`kvbench.eviction.api.Weights`).
         figure: the held-out figure that training should improve; `higher`: whether larger is better.
+        stores: most bytes of `stored`.
         at_once: how many items of a batch a call of `loss` may get, to limit the memory of its graph; the loop adds up
             the gradients. None: the whole part of the batch that this process computes.
     """
@@ -97,6 +99,7 @@ class Recipe(ABC):
     kind: ClassVar[str] = ""
     figure: ClassVar[str] = "loss"
     higher: ClassVar[bool] = False
+    stores: ClassVar[int] = sys.maxsize
     at_once: ClassVar[int | None] = None
 
     def __init__(self, settings: Settings) -> None:
@@ -131,6 +134,10 @@ class Recipe(ABC):
     def generations(self) -> Sequence[Generation]:
         """Return the generations of answers in steps and held-out figures, whose memory a plan counts by itself."""
         return ()
+
+    def stored(self) -> Mapping[str, Sequence[torch.Tensor]]:
+        """Return the tensors that the recipe keeps of the items read so far, by item, to read each item once."""
+        return {}
 
     @classmethod
     def check_origin(cls, place: str) -> None:

@@ -157,7 +157,7 @@ def train(
     problems.stop()
     settings |= given
     if dry_run:
-        asked = {"memory": gpu_memory, "processes": processes, "json": json, "quiet": quiet}
+        asked: dict[str, Any] = {"memory": gpu_memory, "processes": processes, "json": json, "quiet": quiet}
         print_plan(kind, model, settings | {"seed": 0} | given, data=data, device=device, **asked)
         return
     assert out is not None

@@ -33,18 +33,16 @@ def on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda or (tensor.is_meta and _for_gpu.get())
 
 
-def attention(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: Any, scaling: float
-) -> torch.Tensor:
+def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: Any, scaling: float) -> torch.Tensor:
     """Return torch's scaled dot-product attention. bias: a mask, a `CausalBias`, or None."""
     if not query.is_meta:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=scaling)
     mask = bias if type(bias) is torch.Tensor else None  # a CausalBias has no elements
     if not _for_gpu.get():
         kernel = aten._scaled_dot_product_flash_attention_for_cpu
-        return kernel(query, keys, values, attn_mask=mask, scale=scaling)[0]  # type: ignore[no-any-return]
+        return kernel(query, keys, values, attn_mask=mask, scale=scaling)[0]
     if mask is not None:
         mask = mask.expand(*query.shape[:3], keys.shape[2])
     graph = torch.is_grad_enabled() and any(t.requires_grad for t in (query, keys, values))
     kernel = aten._scaled_dot_product_efficient_attention
-    return kernel(query, keys, values, mask, graph, scale=scaling)[0]  # type: ignore[no-any-return]
+    return kernel(query, keys, values, mask, graph, scale=scaling)[0]

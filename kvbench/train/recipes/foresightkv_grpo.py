@@ -65,7 +65,7 @@ class PolicyRecipe(ScorerRecipe):
         # Settings name the initial scorer by its hash: its path may differ on another machine.
         where = {"init": Path(more["init"]).name, "init_sha256": self.origin["sha256"]}
         self.settings = replace(self.settings, more={**more, **where})
-        measured = [self.evictions_of(trace).golden(trace).choices for trace in self.traces[:MEASURED]]
+        measured = (self.evictions_of(trace).golden(trace).choices for trace in self.traces[:MEASURED])
         self.trained = TrainedScorer.of(self.before, measured)
         self._full: dict[str, TraceReading] = {}
 
@@ -107,6 +107,9 @@ class PolicyRecipe(ScorerRecipe):
 
     def card(self) -> dict[str, Any]:
         return super().card() | {"began_with": dict(self.origin)}
+
+    def stored(self) -> dict[str, list[torch.Tensor]]:
+        return {name: [reading.losses, reading.entropy] for name, reading in self._full.items()}
 
     def _drawn(self, trace: Trace, number: int) -> TraceReading:
         """Read a trace `group` times; each time the scorer draws other evictions.
