@@ -27,7 +27,7 @@ from kvbench.train.traces import Question, Trace
 PROMPT = 256  # tokens of a prompt whose length no setting limits
 PREDICTED = 64  # positions of an example at which its answer is predicted
 # Settings that lower the memory of a training, in the order in which a plan tries them.
-SMALLER: Mapping[str, Any] = {"recompute": "on", "micro": 1, "precision": "bfloat16", "slots": 4}
+SMALLER: Mapping[str, Any] = {"recompute": "on", "micro": 1, "precision": "bfloat16", "slots": 4, "lora": 16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class TrainingPlan:
         Processes(device.processes).share(settings["batch"])
         context = int(getattr(config.get_text_config(), "max_position_embeddings", 1 << 20))
         prompt, answer, known = _lengths(settings, context)
-        dtype = pick_dtype(entry.dtype, torch.device("cuda" if device.gpu else "cpu"))
+        dtype = pick_dtype(entry.dtype_for(settings), torch.device("cuda" if device.gpu else "cpu"))
         several = min(settings["batch"] // device.processes, max(2, ROOM // (prompt + answer)))
         held_out = max(1, min(entry.held_out, ROOM // (prompt + answer)))
         tested_on = "questions" if entry.tested_on == "questions" else entry.learns_from

@@ -33,7 +33,7 @@ import torch
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import card_path, find, load_weights, model_fields
 from kvbench.errors import UserError
-from kvbench.eviction.terms.foresight import drop_scores, scorer_shapes
+from kvbench.eviction.terms.foresight import Features, drop_scores, scorer_shapes
 from kvbench.eviction.terms.objectives import advantages, chosen_log_probs, policy_loss
 from kvbench.registry import methods
 from kvbench.train.foresight_scorer import MEASURED, ScorerRecipe, TrainedScorer
@@ -169,7 +169,7 @@ def _first(trace: Trace, reading: TraceReading) -> int:
     return min(choice.seen for choice in reading.choices) - len(trace.prompt) + 1
 
 
-def _initial(loaded: LoadedModel, location: str, features: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _initial(loaded: LoadedModel, location: str, features: Features) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Load the scorer with which training begins; return it, and its hash and training command for the card.
 
     Raises UserError when there is no scorer.
