@@ -143,8 +143,9 @@ def _typed_with(settings: Mapping[str, Any]) -> str:
 def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered) -> str | None:
     """Return the new folder of a local model that was moved; None if the model is where the run's record says.
 
-    was: the folder in the run's record. Raises KVBenchError if the folder is gone and the user names no new folder, or
-    if the files in the new folder are not the recorded files.
+    was: the folder in the run's record. gathered: the settings that the user gave, which may name the new folder.
+    Raises KVBenchError if the folder is gone and the user names no new folder, or if the files in the new folder are
+    not the recorded files.
     """
     recorded = {entry["name"]: entry["hash"] for entry in record["environment"].get("model_files", [])}
     if not recorded or was == models.TINY:

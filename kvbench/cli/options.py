@@ -36,7 +36,9 @@ def _option(
 ) -> Parameter:
     """Return a parameter of a function's signature that typer reads as an option.
 
-    short: a second flag of one letter, such as ``-m``. negative: add the flag ``--no-NAME``.
+    name: the flag without hyphens. kind: the type of its value. panel: the title below which ``--help`` lists it.
+    short: a second flag of one letter, such as ``-m``. negative: add the flag ``--no-NAME``. hidden: leave it out of
+    ``--help``.
     """
     word = name.replace("_", "-")
     flags = [f"--{word}/--no-{word}" if negative else f"--{word}", *([short] if short else [])]

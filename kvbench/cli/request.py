@@ -155,7 +155,9 @@ class Builder:
 
     def _members(self, key: str, source: str, typed: Any, entry: int | None) -> list[Any]:
         """Return the members that one item of an axis names: a budget, an interval, one or more tasks, or a method's
-        (name, options). entry: the item's place in its list, counted from 1, for messages; None if there is no list."""
+        (name, options). key: the name of the axis. source: where the user gave the item, for messages. typed: the item
+        as the user gave it. entry: the item's place in its list, counted from 1, for messages; None if there is no
+        list."""
         if key == "budget":
             return [parse(source, lambda raw: budget(raw, entry), typed)]
         if key == "interval":

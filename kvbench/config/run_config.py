@@ -217,7 +217,7 @@ class RunConfig(Settings):
         return {"grids": grids} | {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
 
     def stored(self) -> dict[str, Any]:
-        """Return the settings that run.json stores. If the run is continued, its settings must agree with them.
+        """Return the settings that run.json stores. A command that continues the run must have equal settings.
 
         Settings in `OPERATIONAL` may differ in a continued run; they are None here.
         """

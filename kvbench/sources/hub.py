@@ -88,7 +88,7 @@ def _offline() -> Iterator[None]:
 
 
 def ask(kind: Kind, name: str, revision: str | None) -> Answer:
-    """Return the commit and files of a repository. Raises HubError."""
+    """Return the commit and the file names that a repository has at a revision. Raises HubError."""
     if kind == "model" and not may_ask(name):
         raise HubError(
             "unnamed", PermissionError(f"only a run's folder names {name}, not the user; it is not downloaded")

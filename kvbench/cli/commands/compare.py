@@ -212,7 +212,7 @@ def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json:
 def _say(outcome: Outcome, *, quiet: bool) -> None:
     """Print notices, warnings and failures on stderr.
 
-    quiet: leave out undecided cells and failures, which are printed as GitHub annotations.
+    quiet: leave out undecided cells and failures, because they are printed on stdout as GitHub annotations.
     """
     from kvbench.compare import words
 
