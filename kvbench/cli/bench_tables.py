@@ -31,8 +31,8 @@ STRETCHES = (
 )
 
 ATTENTION = (
-    "attention: its time in all layers, for one step in the middle of an answer; its memory traffic per second as a "
-    "share of a copy's.",
+    "attention: time that it takes in all layers, for one step in the middle of an answer; %: its memory traffic per "
+    "second, divided by that of copying memory.",
     "fastest: the backend to set with --decode-attn. A run never chooses the fastest by itself, because then its "
     "answers would depend on the timing.",
 )

@@ -194,7 +194,7 @@ def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
     """Raise UserError if a --task-file holds another task than the run's, or has changed since the run began. path: the
     file that the user gave."""
     if record["config"].get("task_file") is None:
-        raise UserError(f"--task-file {quote(path)} differs from the run's default. {KEEPS}")
+        raise UserError(f"--task-file {quote(path)}: the run has no task from a file. {KEEPS}")
     from kvbench.tasks.file import FileTask
 
     task = FileTask(path)

@@ -85,8 +85,8 @@ _OPTIONS = [
     _option(
         "protect",
         Texts,
-        "Entries that every method keeps instead of those that it protects itself (own): "
-        "prompt+sinks=4+recent=64, or none; repeatable.",
+        "What every method protects: prompt+sinks=4+recent=64 or none, in place of its own protection; own: its own. "
+        "Repeatable.",
         _WHAT,
         metavar="WHAT",
     ),

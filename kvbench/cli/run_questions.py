@@ -68,7 +68,9 @@ class RunQuestions:
         for image in made:
             digest.update(bytes.fromhex(image.sha256))
         if digest.hexdigest() != entry.get("prompt_sha256"):
-            raise UserError("the images on this machine are not those that the model saw.")
+            raise UserError(
+                "the images on this machine are not those that the model saw. Name the run's data with --data."
+            )
         return {number: image.uri for number, image in enumerate(made, 1) if image.uri}
 
     def _read(self, name: str, style: str) -> dict[str, Doc]:

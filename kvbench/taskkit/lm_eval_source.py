@@ -52,7 +52,8 @@ class Definition:
         return 0 if written else int(self.config.num_fewshot or 0)
 
     def resolved(self) -> dict[str, Any]:
-        """Return the YAML file's content as lm-eval's task class takes it, with the named functions imported."""
+        """Return the content of the YAML file in the form that lm-eval's task class takes: the Python functions that it
+        names are imported."""
         from lm_eval.tasks._yaml_loader import load_yaml
 
         return {k: v for k, v in load_yaml(self.path).items() if k not in ("tag", "group", "task_list")}
