@@ -88,8 +88,8 @@ class Difference:
 
 
 def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
-    """Return the value that a run's record holds for a fact; None if the record has none. task: the task whose data are
-    meant. record: the run's environment, with its setting `chunk`."""
+    """Return the value that a run's record holds for a fact; None if the record has none. task: the task of the cell,
+    for facts about its data. record: the run's environment, with its setting `chunk`."""
     match name:
         case "git" | "threads" | "chunk":
             value = record.get(name)

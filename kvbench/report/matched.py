@@ -29,10 +29,12 @@ OPTION = "protection"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """A method under a protection that replaces its own. own: without rows under its own protection, None.
+    """A method under a protection that replaces its own. matched: its score under this protection. own: its score under
+    its own protection; None without rows under it.
 
-    protection_adds, scoring_adds, own_scoring: the differences of the module's docstring; None if a cell is lacking.
-    judged: verdict on `scoring_adds`.
+    protection_adds, scoring_adds: the differences that the module's docstring defines. own_scoring: own(M) - own(R), in
+    the notation of that docstring. Each is None if one of its two cells was not run. judged: the verdict on
+    `scoring_adds`.
     """
 
     method: str
@@ -111,7 +113,7 @@ def _of_group(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> list[Mat
 def _apart(method: str, options: str, shared: Mapping[str, Any]) -> tuple[str, str | None]:
     """Return a method's label without its protection, and the protection.
 
-    The protection of two combined methods is None if it is not the same in both.
+    The protection of two combined methods is None if they have different protections.
     """
     given = options_of(options)
     replaced = [value for name, value in given.items() if name.rpartition(".")[2] == OPTION]

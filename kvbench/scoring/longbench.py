@@ -39,7 +39,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def score_row(dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> float:
-    """Score an output by the reference answer that it matches best, with the metric of its data set.
+    """Score an output (`prediction`) by the reference answer that it matches best, with the metric of its data set.
 
     all_classes: names of all classes, for a classification set.
 
