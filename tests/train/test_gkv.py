@@ -34,7 +34,7 @@ from kvbench.train.sparse_pass import Part, add_up
 from kvbench.train.traces import Question, Trace, built_in, collect
 
 MORE = {"method": "gkv", "budget": 112, "interval": 32, "slots": 32, "micro": 8, "recompute": "off"}
-MORE |= {"temperature": 0.6, "kl_temperature": 0.6}
+MORE |= {"precision": "float32", "temperature": 0.6, "kl_temperature": 0.6}
 ROLL = MORE | {"temperature": 1.5, "group": 6}
 RANDOM = {**MORE, "method": "gkv(window=4)", "budget": 16, "interval": 8, "temperature": 1.0}
 
