@@ -186,8 +186,7 @@ class DataSource(Protocol):
     def rows(self, task: str, manifest: Manifest) -> Sequence[Mapping[str, Any]]: ...
 
     def file(self, task: str, manifest: Manifest) -> Path:
-        """Return the local path of a file that the task parses itself (an archive, a text), from one of these
-        sources."""
+        """Return the local path of a data file that the task parses itself, such as an archive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -243,7 +243,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _last_evicting(names: list[str]) -> str:
-    """Return the method that an error names if none of the methods has an option.
+    """Return the method that the error names if the user gave an option that none of the methods has.
 
     It is the last method that takes a budget. If no method takes a budget, it is the last method.
     """

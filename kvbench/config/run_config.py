@@ -57,7 +57,7 @@ class MethodChoice:
         try:
             method = choose.make(self.name, options)
         except OptionError as error:
-            raise UserError(f"{source} does not fit method {quote(self.name)}: it {error.reason}") from None
+            raise UserError(f"{source} does not fit method {quote(self.name)}: the protection {error.reason}") from None
         return MethodChoice(name=self.name, options=choose.changed(self.name, method))
 
     @property

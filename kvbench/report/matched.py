@@ -4,7 +4,8 @@
     matched(M), matched(R)    scores of both under the same protection
 
     protection adds   matched(M) - own(M)
-    scoring adds      matched(M) - matched(R)     what a table of own protections shows is own(M) - own(R)
+    scoring adds      matched(M) - matched(R)
+    own scoring       own(M) - own(R)             as usual tables show it; mixes both effects
 
 All differences are paired over the questions that both cells have.
 """
@@ -32,9 +33,8 @@ class Matched:
     """A method under a protection that replaces its own. matched: its score under this protection. own: its score under
     its own protection; None without rows under it.
 
-    protection_adds, scoring_adds: the differences that the module's docstring defines. own_scoring: own(M) - own(R), in
-    the notation of that docstring. Each is None if one of its two cells was not run. judged: the verdict on
-    `scoring_adds`.
+    protection_adds, scoring_adds, own_scoring: the differences that the docstring of the module defines. Each is None
+    if one of its two cells was not run. judged: the verdict on `scoring_adds`.
     """
 
     method: str

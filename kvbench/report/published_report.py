@@ -110,7 +110,7 @@ class PublishedTable:
 
 @dataclass(frozen=True, slots=True)
 class PublishedReport(Report):
-    """Every cell with a score that a paper prints for the same model, task, method and budget."""
+    """A report of the cells for which a paper prints a score of the same model, task, method and budget."""
 
     name: ClassVar[str] = "published"
     about: ClassVar[str] = (

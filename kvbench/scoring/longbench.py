@@ -83,8 +83,8 @@ def rouge_l(prediction: str, answer: str) -> float:
 
     rouge fails on empty texts, and on long sentences: it recurses once per word of both texts, so about a thousand
     words reach Python's recursion limit. Chinese texts without an ASCII full stop may be that long. The official
-    scripts also count a failure as 0. A new thread and Python's own limit, which torch's compiler raises, make the
-    score independent of the caller.
+    scripts also count a failure as 0. This function calls rouge in a new thread and under Python's default recursion
+    limit, because torch's compiler raises the limit. The score therefore does not depend on the caller.
     """
     rouge, scores = _package("rouge"), [0.0]
 

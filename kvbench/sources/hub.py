@@ -128,7 +128,7 @@ def may_read(kind: Kind, name: str, file: str, commit: str) -> None:
 def hush() -> None:
     """Silence the hub client's retry log; kvbench reports the outcome.
 
-    Its progress bars are silenced too where stderr is no terminal, or by `KVBENCH_NO_PROGRESS`.
+    The client's progress bars are silenced too if stderr is no terminal or `KVBENCH_NO_PROGRESS` is set.
     """
     import huggingface_hub
 

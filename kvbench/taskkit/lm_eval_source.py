@@ -63,7 +63,8 @@ class Definition:
 def definition(name: str) -> Definition:
     """Return the definition of the lm-eval task with this name.
 
-    Raises UserError for an unknown task, a group, or a kind that kvbench does not run; SetupError without lm-eval.
+    Raises UserError for an unknown task, a group, or a kind of task that kvbench does not run; SetupError if lm-eval is
+    not installed.
     """
     try:
         import lm_eval.tasks
@@ -206,7 +207,9 @@ class LocalRows:
             manifest, columns = other, its
         asked = [dict(row) for row in source.rows(task, manifest)]
         if not asked:
-            raise SetupError(f"the data of task {quote(task)} in {quote(folder)} have no rows; add documents.")
+            raise SetupError(
+                f"the data of task {quote(task)} in {quote(folder)} have no rows. Add the rows of its data set."
+            )
         if columns is not None:
             asked = [{column: row[column] for column in columns} for row in asked]
         if not of.examples:

@@ -121,8 +121,8 @@ class Talk:
     """The turns of a document after the first, for `kvbench.records.Request`.
 
     If `keep` is set and the chat template only appends text, the engine continues each turn from the cache of the turn
-    before. Otherwise each turn is a new prompt: the user asked for it, the template changes earlier turns (many drop
-    their thinking), or a later turn has images.
+    before. Otherwise each turn is a new prompt. There are three reasons: the user asked for it, the template changes
+    earlier turns (many templates drop their thinking), or a later turn has images.
     """
 
     doc: Doc

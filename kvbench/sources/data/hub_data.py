@@ -252,7 +252,10 @@ def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Plac
     if revision == manifest.revision and hub.is_commit(revision) and read != revision:
         raise _differs(manifest, str(read))  # the libraries' cache may hold another commit
     if read is None:
-        raise SetupError(f"data set {quote(manifest.hub)} does not say at which revision it is. Name the revision.")
+        raise SetupError(
+            f"data set {quote(manifest.hub)} does not say at which revision it is. Name it "
+            "(--data-revision; in kvbench train: hub:OWNER/NAME@REVISION)."
+        )
     file = _table_file(manifest, read)
     rows = iter(table)
     if manifest.pixels:  # as stored: decoding and encoding again would change the bytes
