@@ -69,7 +69,9 @@ def write(folder: Path, rows: Sequence[Decisions]) -> Path:
         with replacing(folder / NAME) as file:
             pq.write_table(table, file, compression="zstd", write_page_checksum=True)
     except OSError as error:
-        raise SetupError(f"cannot write {quote(folder / NAME)} ({reason(error)}).") from None
+        raise SetupError(
+            f"cannot write {quote(folder / NAME)} ({reason(error)}). Make the folder writable and free some space."
+        ) from None
     return folder / NAME
 
 

@@ -200,7 +200,7 @@ def _parse(path: Path, schema: pa.Schema) -> pa.Table:
     try:
         file = os.fdopen(open_plain(path), "rb")
     except OSError as error:
-        raise UserError(f"cannot read {quote(path)} ({reason(error)}).") from error
+        raise UserError(f"cannot read {quote(path)} ({reason(error)}). Check its path and permissions.") from error
     with file:
         if file.read(4) not in (b"PAR1", b""):
             raise UserError(f"{bare(path.name)} has no kvbench metadata. Name a file that kvbench wrote.")

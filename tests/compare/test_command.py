@@ -201,7 +201,10 @@ def test_plan(compare) -> None:
         (("main", "--save", "x.json", "--strict"), "error: --save takes BASE alone; leave out --strict.\n"),
         (("main", "--plan", "--map", "gkv=mine"), "error: --plan takes BASE alone; leave out --map.\n"),
         (("main", "again", "--task", "walk"), "error: --task belongs to --replay; add --replay or leave out --task.\n"),
-        (("main", "again", "--gate", "none.toml"), "error: cannot read 'none.toml' (no such file or directory).\n"),
+        (
+            ("main", "again", "--gate", "none.toml"),
+            "error: cannot read 'none.toml' (no such file or directory). Check its path and permissions.\n",
+        ),
         (("main", "nothing"), "error: no run 'nothing'."),
     ],
 )
