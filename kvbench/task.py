@@ -108,7 +108,7 @@ class Score:
     """The result of scoring one sample. A sample that cannot be scored has `value` None, never 0, and `note` says why.
 
     The row of such a sample gets `status`: grader_error, judge_error, sandbox_error, or unscored if no judge was asked
-    (none was given, or method full has no answer to compare with).
+    (the user gave none, or the judge compares answers and the full cache has no answer to the question).
     """
 
     value: float | None

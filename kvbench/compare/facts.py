@@ -73,7 +73,7 @@ class Difference:
 
     @property
     def values(self) -> str:
-        """Both values, as in "2.12.0 > 2.13.0". Of two JSON objects only the entries that differ, as in "triton none >
+        """Both values, as in "2.12.0 > 2.13.0"; for two JSON objects only the entries that differ, as in "triton none >
         3.9.0"."""
         if self.name not in OBJECTS:
             return f"{_shown(self.base)} > {_shown(self.new)}"

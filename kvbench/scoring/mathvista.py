@@ -143,7 +143,8 @@ def _number(part: str, introduced: bool) -> str | None:
 
 
 def _value(found: Sequence[tuple[str, ...]]) -> str | None:
-    """Return the number that a match of `_NUMBER` means, as Python writes it; None without a match."""
+    """Return the number that the first match of `_NUMBER` means, as Python writes it; None without a match. found: the
+    matches."""
     for sign, *numbers in found:
         above, *below = (number.replace(",", "") for number in numbers if number)
         value = str(float(above) / float(below[0])) if below and float(below[0]) else above
