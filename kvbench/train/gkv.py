@@ -79,6 +79,7 @@ class SparseRecipe(Recipe):
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
         check_least(more, interval=1, micro=1, slots=1, group=2)
         check_choices(more, recompute=RECOMPUTE, precision=PRECISIONS)
+        recomputes(loaded.model, more["recompute"])
         if not more[cls.softness] > 0:
             raise UserError(f"--opt {cls.softness} must be above 0; got {more[cls.softness]:g}.")
         method = choose.from_label(str(more["method"]))

@@ -395,3 +395,9 @@ def test_a_model_whose_layers_cannot_be_recomputed_is_refused(loaded):
     part = gkv_rl.Answered(prompt=(1,), answer=(2,), keys=(0, 1))
     with pytest.raises(UserError, match="use --opt recompute=off"):
         add_up(bare, [part], Lifetimes(), lambda logits, part: logits.sum(), micro=1, again=True)
+
+
+def test_recomputing_is_refused_where_no_layer_can() -> None:
+    with pytest.raises(UserError, match="'Linear' has no layers that can be recomputed; use --opt recompute=off"):
+        sparse_pass.recomputes(torch.nn.Linear(2, 2), "on")
+    assert not sparse_pass.recomputes(torch.nn.Linear(2, 2), "auto")
