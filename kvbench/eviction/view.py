@@ -73,7 +73,7 @@ class LayerView:
 
     @property
     def decided(self) -> tuple[tuple[int, int], ...]:
-        """The (layer, ordinal) of each layer that `per_sequence` puts on axis 1; () if `StackView.together` is ()."""
+        """The (layer, ordinal) of each layer on axis 1 of `per_sequence`; () if a `StackView` shows layers apart."""
         return ((self.layer, self.ordinal),)
 
     @property

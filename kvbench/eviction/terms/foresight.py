@@ -69,7 +69,7 @@ def scorer_input(
     """Return the scorer's input, [b, Hk, N, D].
 
     Args:
-        view: has values, except for "attn"; except for "released8" also the newest 32 queries.
+        view: must show the values (except for "attn") and the newest 32 queries (except for "released8").
         chunk: "sum", and for "released8" also "max" and "min", of the attention in the chunk, each [b, Hk, g, N].
         cumulative, decayed: [b, Hk, g, N], the chunk included.
     """
