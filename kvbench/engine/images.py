@@ -49,7 +49,7 @@ class PromptImages:
         return cls(images, read, turned[0] if turned else None, modality)
 
     def delta(self, tokens: int) -> int:
-        """Return the rotary position of the token after the first `tokens` ones of the prompt, less its index."""
+        """Return the rotary position minus the index of the token that follows the prompt's first `tokens` tokens."""
         return 0 if self.axes is None else int(self.axes[..., :tokens].max()) + 1 - tokens
 
     def kept(self, held: Sequence[Sequence[torch.Tensor]]) -> tuple[float, float]:
@@ -119,8 +119,9 @@ def rotary_axes(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return the rotary positions [3, b, T] of prompts with images, and the delta of each [b].
 
-    They come from the model's own function; None for families without one, which rotate by the index. shown: [b, T]
-    bool, the tokens that stand for images; inputs: what the model reads of them; mask: [b, T], 0 for pads.
+    They come from the model's own function; None for model families without this function, which rotate by the index.
+    shown: [b, T] bool, the tokens that stand for images; inputs: the model's inputs for the images; mask: [b, T], 0 for
+    pads.
     """
     inner = getattr(model, "model", model)
     if not hasattr(inner, "get_rope_index"):

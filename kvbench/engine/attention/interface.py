@@ -279,7 +279,8 @@ def _matmul_attention(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the attention [b, Hk, g, t, Dv] with float32 logits. q: [b, Hk, g, t, D]; else as `grouped_attention`."""
+    """Return the attention [b, Hk, g, t, Dv] with float32 logits. q: [b, Hk, g, t, D]; others as in
+    `grouped_attention`."""
     logits = (q.flatten(2, 3) @ keys.transpose(-1, -2)).view(*q.shape[:-1], -1)  # [b, Hk, g, t, n]
     logits = logits.float().mul_(scaling)
     if softcap is not None:

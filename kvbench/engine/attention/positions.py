@@ -23,7 +23,8 @@ TOKENS = 6
 
 
 class _Stop(BaseException):
-    """Ends a forward pass early. No Exception, so that `except Exception` in the model's code does not catch it."""
+    """Ends a forward pass early. It is a BaseException, so that `except Exception` in the model's code does not catch
+    it."""
 
 
 @torch.no_grad()
@@ -47,9 +48,9 @@ def check_positions(model: Any) -> None:
 def check_states(model: Any, states: Sequence[StateShape]) -> None:
     """Check that a model continues the states of its layers, and uses the positions that it is given.
 
-    The last token of a text that is read in pieces must have the queries and logits of one pass. Attention is switched
-    off (its output is zero), so the states alone connect the pieces. Raises UserError for a model that starts its
-    states anew with each piece.
+    The last token of a text must have the same queries and logits whether the text is read in pieces or in one pass.
+    Attention is switched off (its output is zero), so the states alone connect the pieces. Raises UserError for a model
+    that starts its states anew with each piece.
     """
     ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
     queries: list[torch.Tensor] = []
@@ -113,7 +114,7 @@ def _differ(a: torch.Tensor, b: torch.Tensor, model: Any) -> bool:
 def first_queries(model: Any, ids: torch.Tensor, position: int | None) -> torch.Tensor:
     """Return the first attention layer's queries [b, Hq, t, D] after RoPE.
 
-    position: that of the first token; None: the model chooses the positions.
+    position: the first token's position; None: the model chooses the positions.
     """
     queries: list[torch.Tensor] = []
 

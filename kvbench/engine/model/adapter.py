@@ -39,7 +39,8 @@ PLAIN = (True, False, None, "gaussian", "orthogonal", "eva")  # `init_lora_weigh
 
 
 def check(adapter: Adapter, model: Any) -> None:
-    """Raise UserError if an adapter does not fit a model on the meta device, which it changes."""
+    """Raise UserError if an adapter does not fit a model. The model is on the meta device; this attaches the adapter to
+    it."""
     with safe_open(adapter.weights, "pt") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     _attach(model, adapter, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
