@@ -59,8 +59,8 @@ class MethodState:
         )
 
     def used(self, task: str) -> dict[str, str] | None:
-        """Return the artefacts that the rows of a task store: those of the method, and the plug-in that defines the
-        task.
+        """Return the hashes and revisions that the rows of a task store: of the method's artefacts, and of the plug-in
+        that defines the task.
 
         None if there are none.
         """

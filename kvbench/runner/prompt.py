@@ -157,9 +157,9 @@ def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
 
 
 def _behind(at: int, images: Images, before: int, after: int) -> int:
-    """Return the length of the context in tokens after every image token was replaced by the image's tokens.
+    """Return the length of the context in tokens once each image token is replaced by all tokens of its image.
 
-    at: its length with one token per image. before, after: number of tokens around those of an image.
+    at: the length with one token per image. before, after: number of tokens that stand before and after an image's.
     """
     for first, stop in images.spans:
         if first - before < at:

@@ -53,7 +53,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evictions:
-    """The evictions of one generation, those of prompts included.
+    """The evictions of one generation, including evictions of prompts.
 
     Attributes:
         count: per sequence, a mean. seconds: wall time of all of them, for all sequences together.

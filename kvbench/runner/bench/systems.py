@@ -216,7 +216,7 @@ class Continuous(System):
 
 
 class Vllm(System):
-    """vLLM in a process of its own, which loads the same random weights from a temporary folder."""
+    """vLLM in a separate process, which loads the same random weights from a temporary folder."""
 
     name = "vllm"
 
