@@ -45,7 +45,7 @@ def check(config: RunConfig) -> None:
         if value != usual:
             raise UserError(
                 f"the run has --{name} {value}; kvbench records decisions of runs with --{name} {usual} only. Choose "
-                "such a run."
+                "a run with this setting."
             )
 
 
