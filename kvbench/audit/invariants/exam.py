@@ -147,8 +147,7 @@ class Exam:
         return budget * self.copies
 
     def protects(self) -> list[Protect]:
-        """Return the method's protection in the first request: the one for the prompt's eviction, and the one while
-        decoding."""
+        """Return two protections of the method in the first request: at the prompt's eviction, and while decoding."""
         length = len(self.requests[0].prompt_ids)
         budget = entry_budget(self.method, self.budget, length, self.group)
         phases = (self.method.during("prefill"), self.method.during("decode"))
@@ -201,7 +200,7 @@ class Exam:
         return dense_pass(self.loaded, ids, history, noise_keys(request, sample), request.images)
 
     def greedy(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the greedy tokens of the engine, and those of `model.generate` with an `EvictionCache`.
+        """Return the greedy tokens of the engine, and the greedy tokens of `model.generate` with an `EvictionCache`.
 
         Both continue the same two long prompts, or a single one if the method runs probes.
         """
