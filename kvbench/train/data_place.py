@@ -30,7 +30,7 @@ class DataPlace:
 
 
 def check_data(data: str) -> None:
-    """Raise UserError if a place can hold no data: no such file, or a malformed address. Sends no request."""
+    """Raise UserError if `data` is neither an existing file or folder nor a well-formed address. Sends no request."""
     if data.startswith(HUB):
         _manifest(data)
     else:
