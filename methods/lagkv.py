@@ -43,7 +43,7 @@ class LagKV(Method):
     stacked = True
 
     sinks: int = option(4, "first tokens that always stay", low=0)
-    lag: int = option(128, "entries in a partition; at least so many of the newest always stay", low=2)
+    lag: int = option(128, "entries in a partition; at least this many of the newest always stay", low=2)
     value_weight: float = option(1.0, "weight of the value's score; that of the key's is 1", low=0)
     cross: bool = option(False, "compare scores between partitions, not ranks (form=budget)")
     form: Literal["budget", "rate"] = option("budget", "a budget, or the released code's growing cache")
