@@ -97,7 +97,7 @@ class LagKV(Method):
         return torch.empty_like(row).scatter_(-1, order, row)
 
     def _first(self, view: LayerView, held: torch.Tensor) -> torch.Tensor:
-        """Return how many first entries in text order are never scored, [b, Hk, 1] int64."""
+        """Return how many entries at the start of the text order are never scored, [b, Hk, 1] int64."""
         if self.takes_budget:
             return torch.full_like(held, self.sinks if self.replaced is None else self.replaced.sinks)
         before = (view.seen[:, None, None] - held) // max(1, self._dropped)  # partitions that were scored before

@@ -29,8 +29,8 @@ def final_states(
 ) -> torch.Tensor:
     """Run a differentiable forward pass; return the hidden states [b, n, D] that the head reads.
 
-    handler: None if the caller has routed the model's attention, as it must where the backward pass computes layers
-    again. last: return the states of this many last positions; 0: of all. Other arguments as in
+    handler: None if the caller has routed the model's attention already. The caller must do so if the backward pass
+    recomputes layers. last: return the states of this many last positions; 0: of all. Other arguments as in
     `kvbench.train.forward.forward`. Raises UserError when the model's forward pass does not call a decoder.
     """
     found: list[Any] = []

@@ -99,7 +99,9 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
         index = call.layer
         if index in layers:
             name = quote(type(model).__name__)
-            raise UserError(f"model {name} calls attention layer {index} twice, which is not supported.")
+            raise UserError(
+                f"model {name} calls attention layer {index} twice, which is not supported. Choose another model."
+            )
         b, hq, t, _ = call.query.shape
         layers[index] = LayerGeometry(
             index=index,
@@ -128,7 +130,7 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
         raise UserError(
             f"architecture {quote(type(model).__name__)} is not supported: {len(missing)} of {wanted} layers have "
             "neither a KV cache nor a state that kvbench can manage: layers of type "
-            f"{layer_type(model, missing[0])}, with their own kind of state or attention."
+            f"{layer_type(model, missing[0])}, with their own kind of state or attention. Choose another model."
         )
     geometry = tuple(layers[i] for i in sorted(layers))
     _check_windows(model.config, geometry)
@@ -154,7 +156,7 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
         if layer.window is None and (kinds[layer.index] in SLIDING if kinds else slides):
             raise UserError(
                 f"model type {quote(text.model_type)} is not supported: it does not pass its sliding window to "
-                "attention."
+                "attention. Choose another model."
             )
 
 
@@ -224,11 +226,19 @@ def refuse_unsupported(config: Any) -> None:
     foreign = kinds - {"full_attention", "sliding_attention"} - STATEFUL - MEMORYLESS
     name = quote(text.model_type)
     if foreign:
-        raise UserError(f"model type {name} has layers of kind {', '.join(sorted(foreign))}, which are not supported.")
+        raise UserError(
+            f"model type {name} has layers of kind {', '.join(sorted(foreign))}, which are not supported. "
+            "Choose another model."
+        )
     if getattr(config, "is_encoder_decoder", False):
-        raise UserError(f"model type {name} is an encoder-decoder; kvbench serves decoder-only models.")
+        raise UserError(
+            f"model type {name} is an encoder-decoder; kvbench serves decoder-only models. Choose another model."
+        )
     if text.model_type in OWN_POSITIONS:
-        raise UserError(f"model type {name} counts positions in its own way, which is not supported.")
+        raise UserError(
+            f"model type {name} counts positions from another number than 0, which is not supported. "
+            "Choose another model."
+        )
     rope = getattr(text, "rope_parameters", None) or {}
     longest = getattr(text, "max_position_embeddings", 0) or 0
     kind, before = rope.get("rope_type"), rope.get("original_max_position_embeddings") or longest

@@ -178,7 +178,7 @@ def set_implementation(model: Any, name: str) -> None:
     if not (stateful or getattr(model, "_supports_attention_backend", False)):
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: "
-            "it does not use transformers' attention interface."
+            "it does not use transformers' attention interface. Choose another model."
         )
     model.set_attn_implementation(name)
 
@@ -212,15 +212,22 @@ def _functions(name: str) -> tuple[Callable[..., tuple[torch.Tensor, None]], Cal
         for extra_name, argument in extra.items():
             if argument is not None and extra_name not in _HARMLESS:
                 owner = quote(type(module).__name__)
-                raise UserError(f"{owner} passes {quote(extra_name)} to attention, which kvbench does not support.")
+                raise UserError(
+                    f"{owner} passes {quote(extra_name)} to attention, which kvbench does not support. "
+                    "Choose another model."
+                )
         if attention_mask is not None:  # kvbench passes no mask, and transformers makes none for this function
             raise UserError(
-                f"{quote(type(module).__name__)} passes its own mask to attention, which kvbench does not support."
+                f"{quote(type(module).__name__)} passes its own mask to attention, which kvbench does not support. "
+                "Choose another model."
             )
         layer: Any = module
         handler, read, latents = _routings[name]
         if is_causal is False or getattr(layer, "is_causal", True) is False:
-            raise UserError(f"{quote(type(module).__name__)} attends in both directions; kvbench serves causal models.")
+            raise UserError(
+                f"{quote(type(module).__name__)} attends in both directions; kvbench serves causal models. "
+                "Choose another model."
+            )
         call = AttentionCall(
             layer=int(layer.layer_idx),
             query=query,

@@ -40,7 +40,7 @@ def check_positions(model: Any) -> None:
     if _differ(together, alone, model):
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: the queries of a token at a given position "
-            "change when the model reads it without the tokens before it."
+            "change when the model reads it without the tokens before it. Choose another model."
         )
 
 
@@ -72,7 +72,7 @@ def check_states(model: Any, states: Sequence[StateShape]) -> None:
     if any(_differ(*both, model) for both in zip(whole, last, strict=True)):
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: its layers do not continue their state "
-            "when a text is read in pieces."
+            "when a text is read in pieces. Choose another model."
         )
 
 
@@ -80,8 +80,9 @@ def check_states(model: Any, states: Sequence[StateShape]) -> None:
 def check_latents(model: Any) -> None:
     """Check that attention over latents equals attention over the keys and values of all heads, in every latent layer.
 
-    The model reads a few tokens in each form. Attention hands on zeros in both, so that all layers get equal inputs.
-    Raises UserError for a model whose layers differ, for example by a bias on the expanded keys.
+    The model reads a few tokens in each of the two forms. All attention layers output zeros, so that every layer gets
+    equal inputs in both forms. Raises UserError if the attention of a layer differs between the forms, for example
+    because of a bias on the expanded keys.
     """
     ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
     grid = torch.arange(TOKENS, device=ids.device)
@@ -102,7 +103,7 @@ def check_latents(model: Any) -> None:
     if any(_differ(*both, model) for both in zip(outputs(latent=False), outputs(latent=True), strict=True)):
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: its latent attention expands latents in a "
-            "way that kvbench does not know."
+            "way that kvbench does not know. Choose another model."
         )
 
 

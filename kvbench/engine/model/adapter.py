@@ -47,7 +47,8 @@ def check(adapter: Adapter, model: Any) -> None:
 
 
 def refuse_quantised(adapter: Adapter | None, form: Form | None) -> None:
-    """Raise UserError for an adapter on weights that stay quantised: merged, they would have to be rounded again."""
+    """Raise UserError for an adapter on weights that stay quantised: the merged weights would have to be quantised
+    again."""
     if adapter is not None and form is not None and form.kept:
         raise UserError(
             f"adapter {quote(adapter.folder)} cannot be merged into weights that stay quantised ({form.name}); give "

@@ -38,7 +38,8 @@ def check_continues(model: Any, states: Sequence[StateShape]) -> None:
         if id(state.untyped_storage()) not in reads.storages:
             raise UserError(
                 f"model type {quote(model.config.model_type)} is not supported: layers of type "
-                f"{layer_type(model, layer)} do not continue their state when a text is read in pieces."
+                f"{layer_type(model, layer)} do not continue their state when a text is read in pieces. "
+                "Choose another model."
             )
 
 

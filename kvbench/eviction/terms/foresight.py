@@ -70,8 +70,9 @@ def scorer_input(
 
     Args:
         view: must show the values (except for "attn") and the newest 32 queries (except for "released8").
-        chunk: "sum", and for "released8" also "max" and "min", of the attention in the chunk, each [b, Hk, g, N].
-        cumulative, decayed: [b, Hk, g, N], the chunk included.
+        chunk: by name ("sum"; for "released8" also "max" and "min"), statistics of the attention in the newest chunk,
+            each [b, Hk, g, N].
+        cumulative, decayed: [b, Hk, g, N], the two cumulative sums of the module, with the newest chunk.
     """
     total = chunk["sum"]
     if features == "released8":
