@@ -45,7 +45,7 @@ class Duo(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.table:
-            raise OptionError("table", "must name a file, or be auto.")
+            raise OptionError("table", "is empty; give a file, or auto.")
 
     def weights(self) -> Weights | None:
         return Weights(kind="duo", path=self.table, recipe="duo")

@@ -1,4 +1,4 @@
-"""scope: the prompt and the answer have budgets of their own, and each is evicted by a method of its own.
+"""scope: the prompt and the answer each have a part of the budget and a method that evicts them.
 
 Paper: Wu et al., SCOPE: Optimizing Key-Value Cache Compression in Long-context Generation, arXiv 2412.13649.
 

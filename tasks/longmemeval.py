@@ -59,7 +59,8 @@ class LongMemEval(Task):
         return documents(self, rows, make, ids="question_id")
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return greedy decoding. A prompt that is too long loses its middle; the released script drops its end."""
+        """Return settings for greedy decoding. A prompt that is too long loses its middle; the released script drops
+        its end."""
         return GenSpec(max_new_tokens=NEW_TOKENS["default"], truncate="middle", reserve=RESERVE, thinking=False)
 
     def score(self, doc: Doc, output: Output) -> Score:

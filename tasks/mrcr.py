@@ -10,11 +10,11 @@ renders the messages as they are; a template that wants user and assistant in tu
 are both the user's. Score: `kvbench.scoring.mrcr`. The category is the needle's place among the messages. Decoding is
 greedy without thinking.
 
-Data: openai/mrcr (MIT), 800 rows per number of needles, 100 per official range of lengths. Columns as public
-evaluation code reads them (the hub was not at hand): `prompt` (JSON: a list of messages with `role` and `content`),
-`answer`, `random_string_to_prepend`, `n_needles`, `desired_msg_index` (of the request). The commit, pinned in the same
-code, has the corrections of December 2025. Official ranges count the tokens of o200k_base in messages and answer;
-kvbench counts with the model's tokenizer, so some rows are in another range.
+Data: openai/mrcr (MIT), 800 rows per number of needles, 100 per official range of lengths. Columns as public evaluation
+code reads them (not compared with the hub): `prompt` (JSON: a list of messages with `role` and `content`), `answer`,
+`random_string_to_prepend`, `n_needles`, `desired_msg_index` (of the request). The commit, pinned in the same code, has
+the corrections of December 2025. Official ranges count the tokens of o200k_base in messages and answer; kvbench counts
+with the model's tokenizer, so some rows are in another range.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ def dense_logits(
 
 @contextlib.contextmanager
 def _drawn_as_text(model: Any, ids: torch.Tensor, images: Images) -> Iterator[torch.Tensor]:
-    """Yield a copy of `ids` [1, T] with id 0 for image tokens that the model drew; inside the block it embeds `ids`
-    itself.
+    """Yield a copy of `ids` [1, T] with id 0 for image tokens that the model drew; inside the block the model embeds
+    `ids`.
 
     A model may draw its image token in an answer. The engine embeds this token like any other, because no pass after
     the prompt has images. Without the copy, the dense pass would put features of an image in its place.

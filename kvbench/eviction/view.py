@@ -92,8 +92,8 @@ class LayerView:
     ) -> torch.Tensor:
         """Return the attention of `queries` to the entries, by default [b, Hk, N]: a mean over query heads and queries.
 
-        The arguments are those of `window_attention`. among: [b, Hk, N] bool; the softmax runs over these entries only,
-        and always over a probe's own keys.
+        domain, order, reduce_g and reduce_q: see `window_attention`. among: [b, Hk, N] bool; the softmax runs over
+        these entries only, and always over a probe's own keys.
         """
         visible = self.mask
         if among is not None:

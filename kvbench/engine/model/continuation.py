@@ -44,7 +44,8 @@ def check_continues(model: Any, states: Sequence[StateShape]) -> None:
 
 
 def no_attention(call: AttentionCall) -> torch.Tensor:
-    """Return an output of attention without values, for passes that look at the rest of the model."""
+    """Return an uninitialised tensor of the shape of the attention output, for passes that examine the rest of the
+    model."""
     b, heads, t, _ = call.query.shape
     return call.value.new_empty(b, t, heads, call.value.shape[-1])
 
