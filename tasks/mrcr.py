@@ -100,12 +100,13 @@ class Mrcr(Task):
         )
 
     def _may_fit(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a conversation may have `length` tokens, by its characters: counting tokens is slow."""
+        """Return whether a conversation may have `length` tokens, judged by its characters, because counting tokens is
+        slow."""
         return self.reader is None or self.length // 2 < len(row.get("prompt", "")) <= LONGEST_TOKEN * self.length
 
     def _is_in_range(self, doc: Doc) -> bool:
         """Return whether the texts of a conversation and its answer have more than half of `length` tokens and at most
-        `length`; without a model, every document is."""
+        `length`; without a model, the result is always True."""
         if self.reader is None:
             return True
         texts = [doc.turns[0].question, doc.reference["answer"], *(text for _, text in doc.turns[0].history)]

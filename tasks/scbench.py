@@ -38,8 +38,8 @@ class Set:
     limits.
 
     rule: the name of a function in `kvbench.scoring.scbench.rules`, or "function" (RepoQA's rule); in a set with two
-    kinds of questions, such names by the kind, which the turns' column `task` holds. strict: the rule of the column
-    `score_strict`, "" if there is none.
+    kinds of questions, a dictionary of these names by the kind (the turns' column `task`). strict: the rule of the
+    column `score_strict`, "" if there is none.
     """
 
     group: str

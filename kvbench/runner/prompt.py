@@ -26,7 +26,7 @@ class Prompt:
     max_new_tokens: most tokens that a sample generates in one turn. max_tokens: most that it reads and generates
     together.
     cut: number of tokens removed, because the text was too long. compress_at: in a query-agnostic run, how many tokens
-    stand before the question. images: those of the first turn, for the engine. pictures: facts about the images of all
+    stand before the question. images: the first turn's images, for the engine. pictures: facts about the images of all
     turns, as rows store them. read_pictures: returns the model's inputs for each of these images.
     """
 

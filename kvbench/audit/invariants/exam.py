@@ -169,8 +169,8 @@ class Exam:
     def two_budgets(self, layout: AuditLayout) -> dict[int, Trial]:
         """Run one long prompt at a quarter of the exam's budget and at four times this budget; return both trials.
 
-        The keys are the budgets, the smaller first; it is at least the smallest that the method takes. The prompt is
-        longer than both. Raises NotApplicable if the model's context is too short for it.
+        The keys are the two budgets, the smaller first. The smaller is raised to the method's smallest budget. The
+        prompt is longer than both budgets. Raises NotApplicable if the model's context is too short for the prompt.
         """
         least = self.method.min_budget() * self.copies
         quarter, large = (int(self.size * factor) // self.copies * self.copies for factor in SMALL_AND_LARGE)

@@ -1,7 +1,7 @@
 """Merges a LoRA adapter into a model's weights with peft, so that the engine runs an ordinary model.
 
 `check` attaches the adapter to a model on the meta device, from the shapes in its file: an adapter of another model
-is refused before any weights are loaded. Options that cannot be merged into weights are refused by name; so are those
+is refused before any weights are loaded. Options that cannot be merged into weights are refused by name; so are options
 for training, which may name files or code to load.
 """
 

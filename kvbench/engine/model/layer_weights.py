@@ -38,8 +38,8 @@ def layer_weights(
 ) -> dict[int, Mapping[str, torch.Tensor]]:
     """Return the named matrices of every layer that methods evict, by layer; shapes as in `NewTokens`.
 
-    geometry: of the cache. Raises UserError when a matrix is not in memory as ordinary numbers, whole and under a known
-    name.
+    geometry: the cache's geometry. Raises UserError when a matrix is not in memory as ordinary numbers, whole and under
+    a known name.
     """
     evicted = [g for g in geometry if g.evicts] if names else []
     return {g.index: {name: _by_head(model, g, name) for name in names} for g in evicted}

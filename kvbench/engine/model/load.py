@@ -138,7 +138,7 @@ def _in_its_form(config: Any, where: torch.device) -> tuple[Form | None, dict[st
 
 
 def _convert(model: Any, kind: torch.dtype) -> None:
-    """Give all weights the run's dtype: transformers leaves some that were stored quantised in bfloat16."""
+    """Give all weights the run's dtype: transformers leaves some weights in bfloat16 that were stored quantised."""
     for parameter in model.parameters():
         if parameter.dtype == torch.bfloat16:
             parameter.data = parameter.data.to(kind)

@@ -86,8 +86,8 @@ class Contest:
         return [self._measured(system, load, done[system.name]) for system in self.systems]
 
     def _by_plan(self, system: System, load: Load) -> list[Pair] | NothingFits:
-        """Return what is known of a system before the first round: [], or a failure if not even one sequence fits by
-        the plan."""
+        """Return a system's result before the first round: [], or a failure if not even one sequence fits by the
+        plan."""
         if self.capacity.first(self.plans[system.name, load], load):
             return []
         return NothingFits(f"the plan of {self.capacity.machine.memory / 2**30:.3g} GiB")
