@@ -37,7 +37,7 @@ LONGEST_TOKEN = 16  # characters per token at most, as a mean over a conversatio
 @tasks.register("mrcr")
 class Mrcr(Task):
     suite = "long context"
-    summary = "MRCR, copy one of 2, 4 or 8 like messages of a conversation of 4K to 1M tokens"
+    summary = "MRCR, copy one of 2, 4 or 8 similar messages in a conversation of 4K to 1M tokens"
     variants = ("2needle", "4needle", "8needle")
     group = True
     lengths = (8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)
