@@ -44,6 +44,16 @@ def gathered() -> Iterator[None]:
         _noted.reset(token)
 
 
+@contextmanager
+def unread() -> Iterator[None]:
+    """Make no check in the block, because its tensors have no values (the meta device)."""
+    token = _noted.set([])
+    try:
+        yield
+    finally:
+        _noted.reset(token)
+
+
 def read(numbers: torch.Tensor) -> torch.Tensor:
     """Copy int64 numbers [n] to the host. The same copy reads the checks that `gathered` has delayed so far.
 

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from kvbench.engine.attention.kernel_choice import on_gpu
 from kvbench.engine.attention.latent import PROJECTION, Latent, Latents, projections
 from kvbench.engine.attention.sdpa import grouped_sdpa
 from kvbench.engine.cache.recurrent import RecurrentStates
@@ -270,7 +271,7 @@ def grouped_attention(
     hk = keys.shape[1]
     q = query.reshape(b, hk, hq // hk, t, d)
     plain = softcap is None and sinks is None
-    if plain and (query.is_cuda or (query.dtype == torch.float32 and t > 1)):
+    if plain and (on_gpu(query) or (query.dtype == torch.float32 and t > 1)):
         out = grouped_sdpa(q, keys, values, bias, scaling)
     else:  # for few queries on a CPU this is also faster than SDPA, several times so in bfloat16
         out = _matmul_attention(q, keys, values, bias, scaling, softcap, sinks)
