@@ -28,8 +28,8 @@ class PromptCache:
     """The KV caches of b equally long prompts, with all their layers.
 
     queries: number of newest queries that every layer stores; size: tokens to allocate memory for at first; noise_keys:
-    per prompt, the seed of the method's random numbers; recurrent: empty states of recurrent layers; images: those of
-    the prompt; with images b is 1.
+    per prompt, the seed of the method's random numbers; recurrent: empty states of recurrent layers; images: the
+    prompt's images, for which b must be 1.
     """
 
     def __init__(
