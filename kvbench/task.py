@@ -36,6 +36,7 @@ class Turn:
     question: str
     answer_prefix: str = ""  # text after the assistant header that the model continues
     system: str | None = None
+    history: tuple[tuple[str, str], ...] = ()  # earlier messages that the data give: (role, text); for chat templates
     images: tuple[Image, ...] = ()
 
     @property

@@ -20,6 +20,7 @@ from kvbench.scoring.gsm8k import lm_eval_filters
 from kvbench.scoring.html_to_tsv import score_tsv
 from kvbench.scoring.judge import parse
 from kvbench.scoring.livecodebench import extract_code, grade
+from kvbench.scoring.mrcr import score_copy
 from kvbench.scoring.pool import ScorePool
 from kvbench.sources.data import read_jsonl
 from kvbench.task import Doc, Output, Turn
@@ -149,6 +150,10 @@ def _gpqa(row: Golden, pool: ScorePool) -> Values:
     }
 
 
+def _mrcr(row: Golden, pool: ScorePool) -> Values:
+    return {"expected": score_copy(row["response"], row["answer"], row["random_string_to_prepend"])["score"]}
+
+
 def _mt_bench(row: Golden, pool: ScorePool) -> Values:
     parsers: dict[str, Callable[[str], Any]] = {"single_rating": parse.rating, "pairwise": parse.verdict}
     return {"expected": parsers[row["metric"]](row["judgment"])}
@@ -196,6 +201,7 @@ FILES: dict[str, Callable[[Golden, ScorePool], Values]] = {
     "longbench.jsonl": _longbench,
     "longbench_v2_extract.jsonl": _longbench_v2,
     "math.jsonl": _math,
+    "mrcr.jsonl": _mrcr,
     "mt_bench_parse.jsonl": _mt_bench,
     "passk_stats.jsonl": _stats,
     "ruler.jsonl": _ruler,

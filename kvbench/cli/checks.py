@@ -147,17 +147,16 @@ def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems
 
             judge.check(config.services(), task)
     with problems.collect():
-        if config.prompt_style is not None and config.prompt_style not in task.prompt_styles:
+        style = config.prompt_style_for(task.name)
+        if style is not None and style not in task.prompt_styles:
             styles = ", ".join(task.prompt_styles)
-            raise UserError(
-                f"task {quote(task.name)} has no prompt style {quote(config.prompt_style)}; it has {styles}."
-            )
+            raise UserError(f"task {quote(task.name)} has no prompt style {quote(style)}; it has {styles}.")
         _check_template(config, task, spec, model)
 
 
 def _check_template(config: RunConfig, task: Task, spec: GenSpec, model: ModelInfo | None) -> None:
     chat = prompts.uses_chat(
-        spec.chat, config.prompt_style or task.prompt_styles[0], no_chat_template=config.no_chat_template
+        spec.chat, config.prompt_style_for(task.name) or task.prompt_styles[0], no_chat_template=config.no_chat_template
     )
     if chat and config.chat_template is None and model is not None and model.has_chat_template is False:
         needs = f"the tokenizer of {quote(model.name)} has no chat template and task {quote(task.name)} needs one"

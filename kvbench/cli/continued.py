@@ -211,9 +211,6 @@ def _config(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
     """Return the configuration that a run's stored settings describe. Raises KVBenchError for invalid settings."""
     try:
         config = RunConfig.from_dict(stored)
-        for grid in config.grids:
-            if grid.limit is not None:
-                parse("'limit'", PARSERS["limit"], grid.limit)
         for method in config.methods:
             _check_options(method)
         if not config.cells():

@@ -14,7 +14,7 @@ from kvbench.config.layers import Gathered, Given, Layer, gather
 from kvbench.config.parsers import budget, parse, protection, split
 from kvbench.config.plugins import load_plugins
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
-from kvbench.config.settings import DEFAULTS, PARSERS
+from kvbench.config.settings import DEFAULTS, PARSERS, PER_TASK
 from kvbench.console.problems import Problems
 from kvbench.console.redact import holds_secret
 from kvbench.errors import UserError, quote
@@ -112,13 +112,12 @@ class Builder:
         intervals = tuple(self.axis(block, "interval"))
         if intervals == (self.settings.get("interval", DEFAULTS["interval"]),):
             intervals = ()
-        limit = None
-        if given := block.get("limit"):
-            with self.problems.collect():
-                limit = parse(given.source, PARSERS["limit"], given.value)
-        return Grid(
-            methods=tuple(methods), budgets=tuple(budgets), tasks=tuple(tasks), intervals=intervals, limit=limit
-        )
+        own: dict[str, Any] = {}
+        for name in PER_TASK:
+            if (given := block.get(name)) and self.gathered.typed(name) is None:
+                with self.problems.collect():
+                    own[name] = parse(given.source, PARSERS[name], given.value)
+        return Grid(methods=tuple(methods), budgets=tuple(budgets), tasks=tuple(tasks), intervals=intervals, **own)
 
     def methods(self, block: Layer) -> list[MethodChoice]:
         """Return the methods of one ``[[grid]]`` block, with their options, each under every protection."""

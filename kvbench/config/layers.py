@@ -2,8 +2,8 @@
 
 A config file and a suite have the same format. Settings stand at the top level or under ``[run]``; they are named like
 the flags, with ``_`` for ``-``. Any number of ``[[grid]]`` blocks may follow, each with its own `method`, `budget`,
-`protect`, `interval`, `task` and `limit`. `kvbench.config.parsers` parses the values; the run command checks them
-against each other. A table ``[about]`` tells people what a suite is; it changes nothing.
+`protect`, `interval`, `task`, `limit` and `prompt_style`. `kvbench.config.parsers` parses the values; the run command
+checks them against each other. A table ``[about]`` tells people what a suite is; it changes nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.config.parsers import unknown_key
-from kvbench.config.settings import PARSERS
+from kvbench.config.settings import PARSERS, PER_TASK
 from kvbench.errors import UserError, quote
 from kvbench.registry import did_you_mean, near
 
 AXES = ("method", "budget", "task")
-BLOCK = (*AXES, "protect", "interval", "limit")
+BLOCK = (*AXES, "protect", "interval", *PER_TASK)
 KEYS = (*AXES, "method_opt", "protect", *PARSERS)
 ABOUT = ("what", "table", "same", "differs", "needs")  # a suite in a sentence, or the paper's table and how it compares
 SUITES = Path(__file__).parent / "suites"

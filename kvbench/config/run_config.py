@@ -13,11 +13,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kvbench import registry
 from kvbench.config.parsers import budget, parse, unknown_key
-from kvbench.config.settings import DEFAULTS, OPERATIONAL, PARSERS, Settings
+from kvbench.config.settings import DEFAULTS, OPERATIONAL, PARSERS, PER_TASK, Settings
 from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget, label, order
@@ -94,8 +94,8 @@ class Cell:
 class Grid:
     """Every method at every budget and interval on every task.
 
-    intervals: the intervals; empty: the run's interval alone. limit: the number of questions per task; None: the run's
-    limit.
+    intervals: the intervals; empty: the run's interval alone. limit: the number of questions per task; prompt_style:
+    the wording of its questions. Where these are None, the run's settings hold.
     """
 
     methods: tuple[MethodChoice, ...]
@@ -103,6 +103,7 @@ class Grid:
     budgets: tuple[Budget, ...] = ()
     intervals: tuple[int, ...] = ()
     limit: int | None = None
+    prompt_style: str | None = None
 
     def cells(self, own: int) -> list[Cell]:
         """Return the cells of the grid. own: the run's interval."""
@@ -127,15 +128,26 @@ class RunConfig(Settings):
         for name, parser in PARSERS.items():
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, parse(f"'{name}'", parser, value))
-        limits: dict[str, int | None] = {}
         for grid in self.grids:
             for size in grid.budgets:
                 parse("'budget'", budget, label(size))
             for interval in grid.intervals:
                 parse("'interval'", PARSERS["interval"], interval)
+        for name in PER_TASK:
+            self._check_one_per_task(name)
+
+    def _check_one_per_task(self, name: str) -> None:
+        """Check a setting that a grid may give its tasks: raise UserError for a bad value, and for two values of one
+        task."""
+        values: dict[str, Any] = {}
+        for grid in self.grids:
+            value = getattr(grid, name)
+            if value is not None:
+                parse(f"'{name}'", PARSERS[name], value)
             for task in grid.tasks:
-                if limits.setdefault(task, grid.limit) != grid.limit:
-                    raise UserError(f"task {quote(task)} has two limits: {limits[task]} and {grid.limit}. Give it one.")
+                if values.setdefault(task, value) != value:
+                    two = f"two values of {quote(name)}: {values[task]} and {value}"
+                    raise UserError(f"task {quote(task)} has {two}. Give it one.")
 
     def cells(self) -> tuple[Cell, ...]:
         """Return the cells of all grids, each once. A method without a budget has one cell per task and interval; the
@@ -148,7 +160,15 @@ class RunConfig(Settings):
 
     def limit_for(self, task: str) -> int | None:
         """Return how many questions of a task the run asks; None: all questions."""
-        return next((g.limit for g in self.grids if task in g.tasks and g.limit is not None), self.limit)
+        return cast(int | None, self._for_task("limit", task))
+
+    def prompt_style_for(self, task: str) -> str | None:
+        """Return the wording of a task's questions; None: the task's own."""
+        return cast(str | None, self._for_task("prompt_style", task))
+
+    def _for_task(self, name: str, task: str) -> Any:
+        given = (getattr(grid, name) for grid in self.grids if task in grid.tasks)
+        return next((value for value in given if value is not None), getattr(self, name))
 
     def services(self) -> Services:
         """Return the settings of judge and sandbox that scoring needs."""
@@ -190,6 +210,8 @@ class RunConfig(Settings):
         free = ("grids", *OPERATIONAL)
         identity = {k: v for k, v in self.to_dict().items() if k not in free and v != DEFAULTS[k]}
         identity["limits"] = {task: self.limit_for(task) for task in self.tasks}
+        if any(grid.prompt_style for grid in self.grids):
+            identity["prompt_styles"] = {task: self.prompt_style_for(task) for task in self.tasks}
         cells = sorted(self.cells(), key=lambda c: (c.task, c.method.label, order(c.budget or 0), c.interval or 0))
         identity["cells"] = [
             [c.task, c.method.label, _plain(c.budget or 0), *([c.interval] if c.interval else [])] for c in cells
@@ -210,6 +232,7 @@ class RunConfig(Settings):
                 "tasks": list(grid.tasks),
                 "limit": grid.limit,
                 **({"intervals": list(grid.intervals)} if grid.intervals else {}),
+                **({"prompt_style": grid.prompt_style} if grid.prompt_style else {}),
             }
             for grid in self.grids
         ]
@@ -236,6 +259,7 @@ class RunConfig(Settings):
                 tasks=tuple(g["tasks"]),
                 intervals=tuple(g.get("intervals") or ()),
                 limit=g.get("limit"),
+                prompt_style=g.get("prompt_style"),
             )
             for g in data["grids"]
         )

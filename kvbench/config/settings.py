@@ -179,4 +179,5 @@ PARSERS: dict[str, Parser] = {name: f.metadata["parser"] for name, f in SETTINGS
 DEFAULTS: dict[str, Any] = {name: [] if f.default == () else f.default for name, f in SETTINGS.items()}  # as in JSON
 SCORING = ("judge", "judge_model", "judge_key_env", "judge_mode", "unsafe_run_code")  # rows name their judge
 SOURCES = ("data", "data_revision", "allow_data_mismatch")  # where data come from; the data themselves are compared
+PER_TASK = ("limit", "prompt_style")  # a [[grid]] block may give its tasks their own
 OPERATIONAL = (*SOURCES, "plugin", "keep_prompts", *SCORING)  # free to differ when a run is continued

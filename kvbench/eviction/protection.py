@@ -11,7 +11,8 @@ scores the others. Under one protection for all, methods differ in their scores 
     prompt      the whole prompt; prompt=N: its first N tokens; prompt=50%: at most this share of the budget
 
 Terms are joined by + or by commas. Of a prompt that does not fit, as many first tokens are protected as leave room for
-`recent` and one more entry, as in the code of Random Attention.
+`recent` and one more entry, as in the code of Random Attention. In a conversation of several turns, the prompt is that
+of the first turn.
 """
 
 from __future__ import annotations

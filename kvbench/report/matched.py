@@ -59,9 +59,13 @@ class MatchedTable:
 
 @dataclass(slots=True)
 class _Scores:
-    """The scores of one task's questions, by method, budget and protection."""
+    """The scores of one task's questions, by label of the method, budget and protection.
+
+    random: the labels of `random`: one for each choice of its options.
+    """
 
     clusters: Mapping[str, str]
+    random: set[str] = field(default_factory=set)
     cells: dict[tuple[str, Budget | None, str], dict[str, list[float]]] = field(default_factory=dict)
 
     def estimate(self, key: tuple[str, Budget | None, str]) -> stats.Estimate | None:
@@ -69,6 +73,12 @@ class _Scores:
         if questions is None:
             return None
         return stats.estimate(list(questions.values()), clusters=[self.clusters[q] for q in questions])
+
+    def by_chance(self, budget: Budget | None, protection: str) -> tuple[str, Budget | None, str]:
+        """Return the key of `random`'s cell: with its default options, or else the first that the rows have."""
+        labels = sorted(self.random, key=lambda label: (label != RANDOM, label))
+        keys = [(label, budget, protection) for label in labels]
+        return next((key for key in keys if key in self.cells), (RANDOM, budget, protection))
 
     def paired(self, a: tuple[str, Budget | None, str], b: tuple[str, Budget | None, str]) -> stats.Paired | None:
         """Return the comparison of two cells on their shared questions; None without any, or of a cell with itself."""
@@ -94,6 +104,7 @@ def _of_group(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> list[Mat
         label, protection = _apart(method, options, shared[method])
         if protection is not None:
             scores.cells[label, budget, protection] = part.scores(headline)
+            scores.random |= {label} if method == RANDOM else set()
     intervals = rows.firsts("interval")
     return [
         MatchedTable(
@@ -137,8 +148,8 @@ def _lines(scores: _Scores, protection: str) -> list[Matched]:
                 matched=matched,
                 own=scores.estimate(before),
                 protection_adds=scores.paired(here, before),
-                scoring_adds=scores.paired(here, (RANDOM, budget, protection)),
-                own_scoring=scores.paired(before, (RANDOM, budget, OWN)),
+                scoring_adds=scores.paired(here, scores.by_chance(budget, protection)),
+                own_scoring=scores.paired(before, scores.by_chance(budget, OWN)),
             )
         )
     return _judged(lines)

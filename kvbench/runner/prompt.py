@@ -170,10 +170,10 @@ def _behind(at: int, images: Images, before: int, after: int) -> int:
 def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> tuple[list[int], int]:
     """Return a prompt's token ids, and how many of them stand before the question.
 
-    Raises UserError for a document without a context before its question.
+    Raises UserError for a document with nothing before its question: no context, system message or history.
     """
     turn = doc.turns[0]
-    if not turn.context.strip():
+    if not (turn.context.strip() or turn.system or turn.history):
         raise UserError(
             f"task {quote(task.name)} has questions without a context ({quote(doc.doc_id)}): there is nothing to "
             "compress before the question. Use --compress query-aware."

@@ -106,7 +106,7 @@ class TaskWork:
         documents have no context.
         """
         task = load_task(name, config.task_file)
-        style = config.prompt_style or task.prompt_styles[0]
+        style = config.prompt_style_for(name) or task.prompt_styles[0]
         if style not in task.prompt_styles:
             raise UserError(
                 f"task {quote(task.name)} has no prompt style {quote(style)}. It has {', '.join(task.prompt_styles)}."

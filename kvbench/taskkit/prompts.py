@@ -139,19 +139,30 @@ def render(
 ) -> str:
     """Return the prompt for the turn after `answers`: all user messages so far, with the answers between them.
 
-    The turn's answer prefix comes after the assistant header, so that the model continues the prefix.
+    The turn's answer prefix comes after the assistant header, so that the model continues the prefix. Raises UserError
+    for a document with a history if `chat` is False.
     """
     turns = doc.turns[: len(answers) + 1]
     if not chat:
+        if any(turn.history for turn in turns):
+            raise UserError(
+                f"question {quote(doc.doc_id)} is the end of a conversation, which only a chat template can render. "
+                "Leave out --no-chat-template."
+            )
         system = f"{turns[0].system}\n\n" if turns[0].system else ""
         parts = [turn.user + turn.answer_prefix + answer for turn, answer in zip(turns, [*answers, ""])]
         return system + "\n\n".join(parts)
     messages: Messages = [{"role": "system", "content": turns[0].system}] if turns[0].system else []
     for turn, answer in zip(turns, answers):
-        messages.append({"role": "user", "content": content(turn)})
-        messages.append({"role": "assistant", "content": turn.answer_prefix + answer})
-    messages.append({"role": "user", "content": content(turns[-1])})
+        messages += [*_to_model(turn), {"role": "assistant", "content": turn.answer_prefix + answer}]
+    messages += _to_model(turns[-1])
     return _apply(tokenizer, messages, thinking, chat_template, origin) + turns[-1].answer_prefix
+
+
+def _to_model(turn: Turn) -> Messages:
+    """Return the messages of a turn that precede the model's answer."""
+    history = [{"role": role, "content": text} for role, text in turn.history]
+    return [*history, {"role": "user", "content": content(turn)}]
 
 
 def content(turn: Turn) -> str | list[dict[str, str]]:

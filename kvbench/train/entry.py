@@ -66,8 +66,7 @@ class Entry:
             with answers (`kvbench.train.head_data`).
         tested_on: what the held-out figures use: the model's answers to the held-out questions, collected before the
             training; or the questions alone, which the recipe lets the model answer whenever it computes the figures.
-        dtype: number type of the loaded model; float32 where the model is trained, so that small steps are not rounded
-        away.
+        dtype: number type of the loaded model. The option `precision` of a recipe, if it has one, comes first.
         options: the recipe's own settings and their defaults. A recipe that asks questions also has the settings of
             `kvbench.train.collection`; `options` may change their defaults.
         presets: by name; "tiny" is used for the built-in model if the user names no preset.
@@ -99,6 +98,10 @@ class Entry:
         asking = {} if self.learns_from == "examples" else {**PROMPTING, **ASKING}
         collecting = DEFAULTS if self.learns_from == "answers" else {}
         return {**counts, **asking, **OPTIMISER, **collecting, **self.options}
+
+    def dtype_for(self, options: Mapping[str, Any]) -> str:
+        """Return the number type in which to load the model. options: the recipe's settings by name."""
+        return str(options.get("precision", self.dtype))
 
     def preset_for(self, model: str, preset: str | None) -> str | None:
         """Return the name of the preset that a training uses. preset: the user's choice, if any.

@@ -1,9 +1,9 @@
 """Training a model to work with an evicted cache (G-KV, arXiv 2512.00504): the base of `gkv-distill` and `gkv-rl`.
 
-All weights are trained, in float32, because steps of 1e-6 would vanish in bfloat16. A step generates or reads answers
-under eviction with the current weights. In the forward pass with a gradient, masks hide evicted entries from later
-queries (`kvbench.train.sparse_masks`). Two held-out figures are the shares of questions that the model answers
-correctly, with an evicted and with a full cache.
+All weights are trained. The optimiser holds them in float32, because steps of 1e-6 would vanish in bfloat16. A step
+generates or reads answers under eviction with the current weights. In the forward pass with a gradient, masks hide
+evicted entries from later queries (`kvbench.train.sparse_masks`). Two held-out figures are the shares of questions that
+the model answers correctly, with an evicted and with a full cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from kvbench import __version__, registry
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.fingerprint import fingerprint
-from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.load import DTYPES, LoadedModel
 from kvbench.engine.model.weights import (
     Base,
     card_path,
@@ -44,14 +44,16 @@ from kvbench.train.sparse_pass import RECOMPUTE, recomputes
 from kvbench.train.traces import Question
 
 FORMAT = "kvbench-model/1"
+PRECISIONS = ("float32", "bfloat16")
 
 
 class SparseRecipe(Recipe):
     """The base class of recipes that train the model to work with an evicted cache.
 
     `settings.more`: method (with its options in parentheses), budget, interval, `softness`, slots (answers generated
-    at once), micro (answers per forward pass with a gradient), recompute (auto, on, off). A method that takes no budget
-    ignores `budget`.
+    at once), micro (answers per forward pass with a gradient), recompute (auto, on, off), precision (of weights and
+    gradients; the optimiser updates float32 copies of bfloat16 weights). A method that takes no budget ignores
+    `budget`.
     """
 
     kind, figure, higher = "model", "accuracy", True
@@ -65,8 +67,9 @@ class SparseRecipe(Recipe):
         self.budget = int(more["budget"]) if self.method.takes_budget else None
         self.interval, self.micro, self.slots = int(more["interval"]), int(more["micro"]), int(more["slots"])
         self.temperature = float(more[self.softness])
-        loaded.model.float().requires_grad_(True)
-        self.loaded, self.test = replace(loaded, dtype=torch.float32), test
+        dtype = DTYPES[more["precision"]]
+        loaded.model.to(dtype).requires_grad_(True)
+        self.loaded, self.test = replace(loaded, dtype=dtype), test
         self.again = recomputes(loaded.model, more["recompute"])
         if (needed := self.method.weights()) is not None:  # a training with other weights evicts otherwise
             sha256 = read_card(find(needed, loaded.folder))["sha256"]
@@ -75,7 +78,8 @@ class SparseRecipe(Recipe):
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
         check_least(more, interval=1, micro=1, slots=1, group=2)
-        check_choices(more, recompute=RECOMPUTE)
+        check_choices(more, recompute=RECOMPUTE, precision=PRECISIONS)
+        recomputes(loaded.model, more["recompute"])
         if not more[cls.softness] > 0:
             raise UserError(f"--opt {cls.softness} must be above 0; got {more[cls.softness]:g}.")
         method = choose.from_label(str(more["method"]))

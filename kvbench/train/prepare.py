@@ -73,7 +73,7 @@ def prepare(
     if place is not None:
         next(parsed_rows(place.path, prompting), None)  # a wrong file is reported before the model is loaded
     info = models.describe(model)
-    loaded = load(info.where, device=own_device(device), dtype=entry.dtype)
+    loaded = load(info.where, device=own_device(device), dtype=entry.dtype_for(options))
     refuse_training(loaded)
     revision = models.revision(models.describe(model))  # described again: loading may just have fetched the model
     make.check(loaded, options)
@@ -99,7 +99,7 @@ def prepare(
             )
         if entry.learns_from == "answers":
             asked: dict[str, Any] = {"model": model, "revision": revision, "fingerprint": loaded.fingerprint}
-            asked["data"] = about
+            asked["data"], asked["dtype"] = about, str(loaded.dtype).removeprefix("torch.")
             asked |= {"samples": samples, "held_out": entry.held_out, "seed": seed}
             asked |= collection.asked() | prompting.settings()
             items, test = _answered(entry, loaded, questions, held_out, collection, asked, out, on_answer)

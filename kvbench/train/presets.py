@@ -73,7 +73,7 @@ FORESIGHTKV_GRPO = Preset(
 
 # G-KV, arXiv 2512.00504, section 7 and appendix C; optimiser, rates and schedules from the released scripts (r).
 _GKV: dict[str, Any] = TORCH_ADAMW | {"lr": 1e-6, "prompt_style": "gkv"}
-_GKV |= {"method": "gkv", "budget": 2048, "interval": 128}
+_GKV |= {"method": "gkv", "budget": 2048, "interval": 128, "precision": "bfloat16"}
 GKV_DISTILL = Preset(
     about="answers sampled at temperature 0.6, right ones cut at 4,096 tokens; the paper does not state the longest "
     "answer (here 16,384 tokens)",

@@ -136,23 +136,22 @@ def _losses(
 def recomputes(model: Any, choice: str) -> bool:
     """Return whether a training recomputes activations, for the value of its option `recompute` (of RECOMPUTE).
 
-    auto: from LARGE parameters on, where the model's layers support it.
+    auto: from LARGE parameters on, where the model's layers support it. Raises UserError for "on" if no layer does.
     """
-    if choice == "auto":
-        large = sum(p.numel() for p in model.parameters()) >= LARGE
-        return large and any(isinstance(m, GradientCheckpointingLayer) for m in model.modules())
-    return choice == "on"
+    possible = bool(_recomputable(model))
+    if choice == "on" and not possible:
+        raise UserError(f"{quote(type(model).__name__)} has no layers that can be recomputed; use --opt recompute=off.")
+    return choice == "on" or (choice == "auto" and possible and sum(p.numel() for p in model.parameters()) >= LARGE)
+
+
+def _recomputable(model: Any) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 @contextlib.contextmanager
 def recomputed(model: Any, on: bool) -> Iterator[None]:
-    """While the block runs, recompute all decoder layers in the backward pass (gradient checkpointing), if `on`.
-
-    Raises UserError when the model has no layers that support it.
-    """
-    layers: list[Any] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)] if on else []
-    if on and not layers:
-        raise UserError(f"{quote(type(model).__name__)} has no layers that can be recomputed; use --opt recompute=off.")
+    """While the block runs, recompute all decoder layers in the backward pass (gradient checkpointing), if `on`."""
+    layers = _recomputable(model) if on else []
     try:
         for layer in layers:
             layer._gradient_checkpointing_func = recompute

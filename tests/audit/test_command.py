@@ -20,7 +20,7 @@ from kvbench.registry import methods
 @methods.register("same-for-all")
 @dataclass(frozen=True)
 class Same(Method):
-    size: int = option(20, "entries that stay", low=1)
+    size: int = option(5, "entries that stay", low=1)
 
     def score(self, view):
         return -view.keys.norm(dim=-1)
@@ -65,13 +65,13 @@ def test_a_plugin_that_does_not(
     model: str, plugin: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    code = main(["audit", "same-for-all", "--plugin", plugin, "--method-opt", "size=22", "--model", model, "--quiet"])
+    code = main(["audit", "same-for-all", "--plugin", plugin, "--method-opt", "size=4", "--model", model, "--quiet"])
     out, err = capsys.readouterr()
     assert code == 1
-    assert "same-for-all(size=22)" in out.splitlines()[2]
+    assert "same-for-all(size=4)" in out.splitlines()[2]
     assert "FAIL" in out.splitlines()[2]
     [line] = [line for line in out.splitlines() if line.startswith("FAIL") and " effect: " in line]
-    assert "budgets 24 and 40 keep the same 88 entries of the prompt" in line
+    assert "budgets 6 and 96 keep the same 16 entries" in line
     assert [line for line in out.splitlines() if line.startswith("n/a ") and "the method protects no tokens" in line]
     assert out.splitlines()[-1].endswith("Not all invariants hold.")
     assert err == ""

@@ -131,7 +131,7 @@ def test_unknown_key_in_stored_settings() -> None:
 
 
 def test_two_limits_for_one_task_cannot_be_paired() -> None:
-    with pytest.raises(UserError, match="task 'walk' has two limits"):
+    with pytest.raises(UserError, match="task 'walk' has two values of 'limit': 3 and 4"):
         RunConfig(grids=(grid(limit=3), grid("tova", limit=4)))
 
 
@@ -199,6 +199,18 @@ def test_blocks_take_what_they_lack_from_the_run(tmp_path: Path) -> None:
         "chain gkv(window=8) @96",
     ]
     assert (config.limit_for("walk"), config.limit_for("chain")) == (2, None)
+    assert built(config=path, limit="1").limit_for("walk") == 1
+
+
+def test_a_block_words_the_questions_of_its_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('method = "full"\n[[grid]]\ntask="aime24"\nprompt_style="gkv"\n[[grid]]\ntask="walk"\n')
+    config = built(config=path)
+    assert (config.prompt_style_for("aime24"), config.prompt_style_for("walk")) == ("gkv", None)
+    assert RunConfig.from_dict(config.to_dict()) == config
+    assert config.hash() != built(method=["full"], task=["aime24", "walk"]).hash()
+    plain = built(config=path, prompt_style="default")
+    assert plain.prompt_style_for("aime24") == plain.prompt_style_for("walk") == "default"
 
 
 def test_task_flag_selects_among_the_blocks_and_budget_flag_replaces() -> None:

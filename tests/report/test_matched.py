@@ -69,3 +69,13 @@ def test_two_methods_under_different_protections_are_left_out(make_run: Callable
     (table,) = MatchedReport.make(load([make_run("r", same, one)])).data()["tables"]
     assert table["protection"] == "sinks=4+recent=32"
     assert [line["budget"] for line in table["cells"]] == [48]
+
+
+def test_random_with_options_stands_for_chance_where_no_other_is(make_run: Callable, rows: Callable) -> None:
+    chance = [rows("random", 48, [0.0, 0.0, n], options=P | {"prompt": p}) for n, p in ((1.0, "all"), (0.0, "cap"))]
+    scored = rows("gkv", 48, [1.0, 0.0, 1.0], options=P)
+    (table,) = MatchedReport.make(load([make_run("r", scored, *chance)])).data()["tables"]
+    adds = {line["method"]: line["scoring_adds"] for line in table["cells"]}
+    assert adds == {
+        "gkv": pytest.approx(1 / 3), "random(prompt=all)": None, "random(prompt=cap)": pytest.approx(-1 / 3),
+    }  # fmt: skip

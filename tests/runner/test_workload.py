@@ -107,6 +107,9 @@ def test_a_task_without_context_cannot_be_query_agnostic(tokenizer: Any, tmp_pat
     path.write_text(json.dumps(items[0]))
     work, _, _ = planned(tokenizer, made)
     assert tokenizer.decode(work.prompts[0].ids[: work.prompts[0].compress_at]) == "Facts.\n\n"
+    path.write_text(json.dumps(items[1] | {"system": "Be brief."}))
+    work, _, _ = planned(tokenizer, made)
+    assert tokenizer.decode(work.prompts[0].ids[: work.prompts[0].compress_at]) == "Be brief.\n\n"
 
 
 def test_what_reads_prompts_is_part_of_what_a_row_is(tokenizer: Any) -> None:

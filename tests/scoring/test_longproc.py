@@ -8,6 +8,7 @@ import pytest
 from support.folders import DATA
 
 from kvbench.scoring.longproc.countdown import score_countdown
+from kvbench.scoring.longproc.travel_planning import score_plan
 from kvbench.scoring.longproc.travel_search import Search, solution
 from kvbench.sources.data import Data
 from kvbench.taskkit.longproc import LongProc
@@ -54,3 +55,9 @@ def test_a_trip_that_no_plan_fits():
     assert [visit.city for visit in Search(row).plan] == ["Bonn", "Nice"]
     with pytest.raises(ValueError, match="no trip plan fits"):
         solution(row | {"connected_cities": []})
+
+
+def test_a_day_of_more_digits_than_python_reads_is_wrong():
+    plan = f"<Plan>\nDay 1-{'9' * 5000}: Visiting Nice.\nDay 3: Fly from Nice to Bonn.\n</Plan>"
+    found = score_plan(plan, [("Nice", 3), ("Bonn", 2)], "<Solving Procedure>\nNothing.")
+    assert found == {"accuracy": 0.0, "partial_accuracy": 0.0, "extraction_rate": 1.0}

@@ -28,6 +28,10 @@ def test_rules_that_compare_with_the_whole_reference():
     assert [rules.whole_word(text, "B") for text in ("b", "So (B).", "Bath")] == [1.0, 1.0, 0.0]
 
 
+def test_a_number_too_large_for_a_float_is_wrong():
+    assert [rules.first_number("9" * 400, answer) for answer in (9, 9.0)] == [0.0, 0.0]
+
+
 def test_a_missing_package_gets_a_line():
     with pytest.raises(SetupError, match=r"needs the package 'kvbench_absent': pip install \"kvbench\[scbench\]\"\.$"):
         packages.require(["json", "kvbench_absent.part"])

@@ -82,6 +82,17 @@ def test_raw_prompt_needs_no_template():
     check_template(tok, chat=False)
 
 
+def test_earlier_messages_of_a_conversation_stand_before_the_question():
+    tok, said = tokenizer(SWITCH), (("user", "Hello 1+1?"), ("assistant", "Hi"))
+    asked = doc(system="S", history=said)
+    text = render(asked, tok, chat=True)
+    assert text == "<|system|>S\n<|user|>Hello 1+1?\n<|assistant|>Hi\n<|user|>1+1?\n<|assistant|>\n"
+    _, leading = encode_to_context(tok, text, asked.turns[0], True)
+    assert text[:leading].endswith("Hi\n<|user|>")  # a token is a character here
+    with pytest.raises(UserError, match=r"^question 'q' is the end of a conversation, which only a chat template"):
+        render(asked, tok, chat=False)
+
+
 def test_one_start_token_whatever_the_way():
     tok = tokenizer(PLAIN)
     chat = encode(tok, render(doc(), tok, chat=True), chat=True)

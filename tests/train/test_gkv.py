@@ -34,7 +34,7 @@ from kvbench.train.sparse_pass import Part, add_up
 from kvbench.train.traces import Question, Trace, built_in, collect
 
 MORE = {"method": "gkv", "budget": 112, "interval": 32, "slots": 32, "micro": 8, "recompute": "off"}
-MORE |= {"temperature": 0.6, "kl_temperature": 0.6}
+MORE |= {"precision": "float32", "temperature": 0.6, "kl_temperature": 0.6}
 ROLL = MORE | {"temperature": 1.5, "group": 6}
 RANDOM = {**MORE, "method": "gkv(window=4)", "budget": 16, "interval": 8, "temperature": 1.0}
 
@@ -395,3 +395,9 @@ def test_a_model_whose_layers_cannot_be_recomputed_is_refused(loaded):
     part = gkv_rl.Answered(prompt=(1,), answer=(2,), keys=(0, 1))
     with pytest.raises(UserError, match="use --opt recompute=off"):
         add_up(bare, [part], Lifetimes(), lambda logits, part: logits.sum(), micro=1, again=True)
+
+
+def test_recomputing_is_refused_where_no_layer_can() -> None:
+    with pytest.raises(UserError, match="'Linear' has no layers that can be recomputed; use --opt recompute=off"):
+        sparse_pass.recomputes(torch.nn.Linear(2, 2), "on")
+    assert not sparse_pass.recomputes(torch.nn.Linear(2, 2), "auto")

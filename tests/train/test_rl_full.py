@@ -23,7 +23,7 @@ from kvbench.train.sparse_pass import Part
 from kvbench.train.traces import built_in
 
 MORE = {"method": "full", "budget": 64, "interval": 8, "slots": 32, "micro": 8, "recompute": "off"}
-MORE |= {"temperature": 2.0, "group": 2}
+MORE |= {"precision": "float32", "temperature": 2.0, "group": 2}
 
 
 def recipe(**more) -> RLRecipe:

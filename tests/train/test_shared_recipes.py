@@ -31,6 +31,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "gkv-rl": {"group": 4, "slots": 8},
 }
 CASES = {name: SMALL.get(name, {}) for name in BUILT_IN}
+CASES |= {"gkv-distill bfloat16": {"precision": "bfloat16"}}
+LOSS = {"gkv-distill bfloat16": 5e-3}  # a sum of bfloat16 gradients depends on their order
 
 
 def run(name: str, out: Path, on_step: OnStep | None, options: dict[str, Any]) -> None:
@@ -143,9 +145,11 @@ def test_two_processes_reach_the_losses_of_one_after_a_kill(folder, name):
     two, one = folder / name, folder / f"{name}.one"
     ours, theirs = rows(two), rows(one)
     assert [row["step"] for row in ours] == list(range(1, STEPS + 1))
-    assert [row["loss"] for row in ours] == pytest.approx([row["loss"] for row in theirs], abs=1e-5)
+    assert [row["loss"] for row in ours] == pytest.approx([row["loss"] for row in theirs], abs=LOSS.get(name, 1e-5))
     assert [row["grad_norm"] for row in ours] == pytest.approx([row["grad_norm"] for row in theirs], rel=2e-3)
     made, wanted = weights(two), weights(one)
     assert made.keys() == wanted.keys()
     # AdamW moves a number by the learning rate however small its gradient is, so rounding shows most there.
-    torch.testing.assert_close(made, wanted, rtol=1e-3, atol=1e-3)
+    for tensor in wanted:
+        rounding = 2 * torch.finfo(wanted[tensor].dtype).eps
+        torch.testing.assert_close(made[tensor], wanted[tensor], rtol=max(1e-3, rounding), atol=1e-3)

@@ -1,4 +1,5 @@
 """Invariants: rules that must hold for every method. They are checked while a small model generates answers with it.
 
-`generation`, `queries` and `storage` state the invariants, `checks` lists and runs them, `exam` makes the generations.
+`generation`, `effect`, `queries` and `storage` state the invariants, `checks` lists and runs them, `exam` makes the
+generations.
 """

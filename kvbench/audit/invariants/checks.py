@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.audit.invariants import generation, queries, storage
+from kvbench.audit.invariants import effect, generation, queries, storage
 from kvbench.audit.invariants.exam import SPECIAL, Exam, Way
 from kvbench.audit.invariants.subject import Subject
 from kvbench.audit.outcome import Broken, Check, Mark, NotApplicable, Stopped, in_one_line
@@ -36,7 +36,7 @@ INVARIANTS = {
     "batch": Invariant(generation.batch),
     "leak": Invariant(generation.leak),
     "memory": Invariant(generation.memory),
-    "effect": Invariant(generation.effect, each_layout=False),
+    "effect": Invariant(effect.effect, each_layout=False),
     "full": Invariant(generation.full, each_layout=False),
     "oracle": Invariant(generation.oracle, special=True),
     "past": Invariant(generation.past),

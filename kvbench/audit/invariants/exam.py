@@ -36,7 +36,7 @@ SLOTS = 2  # fewer than samples, so that slots are refilled
 SMALLEST_BUDGET = 24
 SHORT, MIDDLE, LONG = -6, 12, 37  # prompt lengths, minus the budget
 OUTPUT = 26
-MORE_BUDGET = 16  # entries that the second of two budgets adds
+SMALL_AND_LARGE = (0.25, 4)  # two budgets, as multiples of the exam's
 # Tokens between evictions of a chunked prompt; prompt tokens read after its eviction; budget as a share of a prompt.
 CHUNK, TAIL, SHARE = 16, 7, 0.4
 
@@ -167,13 +167,23 @@ class Exam:
         return bench.run([a]), bench.run([b]), bench.run([a])
 
     @once
-    def larger(self, layout: AuditLayout) -> Trial:
-        """Run the first request at a larger budget than `main` has.
+    def two_budgets(self, layout: AuditLayout) -> dict[int, Trial]:
+        """Run one long prompt at a quarter of the exam's budget and at four times this budget; return both trials.
 
-        It generates only two tokens, because only the eviction of its prompt is compared.
+        The keys are the budgets, the smaller first; it is at least the smallest that the method takes. The prompt is
+        longer than both. Raises NotApplicable if the model's context is too short for it.
         """
-        request = replace(self.requests[0], max_new_tokens=2, samples=(0,))
-        return self._bench(layout, self.size + MORE_BUDGET * self.copies).run([request])
+        least = self.method.min_budget() * self.copies
+        quarter, large = (int(self.size * factor) // self.copies * self.copies for factor in SMALL_AND_LARGE)
+        length = large + LONG
+        if length + OUTPUT > self.loaded.context:
+            raise NotApplicable(
+                f"this needs sequences of {length + OUTPUT} tokens, but the model's context has {self.loaded.context}"
+            )
+        [prompt] = self.subject.prompts([length], seed=3)
+        request = replace(self.requests[0], prompt_ids=prompt.ids, images=prompt.images, samples=(0,))
+        budgets = (max(quarter, least), large)
+        return {size: self._bench(layout, size, max_tokens=length + OUTPUT).run([request]) for size in budgets}
 
     @once
     def unlimited(self, layout: AuditLayout) -> Trial:
@@ -236,9 +246,8 @@ class Exam:
             budget=(budget or self.budget) if self.method.takes_budget else None,
             interval=INTERVAL,
             slots=slots,
-            max_tokens=self.max_tokens,
             layout=layout,
-            **reading,
+            **{"max_tokens": self.max_tokens} | reading,
         )
 
     def _requests(self) -> list[Request]:

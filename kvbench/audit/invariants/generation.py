@@ -37,7 +37,7 @@ def runs(exam: Exam, way: Way) -> None:
 
 def budget(exam: Exam, way: Way) -> None:
     """A sequence holds at most the budget after an eviction, and at most one interval more before the next."""
-    _budget(exam)
+    takes_budget(exam)
     trial, kept = exam.main(way), defaultdict[tuple[str, int, int], dict[int, int]](dict)
     for e in evictions(exam, trial):
         if e.phase == "prefill" or exam.method.decode_bounded:
@@ -165,19 +165,9 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
             raise Broken(f"a slot has room for {rows} entries per head; budget and interval together are {allowed}")
 
 
-def effect(exam: Exam, layout: AuditLayout) -> None:
-    """At two different budgets the method keeps different entries of a prompt."""
-    limit = _budget(exam)
-    request = exam.requests[0]
-    a, b = (_prompt(trial, request) for trial in (exam.main(layout), exam.larger(layout)))
-    if a == b:
-        count = sum(len(head) for heads in a.values() for head in heads)
-        raise Broken(f"budgets {limit} and {exam.size + 16 * exam.copies} keep the same {count} entries of the prompt")
-
-
 def full(exam: Exam, layout: AuditLayout) -> None:
     """With a budget above the length of every sequence, logits and tokens are those of the full cache."""
-    _budget(exam)
+    takes_budget(exam)
     theirs, mine = exam.full(), exam.unlimited(layout)
     for request, sample in theirs.sequences():
         _, key = noise_keys(request, sample)
@@ -234,11 +224,10 @@ def generate(exam: Exam, layout: AuditLayout) -> None:
             )
 
 
-def _budget(exam: Exam) -> int:
+def takes_budget(exam: Exam) -> None:
     evicts(exam)
     if not exam.method.takes_budget:
         raise NotApplicable("the method takes no budget")
-    return exam.size
 
 
 def evicts(exam: Exam) -> None:
@@ -250,11 +239,6 @@ def _drops(exam: Exam, way: Way) -> None:
     """Raise NotApplicable if a method that evicts has dropped no entry: such generations prove nothing."""
     if exam.method.evicts and not any(e.dropped for e in evictions(exam, exam.main(way))):
         raise NotApplicable(DROPPED_NOTHING)
-
-
-def _prompt(trial: Trial, request: Request) -> dict[tuple[int, int], list[list[int]]]:
-    """Return the positions that each head kept at evictions of the prompt: a part of `Trial.kept`."""
-    return {at: heads for at, heads in trial.kept(request, 0).items() if at[0] <= len(request.prompt_ids)}
 
 
 def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:

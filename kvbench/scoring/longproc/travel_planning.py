@@ -25,7 +25,7 @@ def score_plan(text: str, stays: Sequence[Stay], procedure: str) -> dict[str, fl
     its lines that begin the output; a line counts if it contains the right one, without articles and punctuation.
     """
     plan = between(text, "Plan")
-    if plan is not None and _read(plan)[: len(stays)] == list(stays):
+    if plan is not None and _is_right(plan, stays):
         return result(1.0, 1.0, True)
     wanted, lines = _lines(procedure), _lines(text)
     pairs = list(zip(lines, wanted))
@@ -33,8 +33,18 @@ def score_plan(text: str, stays: Sequence[Stay], procedure: str) -> dict[str, fl
     return result(0.0, wrong / len(wanted), plan is not None)
 
 
+def _is_right(plan: str, stays: Sequence[Stay]) -> bool:
+    try:
+        return _read(plan)[: len(stays)] == list(stays)
+    except ValueError:
+        return False
+
+
 def _read(plan: str) -> list[Stay]:
-    """Return the stays of a plan, by the days of its flights and the end of its last visit."""
+    """Return the stays of a plan, by the days of its flights and the end of its last visit.
+
+    Raises ValueError for a day of more digits than Python reads as an integer (4,300).
+    """
     total, visits, flights = None, [], []
     for line in plan.split("\n"):
         if found := _TOTAL.search(line):

@@ -7,6 +7,7 @@ questions) and `f1_of_characters` (Chinese questions). Scores are theirs, for co
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections import Counter
@@ -65,7 +66,9 @@ def first_number(prediction: str, answer: float) -> float:
     if found is None:
         return 0.0
     number = float(found[0])
-    return float((int(number) if isinstance(answer, int) else number) == answer)
+    if isinstance(answer, int) and math.isfinite(number):  # 400 digits read as infinity, of which there is no integer
+        number = int(number)
+    return float(number == answer)
 
 
 def option(prediction: str, answer: tuple[str, str]) -> float:

@@ -79,6 +79,7 @@ class GateRecipe(TraceRecipe):
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
         check_choices(more, **CHOICES, recompute=RECOMPUTE)
         check_least(more, width=1, budget=1, interval=1, horizon=1, capacity=0)
+        recomputes(loaded.model, more["recompute"])
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self.trained

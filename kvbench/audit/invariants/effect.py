@@ -1,0 +1,28 @@
+"""The invariant on the budget's effect: a method that ignores its budget gives the same output at all budgets."""
+
+from __future__ import annotations
+
+import torch
+
+from kvbench.audit.invariants.exam import AuditLayout, Exam
+from kvbench.audit.invariants.generation import takes_budget
+from kvbench.audit.outcome import Broken
+
+
+def effect(exam: Exam, layout: AuditLayout) -> None:
+    """From a quarter of a budget to four times it, a method keeps other entries and more of them, and logits change."""
+    takes_budget(exam)
+    trials = exam.two_budgets(layout)
+    [request] = next(iter(trials.values())).requests
+    budgets = "budgets " + " and ".join(map(str, trials))
+    few, many = (trial.kept(request, 0) for trial in trials.values())
+    for seen in sorted({seen for seen, _ in few} & {seen for seen, _ in many}):
+        low, high = ([heads for at, heads in sorted(kept.items()) if at[0] == seen] for kept in (few, many))
+        counts = [sum(len(head) for heads in layers for head in heads) for layers in (low, high)]
+        if low == high:
+            raise Broken(f"{budgets} keep the same {counts[0]} entries: {seen} tokens seen")
+        if counts[0] >= counts[1]:
+            raise Broken(f"{budgets} keep {counts[0]} and {counts[1]} entries: {seen} tokens seen")
+    first, second = (trial.seen.logits for trial in trials.values())
+    if all(torch.equal(logits, second[at]) for at, logits in first.items()):
+        raise Broken(f"{budgets} give the same logits in all {len(first)} steps")

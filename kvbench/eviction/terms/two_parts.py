@@ -1,0 +1,81 @@
+"""The prompt and the answer evicted apart (SCOPE, arXiv 2412.13649): the methods that `scope` combines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvbench.eviction.api import Every, Method, Needs, Protect, ScoreOut, Trigger
+from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+
+ROUNDING = 1e-9  # of a quotient that should be a whole number
+
+
+def _fits(prompt_len: int, recent: int, budget: int) -> bool:
+    """Return whether a whole prompt leaves room for `recent` + 1 tokens of the answer."""
+    return prompt_len + recent < budget
+
+
+@dataclass(frozen=True)
+class PromptPart(Method):
+    """Evicts the prompt as `inner` does, to a share of the budget, unless it leaves room for `recent` + 1 tokens."""
+
+    inner: Method
+    share: float
+    recent: int
+
+    def score(self, view: LayerView) -> torch.Tensor | ScoreOut:
+        return self.inner.score(view)
+
+    def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
+        assert budget is not None, "a base takes a budget"
+        return budget if _fits(prompt_len, self.recent, budget) else int(self.share * budget)
+
+    def min_budget(self) -> int:
+        least = math.ceil(self.inner.min_budget() / self.share - ROUNDING)
+        return least + (int(self.share * least) < self.inner.min_budget())
+
+
+_OWN = ("allowed", "min_budget")
+delegate(PromptPart, tuple(n for n in (*DECLARATIONS, "quotas", "selector", "settled") if n not in _OWN), PROPERTIES)
+delegate(PromptPart, (), ("scope", "joint", "uniform"))
+
+
+@dataclass(frozen=True)
+class AnswerPart(Method):
+    """Keeps what is left of the prompt, the newest `recent` tokens, and what the newest query attends to.
+
+    The answer has the rest of the budget; or, if it `grows` and the prompt was evicted, `recent` entries and one more
+    per `delta` tokens, within the rest. every: tokens between evictions; None: the run's interval.
+    """
+
+    share: float
+    recent: int
+    delta: int
+    grows: bool
+    every: int | None
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        prompt = view.positions < view.prompt_len[:, None, None]
+        return view.last_queries(1).attend().masked_fill(prompt, float("inf"))
+
+    def needs(self) -> Needs:
+        return Needs(queries="last")
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self.recent)
+
+    def trigger(self, interval: int) -> Trigger:
+        return Every(self.every or interval)
+
+    def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
+        assert budget is not None, "the method takes a budget"
+        if not self.grows or _fits(prompt_len, self.recent, budget):
+            return budget
+        return min(budget, int(self.share * budget) + self.recent + (seen - prompt_len) // self.delta)
+
+    def min_budget(self) -> int:
+        least = math.ceil((self.recent + 1) / (1 - self.share) - ROUNDING)
+        return least + (least - int(self.share * least) <= self.recent)

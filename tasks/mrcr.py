@@ -1,0 +1,112 @@
+"""MRCR (OpenAI, 2025): copy one of several messages that answer the same request in a long conversation.
+
+    mrcr/2needle@8k      rows whose conversation and answer have more than 4,096 and at most 8,192 tokens; two needles
+    mrcr/8needle@*       all lengths up to 1,048,576
+    mrcr@32k             2, 4 and 8 needles at one length
+
+A row is a conversation: a message with an example, requests with their replies, and a last message that asks to copy
+the first, second, ... reply to a request that occurs 2, 4 or 8 times, behind random characters. The chat template
+renders the messages as they are; a template that wants user and assistant in turn refuses the two first messages, which
+are both the user's. Score: `kvbench.scoring.mrcr`. The category is the needle's place among the messages. Decoding is
+greedy without thinking.
+
+Data: openai/mrcr (MIT), 800 rows per number of needles, 100 per official range of lengths. Columns as public
+evaluation code reads them (the hub was not at hand): `prompt` (JSON: a list of messages with `role` and `content`),
+`answer`, `random_string_to_prepend`, `n_needles`, `desired_msg_index` (of the request). The commit, pinned in the same
+code, has the corrections of December 2025. Official ranges count the tokens of o200k_base in messages and answer;
+kvbench counts with the model's tokenizer, so some rows are in another range.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from kvbench.errors import UserError, quote
+from kvbench.registry import tasks
+from kvbench.scoring.mrcr import score_copy
+from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
+from kvbench.taskkit.rows import answer, documents
+
+NEW_TOKENS = 2048
+ROWS = 800  # per number of needles
+LONGEST_TOKEN = 16  # characters per token at most, as a mean over a conversation
+
+
+@tasks.register("mrcr")
+class Mrcr(Task):
+    suite = "long context"
+    summary = "MRCR, copy one of 2, 4 or 8 like messages of a conversation of 4K to 1M tokens"
+    variants = ("2needle", "4needle", "8needle")
+    group = True
+    lengths = (8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)
+    averages: ClassVar[Mapping[str, Mapping[str, float]]] = {"mean of 3": dict.fromkeys(variants, 1.0)}
+
+    def __init__(self, variant: str = "", length: int = 0) -> None:
+        super().__init__(variant, length)
+        self.kept = 0  # rows of this length
+
+    @property
+    def manifest(self) -> Manifest:  # type: ignore[override]  # one for each number of needles
+        return Manifest(
+            path="mrcr/mrcr.jsonl",
+            rows=ROWS,
+            hub="openai/mrcr",
+            split="train",
+            revision="f4c69fae7cf81f7ca26b9fee34b392a50f6b8a1d",
+            where={"n_needles": int(self.variant.removesuffix("needle"))},
+            samples=("mrcr/mrcr.sample.jsonl",),
+            licence="MIT",
+        )
+
+    def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
+        rows = [row for row in enumerate(source.rows(self.name, self.manifest)) if self._may_fit(row[1])]
+        docs = [doc for doc in documents(self, rows, self._doc) if self._is_in_range(doc)]
+        if not docs:
+            raise UserError(
+                f"task {quote(self.name)} has no row of more than {self.length // 2} and at most {self.length} tokens. "
+                "Take another length, such as @8k; @* means every length."
+            )
+        self.kept = len(docs)
+        return docs[:limit]
+
+    def gen(self, model_type: str) -> GenSpec:
+        return GenSpec(max_new_tokens=NEW_TOKENS, thinking=False)
+
+    def score(self, doc: Doc, output: Output) -> Score:
+        scores = score_copy(answer(output), doc.reference["answer"], doc.reference["prefix"])
+        return Score(value=scores.pop("score"), aux=scores)
+
+    def size(self) -> int | None:
+        return None  # depends on the model's tokenizer
+
+    def notes(self) -> list[str]:
+        low = self.length // 2
+        return [
+            f"task {quote(self.name)} asks the {self.kept} rows of more than {low} and at most {self.length} tokens."
+        ]
+
+    def _doc(self, numbered: tuple[int, Mapping[str, Any]]) -> Doc:
+        number, row = numbered
+        messages = [(str(message["role"]), str(message["content"])) for message in json.loads(row["prompt"])]
+        *history, (_, question) = messages
+        depth = int(row["desired_msg_index"]) * 10 // len(messages) * 10
+        return Doc(
+            doc_id=f"{self.variant}-{number}",
+            turns=(Turn(history=tuple(history), question=question),),
+            reference={"answer": str(row["answer"]), "prefix": str(row["random_string_to_prepend"])},
+            meta={"category": f"depth {depth:03d}%"},
+        )
+
+    def _may_fit(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a conversation may have `length` tokens, by its characters: counting tokens is slow."""
+        return self.reader is None or self.length // 2 < len(row.get("prompt", "")) <= LONGEST_TOKEN * self.length
+
+    def _is_in_range(self, doc: Doc) -> bool:
+        """Return whether the texts of a conversation and its answer have more than half of `length` tokens and at most
+        `length`; without a model, every document is."""
+        if self.reader is None:
+            return True
+        texts = [doc.turns[0].question, doc.reference["answer"], *(text for _, text in doc.turns[0].history)]
+        return self.length // 2 < sum(map(self.reader.count, texts)) <= self.length
