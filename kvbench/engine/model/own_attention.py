@@ -17,11 +17,13 @@ def own_attention(model: Any, geometry: Sequence[LayerGeometry], classes: Sequen
     classes: the names of the classes that the method can read. Raises UserError when a layer's attention is of another
     class, or when the model has no rotary embedding that all its layers share.
     """
+    if not classes:
+        return {}
     text = text_model(model)
     modules = {m.layer_idx: m for m in text.modules() if hasattr(m, "layer_idx") and type(m).__name__ in classes}
     rotary = getattr(getattr(text, "model", text), "rotary_emb", None)
-    evicted = [g.index for g in geometry if g.evicts] if classes else []
-    if evicted and (rotary is None or set(evicted) - modules.keys()):
+    evicted = [g.index for g in geometry if g.evicts]
+    if rotary is None or set(evicted) - modules.keys():
         raise UserError(
             f"the method reads the attention of {', '.join(classes)}; model type {quote(model.config.model_type)} has "
             "none of these in some layer. Use another method."

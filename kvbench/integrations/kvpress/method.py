@@ -125,6 +125,7 @@ class PressMethod(Method):
         held = view.held()[row]
         if not bool((held == held[0]).all()):
             raise UserError(f"{type(self).__name__} scores heads with equally many entries only. Use another method.")
+        assert view.values is not None
         inside = order[:, : int(held[0])]
         keys, values = (_taken(x[row], inside) for x in (view.keys, view.values))
         setattr(self.scorer, RATIO, ratio(inside.shape[1], view.budget))

@@ -14,7 +14,7 @@ BUFFER = "buffer"
 
 # Ranges that kvpress itself does not check. Other whole numbers are 0 or more.
 POSITIVE = ("window_size", "beta", "lag_size", "local_window_size", "chunk_size", "sketch_dimension")
-LIMITS: dict[str, dict[str, float]] = {
+LIMITS: dict[str, dict[str, Any]] = {
     "kernel_size": {"low": 1, "odd": True},
     "first_stage_ratio": {"low": 0, "high": 1},
     "epsilon": {"low": 0},
