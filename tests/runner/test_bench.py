@@ -94,6 +94,7 @@ def test_every_method_runs_and_random_weights_are_marked(loaded):
     windows = {"kvzap": (("recent", 8),), "lagkv": (("lag", 8), ("sinks", 4)), "vase": (("window", 8),)}
     windows["caote"] = (("window", 8),)
     windows["scope"] = (("base", "snapkv(window=8)"), ("recent", 4))
+    windows["pyramidinfer"] = (("window", 8),)
     others = {"golden", "speckv"}
     names = [name for name, _ in methods.items() if name not in others]
     setting = replace(

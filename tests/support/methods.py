@@ -18,6 +18,7 @@ from kvbench.eviction.choose import make
 SMALL = {
     "snapkv": {"window": 8},
     "pyramidkv": {"window": 8},
+    "pyramidinfer": {"window": 8},
     "ada-kv": {"base": "snapkv(window=8)"},
     "headkv": {"window": 8},
     "cake": {"window": 8},

@@ -96,7 +96,8 @@ def train(
 ) -> None:
     """Train what a method needs for a model, or estimate a table of heads from the model's attention.
 
-    Writes DIR/METHOD.safetensors (DIR/model where the model itself is trained) and its card, a .json of the same name.
+    Writes DIR/METHOD.safetensors (DIR/model or DIR/adapter where the model itself is trained) and its card, a .json of
+    the same name.
     After a kill the same command continues from the last checkpoint. A method finds its file beside the model, or by
     its option.
     """
