@@ -101,7 +101,7 @@ class Usage:
     entries_prefill_peak: float  # largest count while the prompt was read; shared by all samples of a prompt
     kv_bytes_prefill_peak: int  # all layers of one prompt while it was read
     kv_bytes_peak: int  # live bytes at the peak: K, V, positions, method columns, stored queries, sliding-window rings
-    kv_bytes_extra: int  # part of the peak that is neither key nor value: positions, columns, stored queries, states
+    kv_bytes_extra: int  # part of the peak beside keys and values: positions, columns, queries, hidden states, states
     kv_bytes_mean: int
     kv_bytes_slot: int  # bytes allocated for the slot
     state_bytes: int  # part of all these: states of recurrent layers, the same for any number of tokens

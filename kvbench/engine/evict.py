@@ -222,6 +222,7 @@ class Evictor:
             batch,
             queries=queries,
             query_positions=query_positions,
+            hidden=stack.newest_hidden(batch, min(self.needs.hidden, stack.hidden.shape[2])),
             states=stack.states_of(batch),
         )
 

@@ -73,11 +73,14 @@ def footprint(
     pass, at most and afterwards (`tower.tower_bytes`). scratch: most bytes for a view of several layers or slots
     (`stack.scratch_bytes`).
     """
-    prompt = plan_slot_bytes(geometry, method, replace(held, rows=prompt_rows, queries=0), dtype)
-    packed = plan_slot_bytes(geometry, method, replace(held, rows=min(held.rows, prompt_rows), queries=0), dtype)
     whole = layer_by_layer(method, prefill, states=bool(shape.states))
+    states = max(held.hidden, min(method.during("prefill").needs().prompt_hidden, prompt_rows))
+    kept = held.hidden if whole else states  # in every layer
+    prompt = plan_slot_bytes(geometry, method, replace(held, rows=prompt_rows, queries=0, hidden=kept), dtype)
+    packed = plan_slot_bytes(geometry, method, replace(held, rows=min(held.rows, prompt_rows), queries=0), dtype)
     tokens = prompt_rows if whole else min(block, prompt_rows)  # of a forward pass
     reading = shape.activations(tokens, dtype) + _mask(geometry, block, prompt_rows) * dtype.itemsize
+    reading += (states - kept) * max(g.hidden for g in geometry) * dtype.itemsize
     scoring = _scoring(geometry, prompt_rows) + _pairs(geometry, prompt_rows) if method.evicts else 0
     if method.needs().layer_weights:  # products of values, and their magnitudes
         reading += 2 * FLOAT * min(PRODUCT_FLOATS, tokens * shape.width)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 import torch
 
 from kvbench.console import faults
-from kvbench.engine.blocks import LOOK, block_length, stores_queries
+from kvbench.engine.blocks import LOOK, block_length, stores_newest
 from kvbench.engine.cache.layout import Layout, Lengths, check_prefill
 from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.graph import CaptureError, StepGraph
@@ -240,8 +240,8 @@ class Engine:
     def _load(self, steps: int) -> None:
         """Copy to the device all that a block of `steps` steps needs from the host."""
         self.state.load(self.slots.sequences, self.cache.seen, self.loaded.stop_ids)
-        width = self.cache.shape.queries
-        wanted = width > 0 if self._captures else stores_queries(self._under_way, self.trigger, width, steps)
+        width = self.cache.shape.newest
+        wanted = width > 0 if self._captures else stores_newest(self._under_way, self.trigger, width, steps)
         self.writer.load(self.slots.ahead(steps), wanted)
 
     def _ready(self, steps: int) -> Callable[[], None]:

@@ -13,6 +13,7 @@ from kvbench.engine.attention.interface import AttentionCall
 from kvbench.errors import BudgetViolation, UserError
 from kvbench.eviction.api import Method
 from kvbench.eviction.new_tokens import NewTokens
+from kvbench.eviction.own_attention import OwnAttention
 from kvbench.eviction.rope import Rope
 from kvbench.eviction.view import LayerView, StackView
 
@@ -68,6 +69,7 @@ class Rules:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     rope: Rope | None = None
     layer_weights: Mapping[int, Mapping[str, torch.Tensor]] = field(default_factory=dict)  # by layer, see `NewTokens`
+    attention: Mapping[int, OwnAttention] = field(default_factory=dict)  # by layer, see `Needs.attention`
 
     def decoding(self) -> Rules:
         """Return the rules for evictions while decoding: in a combined method "a+b", those of b."""
@@ -82,11 +84,7 @@ class Rules:
         if not method.reads_tokens or not geometry.evicts:
             return {}
         if call.hidden is None:
-            name = type(method).__name__
-            raise UserError(
-                f"{name} reads hidden states, which layer {call.layer} of this model does not hand over. "
-                "Use another method."
-            )
+            raise no_hidden_states(call.layer)
         return method.on_tokens(
             NewTokens(
                 layer=call.layer,
@@ -107,6 +105,7 @@ class Rules:
         *,
         queries: torch.Tensor,
         query_positions: torch.Tensor,
+        hidden: torch.Tensor | None,
         states: Mapping[str, torch.Tensor],
         **probe: Any,
     ) -> LayerView:
@@ -128,6 +127,8 @@ class Rules:
             whole=rows.valid is None,
             queries=queries,
             query_positions=query_positions,
+            hidden=hidden,
+            attention=self.attention.get(geometry.index),
             columns=rows.columns,
             states=states,
             weights=self.weights,
@@ -147,6 +148,13 @@ class Rules:
             together = tuple((layer, ordinals[layer]) for layer in batch.together)
             return StackView(layers=batch.layers, together=together, **shown)
         return LayerView(layer=geometry.index, ordinal=ordinals[geometry.index], **shown)
+
+
+def no_hidden_states(layer: int) -> UserError:
+    """Return the error for a method that reads hidden states, on a model whose layer does not hand them over."""
+    return UserError(
+        f"the method reads hidden states, which layer {layer} of this model does not hand over. Use another method."
+    )
 
 
 def allowed(method: Method, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:

@@ -82,6 +82,7 @@ class Method(ABC):
         trained: whether the method needs weights trained for the model.
         oracle: whether the method reads the rest of a finished sequence, so that only `kvbench replay` can run it.
         evicts: False for the full cache.
+        ragged: whether `score` takes views whose heads hold different numbers of entries.
     """
 
     paper: ClassVar[str] = ""
@@ -93,6 +94,7 @@ class Method(ABC):
     trained: ClassVar[bool] = False
     oracle: ClassVar[bool] = False
     evicts: ClassVar[bool] = True
+    ragged: ClassVar[bool] = True
 
     # Every method has this option, so that all can be compared under one protection.
     protection: str = field(default=OWN, kw_only=True, metadata={"help": f"what always stays: {TERMS}"})
@@ -219,6 +221,10 @@ class Method(ABC):
 
     def weights(self) -> Weights | None:
         return None
+
+    def notes(self) -> tuple[str, ...]:
+        """Return sentences that a user should read before a run with the method."""
+        return ()
 
     def during(self, phase: Phase) -> Method:
         """Return the method that decides in a phase: `self`, or a part of `Combined`."""

@@ -14,7 +14,7 @@ from kvbench.eviction.protection import parse_protection
 # What the engine asks of a method beside its scores and quotas.
 DECLARATIONS = (
     *("needs", "columns", "states", "protect", "trigger", "allowed", "observe", "on_tokens"),
-    *("probes", "drafts", "weights", "min_budget"),
+    *("probes", "drafts", "weights", "min_budget", "notes"),
 )
 PROPERTIES = ("reads_tokens", "per_query_head", "stacked", "decode_bounded")
 
@@ -46,7 +46,8 @@ def check_base(method: Any, *refusals: tuple[Callable[[Method], bool], str]) -> 
         inner = method.inner
     except UserError as error:
         raise OptionError("base", f"is no method: {error}") from None
-    for refused, wanted in refusals:
+    even = (lambda inner: not (inner.ragged or method.uniform), "a method that scores heads of uneven lengths")
+    for refused, wanted in (*refusals, even):
         if refused(inner):
             raise OptionError("base", f"must name {wanted}; got {quote(method.base)}.")
 

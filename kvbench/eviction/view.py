@@ -16,6 +16,7 @@ from kvbench.lazy import torch
 
 if TYPE_CHECKING:
     from kvbench.eviction.api import Probe
+    from kvbench.eviction.own_attention import OwnAttention
     from kvbench.eviction.rope import Rope
 
 
@@ -34,6 +35,10 @@ class LayerView:
     whole: bool = False  # True: all entries are valid, so helpers skip the mask
     queries: torch.Tensor  # [b, Hq, w, d] post-RoPE, oldest first
     query_positions: torch.Tensor  # [b, w] int64
+    # [b, w, D] inputs of the layer's attention of the newest w tokens, oldest first, see `Needs.hidden`. A sequence of
+    # fewer tokens has its own in the last places. None unless the method needs them.
+    hidden: torch.Tensor | None = None
+    attention: OwnAttention | None = None  # None unless the method needs it
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)  # each [b, Hk, N] float32
     states: Mapping[str, torch.Tensor] = field(default_factory=dict)  # each [b, ...] float32
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of the whole model, see `Method.weights`

@@ -68,6 +68,9 @@ class RunPlan:
         methods = {choice: MethodState.of(choice, inputs.config, info) for choice in config.methods}
         for text in trained_at.warnings(config, {choice: state.method for choice, state in methods.items()}, info):
             say(text)
+        for choice, state in methods.items():
+            for text in state.method.notes():
+                say(f"method {quote(choice.label)}: {text}")
         planner = CellPlanner(
             config=config,
             model=model["model"],

@@ -125,7 +125,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("entries_mean", "float64", "entries", "entries, mean over decode steps"),
     Column("entries_prefill_peak", "float64", "entries", "most entries while the prompt was read"),
     Column("kv_bytes_peak", "int64", "bytes", "live cache at its peak, with all that the method stores"),
-    Column("kv_bytes_extra", "int64", "bytes", "part of kv_bytes_peak: positions, columns, stored queries, states"),
+    Column("kv_bytes_extra", "int64", "bytes", "part of kv_bytes_peak beside keys and values"),
     Column("kv_bytes_mean", "int64", "bytes", "live cache, mean over decode steps"),
     Column("kv_bytes_slot", "int64", "bytes", "bytes allocated for the sequence's slot"),
     Column("state_bytes", "int64", "bytes", "part of kv_bytes_peak: states of recurrent layers, never evicted"),

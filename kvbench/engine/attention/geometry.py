@@ -36,7 +36,8 @@ class LayerGeometry:
     """The shape of one attention layer, as its entries are stored.
 
     window: the sliding window in tokens, None for full attention. latent: in latent attention, how many of a key's
-    first numbers also serve as the value (`value_dim` is then 0); otherwise 0. See the module `latent`.
+    first numbers also serve as the value (`value_dim` is then 0); otherwise 0. See the module `latent`. hidden: numbers
+    of a hidden state, the input of the layer's attention.
     """
 
     index: int
@@ -49,6 +50,7 @@ class LayerGeometry:
     softcap: float | None = None
     sinks: bool = False
     latent: int = 0
+    hidden: int = 0
 
     def entry_bytes(self, element: int) -> int:
         """Return the bytes of one token in all KV heads. element: bytes per number of K and V.
@@ -114,6 +116,7 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
             softcap=call.softcap,
             sinks=call.sinks is not None,
             latent=0 if call.latent is None else call.latent.rank,
+            hidden=int(getattr(text, "hidden_size", 0) or 0),
         )
         return call.value.new_zeros(b, t, hq, layers[index].read_dim)
 

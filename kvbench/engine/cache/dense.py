@@ -29,7 +29,7 @@ class DenseStore(EvictingStore):
     def __init__(self, stack: DenseStack, place: int) -> None:
         rows = stack.of_layer(place)
         states = {name: state[rows] for name, state in stack.states.items()}
-        super().__init__(stack.members[place], stack.queries[rows], states)
+        super().__init__(stack.members[place], stack.queries[rows], stack.hidden[rows], states)
         self.capacity = stack.capacity
         self.keys, self.values, self.positions = stack.keys[rows], stack.values[rows], stack.positions[rows]
         self.columns = {name: column[rows] for name, column in stack.columns.items()}

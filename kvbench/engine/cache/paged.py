@@ -46,7 +46,7 @@ class PagedStore(EvictingStore):
     def __init__(self, stack: PagedStack, place: int) -> None:
         rows = stack.of_layer(place)
         states = {name: state[rows] for name, state in stack.states.items()}
-        super().__init__(stack.members[place], stack.queries[rows], states)
+        super().__init__(stack.members[place], stack.queries[rows], stack.hidden[rows], states)
         self.stack, self.rows, self.pool = stack, rows, stack.pool
 
     def table(self) -> torch.Tensor:

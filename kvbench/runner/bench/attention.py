@@ -85,7 +85,7 @@ def record(engine: Engine) -> list[Call]:
 
     cache = engine.cache
     writer = step_writer(cache, engine.setup.rules, note)
-    writer.load([int(seen > 0) for seen in cache.seen], keep_queries=False)
+    writer.load([int(seen > 0) for seen in cache.seen], keep_newest=False)
     seen = torch.tensor(cache.seen, device=cache.device)
     writer.begin(seen, (seen > 0).long())
     tokens, states = torch.zeros_like(seen), copied(cache.recurrent)
