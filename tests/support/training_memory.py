@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import gc
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -77,7 +77,7 @@ def measured(planned: TrainingPlan) -> dict[str, int]:
     train, test = _drawn(planned.items, 0), _drawn(planned.held_out, 1)
     with profile(profile_memory=True) as record, _stand_ins():
         torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(planned.config).eval()
+        model = transformers.AutoModelForCausalLM.from_config(planned.config).eval().to(planned.dtype)
         loaded = replace(prepare(model, None), tokenizer=Words(), stop_ids=frozenset({TOKENS}))
         recipe = recipe_class(planned.name)(loaded, settings, train, test)
         decays = {"beta2": settings.beta2, "weight_decay": settings.weight_decay}
@@ -136,6 +136,15 @@ def _stand_ins() -> Iterator[None]:
 
     with patch.object(foresightkv_grpo, "_initial", scorer), patch.object(gkv_rl, "advantages", equal):
         yield
+
+
+def markdown(rows: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return the lines of a table with a row per recipe: counted over measured bytes in every phase."""
+    ratios: dict[str, dict[str, str]] = {}
+    for row in rows:
+        ratios.setdefault(row["recipe"], {})[row["phase"]] = row["ratio"]
+    lines = [f"| recipe | {' | '.join(PHASES)} |", f"| --- |{' ---: |' * len(PHASES)}"]
+    return lines + [f"| `{n}` | {' | '.join(own.get(p, '') for p in PHASES)} |" for n, own in ratios.items()]
 
 
 def main() -> None:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from pathlib import Path
 
 import pytest
-from support import training_memory
+from support import training_memory, training_plans
 
 from kvbench.cli.app import main
 from kvbench.train.memory import MOMENTS, STEP, UPDATE
 from kvbench.train.plan import Device
 
-LAYERS = 4
-SHORT = {
-    "lookaheadkv": {"max_prompt": 300, "max_tokens": 60},
-    "duo": {"tokens": 300, "sinks": 8, "recent": 32},
-    "trimkv": {"max_prompt": 40, "max_tokens": 200, "budget": 64, "interval": 32},
-    "gkv-distill": {"max_prompt": 40, "max_tokens": 200, "budget": 64, "interval": 32},
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results" / "training"
+_OWN_CACHE = {"max_prompt": 40, "max_tokens": 200, "budget": 64, "interval": 64}
+CASES = {
+    "lookaheadkv": ("lookaheadkv", {"max_prompt": 300, "max_tokens": 60}),
+    "duo": ("duo", {"tokens": 300, "sinks": 8, "recent": 32}),
+    "trimkv": ("trimkv", {"max_prompt": 40, "max_tokens": 200, "budget": 64, "interval": 64}),
+    "gkv-distill": ("gkv-distill", _OWN_CACHE),
+    "gkv-distill bfloat16 lora": ("gkv-distill", _OWN_CACHE | {"precision": "bfloat16", "lora": 4}),
 }
 
 
-@pytest.mark.parametrize("name", SHORT)
-def test_the_plan_counts_what_the_allocator_measures(name):
-    planned = training_memory.plan(name, training_memory.config(LAYERS, vocab_size=1024), **SHORT[name])
+@pytest.mark.parametrize("case", CASES)
+def test_the_plan_counts_what_the_allocator_measures(case):
+    name, changes = CASES[case]
+    planned = training_memory.plan(name, training_memory.config(4, vocab_size=1024), **changes)
     assert not planned.uncounted
     counted = {phase.name: phase.bytes for phase in planned.phases}
     measured = training_memory.measured(planned)
@@ -86,3 +92,11 @@ def test_the_command_plans_without_weights_and_says_what_fits(folder, capsys):
 def test_wrong_flags_of_a_plan(argv, message, capsys):
     assert main(["train", "duo", "--model", "tiny", *argv]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_tables_in_docs_are_those_of_their_files():
+    docs = (ROOT / "docs" / "training.md").read_text()
+    with (RESULTS / "plans.csv").open() as file:
+        assert "\n".join(training_plans.markdown(csv.DictReader(file))) in docs
+    with (RESULTS / "memory.csv").open() as file:
+        assert "\n".join(training_memory.markdown(csv.DictReader(file))) in docs
