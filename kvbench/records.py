@@ -49,7 +49,8 @@ class FollowUp:
 
 
 class Conversation(Protocol):
-    """Gives the inputs of a request's later turns, each of them once the model has answered the turn before."""
+    """Gives the inputs of a request's later turns, one by one: the input of a turn may depend on the model's answers
+    before it."""
 
     def follow(self, answers: tuple[str, ...]) -> FollowUp | None:
         """Return the next input after these answers, or None at the end of the conversation."""
@@ -133,7 +134,7 @@ class Generation:
 
     @classmethod
     def failed(cls, request: Request, sample: int, status: str, note: str) -> Generation:
-        """Return the result of a sample that could not be generated."""
+        """Return the result of a sample that could not be generated. status, note: why it could not."""
         return cls(
             request=request, sample=sample, token_ids=(), text="", stop_reason="", usage=None, status=status, note=note
         )

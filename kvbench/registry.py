@@ -46,8 +46,8 @@ class NameTaken(UserError):
 class Registry(Generic[T]):
     """Maps names to members. `kind`: what they are, in messages: "method", "task" or "recipe".
 
-    Members come from `package`, a package whose modules are all imported on first use, or a single module; and from the
-    entry points of `group`, through which other distributions add members.
+    Members come from `package` and from the entry points of `group`, through which other distributions add members.
+    `package` names a package, all of whose modules are imported on first use, or a single module.
 
     families: modules by prefix, each imported when a name ``prefix:NAME`` is used. Its functions `canonical(name)` and
     `member(name)` take the NAME and raise UserError for an unknown one. `names` and `items` leave these members out.
@@ -61,7 +61,7 @@ class Registry(Generic[T]):
         self._discovered = False
 
     def register(self, name: str, *, aliases: Sequence[str] = (), origin: str = "") -> Callable[[T], T]:
-        """Return a function that registers a member, for example a class.
+        """Return a decorator that registers a member, such as a class, under a name and its aliases.
 
         origin: where the member is defined, for messages; default: its module. Raises UserError for an invalid name,
         NameTaken for a taken one.

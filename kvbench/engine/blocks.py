@@ -36,7 +36,8 @@ def stores_newest(sequences: Many[Sequence], trigger: Trigger, width: int, steps
 
 
 def _clocks(sequences: Many[Sequence]) -> set[int]:
-    """Return the distinct clocks. Sequences that began together share one, so there are fewer to check."""
+    """Return the distinct clocks (`Sequence.clock`). Sequences that began together share a clock, so few are left to
+    check."""
     return {sequence.clock for sequence in sequences}
 
 

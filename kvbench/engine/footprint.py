@@ -110,7 +110,8 @@ def _step(shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype
 
 
 def _mask(geometry: Sequence[LayerGeometry], block: int, rows: int) -> int:
-    """Return how many numbers the mask of a block of queries holds, and its copies for the query heads of a group.
+    """Return how many numbers the mask of a block of queries holds, together with its copies, one per query head of a
+    group.
 
     Only a CPU makes these copies; they are counted on every device.
     """
@@ -123,5 +124,5 @@ def _scoring(geometry: Sequence[LayerGeometry], rows: int) -> int:
 
 
 def _pairs(geometry: Sequence[LayerGeometry], rows: int) -> int:
-    """Return the scratch bytes of scoring pairs (two entries, or a query and an entry) in one layer, in two pieces."""
+    """Return the scratch bytes for scoring pairs (two entries, or a query and an entry) in one layer."""
     return 2 * FLOAT * min(SCORE_PIECE, max(g.query_heads for g in geometry) * rows * rows)

@@ -125,7 +125,7 @@ class PromptReader:
     ) -> tuple[PromptCache, torch.Tensor]:
         """Read equally long prompts into a cache that `go_on` extends; also return the next token's logits [b, V].
 
-        With a method that runs probes, or with images, there may be only one prompt. images: those of the prompt.
+        With a method that runs probes, or with images, there may be only one prompt. images: the prompt's images.
         """
         cache, logits, _ = self._read(prompts, rules, noise_keys, images=self._images(prompts[0], images, rules))
         return cache, logits
@@ -191,8 +191,8 @@ class PromptReader:
     ) -> tuple[PromptCache, torch.Tensor, _PromptEvictions]:
         """Return the cache of b prompts after their evictions, the next token's logits [b, V], and the evictions.
 
-        compress_at: tokens to read before the last eviction; None: all. The rest is read afterwards. images: those of
-        the prompt, which is then the only one.
+        compress_at: tokens to read before the last eviction; None: all. The rest is read afterwards. images: the
+        prompt's images; there must then be one prompt only.
         """
         length = len(prompts[0])
         context = length if compress_at is None else compress_at

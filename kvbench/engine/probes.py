@@ -96,7 +96,7 @@ class ReadPrompt:
     @property
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:
-            raise UserError("the method reads extra text and needs the model's tokenizer.")
+            raise UserError("the method reads extra text and needs the model's tokenizer; pass it as `tokenizer`.")
         return self.tokenizer
 
 

@@ -72,7 +72,7 @@ class Rules:
     attention: Mapping[int, OwnAttention] = field(default_factory=dict)  # by layer, see `Needs.attention`
 
     def decoding(self) -> Rules:
-        """Return the rules for generated tokens, for which b decides in a method "a+b"."""
+        """Return the rules for evictions while decoding: in a combined method "a+b", those of b."""
         return replace(self, method=self.method.during("decode"))
 
     def columns_of_new_tokens(self, geometry: LayerGeometry, call: AttentionCall) -> dict[str, torch.Tensor]:
@@ -111,8 +111,9 @@ class Rules:
     ) -> LayerView:
         """Build the view that the method reads. It shows one layer, or several if the batch names its layers.
 
-        geometry: that of the layer, or of any one of several layers; ordinals: maps a layer's index to its number among
-        the layers that are evicted; probe: further fields of the view while a probe is read.
+        geometry: the layer's geometry, or any layer's if there are several, because they are equal; ordinals: maps a
+        layer's index to its number among the layers that are evicted; probe: further fields of the view while a probe
+        is read.
         """
         valid = rows.valid
         if valid is None:  # expanding one element takes no memory
@@ -163,7 +164,9 @@ def allowed(method: Method, budget: int | None, prompt_len: int, seen: int, evic
     """
     entries = method.allowed(budget, prompt_len, seen, evictions)
     if budget is not None and method.decode_bounded and entries > budget:
-        raise BudgetViolation(f"budget exceeded: {type(method).__name__} wants {entries} entries of {budget}.")
+        raise BudgetViolation(
+            f"budget exceeded: {type(method).__name__} asks for {entries} entries per head; the budget is {budget}."
+        )
     return entries
 
 

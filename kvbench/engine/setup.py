@@ -73,7 +73,7 @@ class Setup:
         return replace(self.rules, budget=budget)
 
     def empty_states(self) -> RecurrentStates | None:
-        """Return empty states of recurrent layers, which a prompt fills; None if the model has no such layer."""
+        """Return empty states of recurrent layers, which a prompt fills; None if the model has no recurrent layer."""
         return RecurrentStates.like(self.loaded.states)
 
     def cache(self, slots: int, layout: Layout = "auto") -> SlotCache:
@@ -102,11 +102,11 @@ def set_up(loaded: LoadedModel, method: Method, *, budget: float | None, interva
 
 
 def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequence[LayerGeometry]) -> Rules:
-    """Return the rules of a method without a budget: its weights, and of the model's what it needs.
+    """Return the rules of a method, without a budget: its weights and, if it needs them, the model's RoPE and matrices.
 
     geometry: the cache's geometry. Raises SetupError when the weights are missing or belong to another model, UserError
-    when the method cannot undo the model's RoPE or read its attention, or when a matrix of the model that it needs is
-    not at hand.
+    when the method cannot undo the model's RoPE or read its attention, or when a matrix of the model that it reads is
+    not in memory.
     """
     weights, needs = {}, method.needs()
     if (needed := method.weights()) is not None:

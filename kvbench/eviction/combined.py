@@ -154,7 +154,8 @@ class Combined(Method):
 
 
 def _most(a: Protect, b: Protect) -> int | None:
-    """Return how many first tokens of a prompt one of two protections keeps at most; None if one keeps all."""
+    """Return `Protect.prompt_most` of the union of two protections: the larger limit, or None if either has no
+    limit."""
     limits = [protect.prompt_most for protect in (a, b) if protect.prompt]
     return None if None in limits or not limits else max(limit for limit in limits if limit is not None)
 

@@ -68,9 +68,9 @@ class State:
 class Protect:
     """Entries that always stay: the first `sinks` tokens, the newest `recent`, the whole prompt.
 
-    prompt_most: of the prompt, at most so many first tokens; None: all. by_interval: cap `recent` at the eviction
-    interval. text: among all other entries, those of text stay in preference to those of images, within the budget; the
-    method must declare the column `modality.MODALITY`.
+    prompt_most: the most tokens of the prompt that are protected, counted from its start; None: all. by_interval: cap
+    `recent` at the eviction interval. text: among all other entries, those of text stay in preference to those of
+    images, within the budget; the method must declare the column `modality.MODALITY`.
     """
 
     sinks: int = 0

@@ -78,7 +78,7 @@ class LayerView:
 
     @property
     def decided(self) -> tuple[tuple[int, int], ...]:
-        """The (layer, ordinal) of each layer that `per_sequence` puts on axis 1; () if `StackView.together` is ()."""
+        """The (layer, ordinal) of each layer on axis 1 of `per_sequence`; () if a `StackView` shows layers apart."""
         return ((self.layer, self.ordinal),)
 
     @property
@@ -97,8 +97,8 @@ class LayerView:
     ) -> torch.Tensor:
         """Return the attention of `queries` to the entries, by default [b, Hk, N]: a mean over query heads and queries.
 
-        The arguments are those of `window_attention`. among: [b, Hk, N] bool; the softmax runs over these entries only,
-        and always over a probe's own keys.
+        domain, order, reduce_g and reduce_q: see `window_attention`. among: [b, Hk, N] bool; the softmax runs over
+        these entries only, and always over a probe's own keys.
         """
         visible = self.mask
         if among is not None:

@@ -29,7 +29,9 @@ from kvbench.eviction.options import check_budget
 from kvbench.records import Request, Sampling
 from kvbench.sources.adapters import MERGE
 from kvbench.train import lora
+from kvbench.train.generation_memory import Generation
 from kvbench.train.recipe import Recipe, Settings, check_choices, check_least, drawing
+from kvbench.train.rehearsal import Answers
 from kvbench.train.sparse_pass import RECOMPUTE, recomputes
 from kvbench.train.traces import Question
 from kvbench.train.trained_model import model_files, save_folder
@@ -111,6 +113,23 @@ class SparseRecipe(Recipe):
             full: Method = registry.methods.get("full")()
             figures["full_accuracy"] = self._accuracy(full, None)
         return figures
+
+    @classmethod
+    def answers(cls, settings: Settings, longest: int) -> Answers:
+        budget = int(settings.more["budget"])
+        return Answers(number=budget, marked=lambda length: min(budget, length))
+
+    def rehearse_held_out(self) -> None:
+        """Do nothing: `generations` has all that the held-out figures generate."""
+
+    def generations(self) -> Sequence[Generation]:
+        longest = max(len(q.ids) + q.max_new_tokens for q in self.test)
+        sizes: dict[str, Any] = {"interval": self.interval, "slots": self.slots, "longest": longest}
+        full: Method = registry.methods.get("full")()
+        return (
+            Generation(phase="answers under eviction", method=self.method, budget=self.budget, **sizes),
+            Generation(phase="answers with the full cache", method=full, budget=None, **sizes),
+        )
 
     def card(self) -> dict[str, Any]:
         return {"held_out": len(self.test)}

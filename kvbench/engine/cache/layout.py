@@ -163,7 +163,8 @@ def shape_of(
     slots: int,
     states: tuple[StateShape, ...] = (),
 ) -> Shape:
-    """Return the size of a cache for sequences of these lengths. geometry: that of the model, not the result of `fit`.
+    """Return the size of a cache for sequences of these lengths. geometry: the model's geometry, not the result of
+    `fit`.
 
     states: the states of recurrent layers.
     """

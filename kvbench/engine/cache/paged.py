@@ -136,7 +136,7 @@ class PagedStack(Stack):
     def carry_out(self, cut: Cut, counts: np.ndarray, movers: int) -> None:
         """Move the kept entries of a decision to the front of their heads, and free the pages behind them.
 
-        counts, movers: the numbers in `cut` after the host has read them.
+        counts, movers: the host's copies of `cut.counts` and `cut.movers`.
         """
         batch = cut.batch
         front = _front(cut.keep, cut.counts)

@@ -28,9 +28,9 @@ class PromptCache:
     """The KV caches of b equally long prompts, with all their layers.
 
     queries: number of newest queries that every layer stores; hidden: numbers of newest hidden states, while the prompt
-    is read and afterwards (`forget_hidden`); size: tokens to allocate memory for at first; noise_keys:
-    per prompt, the seed of the method's random numbers; recurrent: empty states of recurrent layers; images: those of
-    the prompt; with images b is 1.
+    is read and afterwards (`forget_hidden`); size: tokens to allocate memory for at first; noise_keys: per prompt, the
+    seed of the method's random numbers; recurrent: empty states of recurrent layers; images: the prompt's images, for
+    which b must be 1.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`Stack`: all evicting layers of one geometry in common tensors, so that an eviction can take them at once.
+"""`Stack`: all evicting layers of one geometry in common tensors, so that one view can show them all to a method.
 
 Axis 0 of its tensors runs over rows. A row is one layer of one slot: row i * slots + s belongs to slot s in the i-th
 layer of the stack. Decode steps see a layer through its `EvictingStore`, evictions see rows.
@@ -98,8 +98,8 @@ class Stack(ABC):
 
     @abstractmethod
     def filled(self, rows: np.ndarray) -> np.ndarray:
-        """Return a number for each row. Callers group rows by it, because `complete` takes only rows with equal
-        numbers."""
+        """Return a key per row, [b] int: one call of `complete` takes only rows with equal keys. In the dense layout
+        the key is the row's length; in the paged layout all keys are 0."""
 
     @abstractmethod
     def complete(self, batch: RowBatch, new: int) -> None:
@@ -150,8 +150,8 @@ def alike(geometry: Sequence[LayerGeometry]) -> Iterator[list[LayerGeometry]]:
 def moves(holes: torch.Tensor, movers: torch.Tensor, places: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Pair the kept entries of a head that must move (movers) with the places that become free (holes), each in order.
 
-    holes, movers: masks [b, Hk, n] bool, each with its own n. Returns the indices of the movers and those of the holes
-    that they move to, both [b, Hk, places]; the end of each list is -1 where pairs are lacking. No number is read back
+    holes, movers: masks [b, Hk, n] bool, each with its own n. Returns two tensors [b, Hk, places]: the indices of the
+    movers, and the indices of the holes to which they move; -1 fills up the end of each list. No number is read back
     from the device; the caller therefore states `places`, an upper bound on the movers of a head.
     """
 
