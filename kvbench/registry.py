@@ -49,8 +49,9 @@ class Registry(Generic[T]):
     Members come from `package` and from the entry points of `group`, through which other distributions add members.
     `package` names a package, all of whose modules are imported on first use, or a single module.
 
-    families: modules by prefix, each imported when a name ``prefix:NAME`` is used. Its functions `canonical(name)` and
-    `member(name)` take the NAME and raise UserError for an unknown one. `names` and `items` leave these members out.
+    families: modules by prefix, each imported when a name ``prefix:NAME`` is used. The module's functions
+    `canonical(name)` and `member(name)` take the NAME and raise UserError for an unknown one. `names` and `items` leave
+    these members out.
     """
 
     def __init__(self, kind: str, package: str, group: str, families: Mapping[str, str] | None = None) -> None:

@@ -257,8 +257,8 @@ class Task(ABC):
         return bool(self.manifest and self.manifest.gated)
 
     def floor(self, budget: int, interval: int) -> float | None:
-        """Return a lower bound of the built-in model's headline score under any method at this budget and interval;
-        None if it is unknown."""
+        """Return a lower bound of the built-in model's main score (`headline`) under any method at this budget and
+        interval; None if it is unknown."""
         return None
 
     def notes(self) -> list[str]:

@@ -66,7 +66,7 @@ class CAKE(Method):
     rounding: Literal["exact", "official"] = option("exact", "how layer budgets become whole numbers")
     decode: bool = option(False, "evict while decoding too, by the newest query")
     compat: Literal["none", "reference"] = option(
-        "none", "reproduce the released code: entries stored in score order, and the cascade"
+        "none", "reproduce the released code: entries stored in score order, and `cascade` possible"
     )
     cascade: bool = option(True, "evict lower layers before the model reads upper layers (compat=reference)")
 

@@ -39,7 +39,7 @@ class KVzip(Method):
     kind = "probes"
 
     chunk: int = option(2000, "prompt tokens that one probe repeats", low=1)
-    postfix: int = option(8, "last tokens of the previous chunk, with which a probe begins", low=0)
+    postfix: int = option(8, "how many of the previous chunk's last tokens stand at the beginning of a probe", low=0)
     level: Literal["pair", "head"] = option("pair", "one competition over the whole model, or a budget for each head")
     sinks: int = option(4, "first tokens, which always stay and are in the softmax of every chunk", low=0)
 

@@ -2,18 +2,18 @@
 
 Paper: Yang et al., PyramidInfer: Pyramid KV Cache Compression for High-throughput LLM Inference, arXiv 2405.12532.
 
-Score of a token: softmax attention of the newest `window` queries over all entries, a mean over these queries, with
+Score of a token: softmax attention of the newest `window` queries over all entries; a mean over these queries, with
 weights that rise evenly from 1 to `rise`, and over all query heads. All heads of a layer keep the same tokens: the
-first `sinks`, the newest `window`, and the best of those that the layer below keeps. Of L layers that evict, layer l
-passes on the share
+first `sinks`, the newest `window`, and the best of those that the layer below keeps. L layers evict; layer l + 1 keeps
+of the tokens that layer l keeps the share
 
     r_l = decay + (1 - decay) (1 + cos(pi l / L)) / 2
 
-so the sizes are proportional to 1, r_0, r_0 r_1, ... Their mean is the budget, in whole numbers by largest remainder;
-no layer keeps more than the prompt.
+so the layers' numbers of tokens are proportional to 1, r_0, r_0 r_1, ... Their mean is the budget; they are rounded to
+whole numbers by largest remainder; no layer keeps more tokens than the prompt has.
 
-Defaults: decay 0.9, rise 1.2 and 4 sinks as in the released configuration for Llama 2; there a fifth of the prompt
-votes, here the newest 32.
+Defaults: decay 0.9, rise 1.2 and 4 sinks as in the released configuration for Llama 2. There the newest fifth of the
+prompt's queries vote, here the newest 32.
 
 Traps: the released code has no budget, only the shares r_l; it applies them while the prompt is read, so upper layers
 never see a token that a lower layer drops (here they see the whole prompt); the schedule `linear` is overwritten by the
@@ -43,10 +43,10 @@ class PyramidInfer(Method):
     paper = "Yang et al., arXiv 2405.12532"
     joint = True
 
-    window: int = option(32, "last queries of the prompt that vote and always stay", low=1)
+    window: int = option(32, "newest prompt tokens: their queries vote, and they always stay", low=1)
     sinks: int = option(4, "first tokens that always stay", low=0)
     decay: float = option(
-        0.9, "share of a layer's tokens that the next one keeps: 1 at the first, falling towards this", low=0, high=1
+        0.9, "share of a layer's kept tokens that the next layer keeps: 1 at first, falling towards this", low=0, high=1
     )
     rise: float = option(1.2, "weight of the newest query; that of the oldest is 1", low=0)
 

@@ -4,11 +4,12 @@ Paper: Wu et al., SCOPE: Optimizing Key-Value Cache Compression in Long-context 
 
 With budget C, `base` evicts the prompt once, to int(share C) entries, which stay. Of the answer the newest
 `recent` tokens stay, and the entries to which the newest query attends most (softmax over all entries, mean over the
-group). `form` says how many there may be after t generated tokens, and when they are evicted:
+query heads of a KV head). `form` says how many entries the answer may have after t generated tokens, and when it is
+evicted:
 
     slide          C minus the prompt's entries, at every tick
     adaptive       recent + t / delta, at most C minus the prompt's entries, at every tick
-    discontinuous  the same number, every `delta` tokens, whatever the interval
+    discontinuous  as many as `adaptive`, every `delta` tokens, whatever the interval
 
 A prompt that leaves room for `recent` + 1 tokens stays whole; the answer then has the rest of the budget in all forms.
 
@@ -46,11 +47,12 @@ class Scope(Method):
     base: str = option("snapkv", "the method that evicts the prompt, with its options in brackets")
     form: Literal["slide", "adaptive", "discontinuous"] = option(
         "adaptive",
-        "the answer's entries: the same number at every tick, a growing number, or that every `delta` tokens",
+        "how many entries of the answer stay, and when it is evicted: slide: equally many, at every tick; adaptive: "
+        "more as it grows, at every tick; discontinuous: more as it grows, every `delta` tokens",
     )
     share: float = option(0.8, "share of the budget that the prompt may fill", low=0.1, high=0.9)
     recent: int = option(16, "newest tokens of the answer that always stay", low=1)
-    delta: int = option(15, "generated tokens per entry by which the answer's part grows", low=1)
+    delta: int = option(15, "generated tokens after which the answer may have one entry more", low=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,7 +65,7 @@ class Scope(Method):
 
     @cached_property
     def inner(self) -> Combined:
-        """Return the two combined methods: the first decides for the prompt, the second for the answer."""
+        """The two methods as one: `PromptPart` evicts the prompt, `AnswerPart` the answer."""
         jumps, grows = self.form == "discontinuous", self.form != "slide"
         answer = AnswerPart(self.share, self.recent, self.delta, grows, self.delta if jumps else None)
         return Combined(("base", "answer"), PromptPart(from_label(self.base), self.share, self.recent), answer)

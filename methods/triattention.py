@@ -55,7 +55,7 @@ class TriAttention(Method):
     normalize: bool = option(True, "standardise the scores of each query head")
     trig: bool = option(True, "add the series to the weighted key norms; false: the norms alone")
     spread: bool = option(
-        True, "weigh key norms by the queries' mean length minus their mean's length; false: by mean length"
+        True, "weight of a key's norm: the queries' mean length minus the length of their mean; false: mean length"
     )
     prompt: Literal["keep", "score"] = option("keep", "whether the prompt stays, or competes")
 

@@ -6,11 +6,12 @@ given events must stand in given entries.
 
 Prompts are raw text, as in the released script: they end with the head of the first entry, which the model continues
 (temperature 0.95, top-p 0.95, until "*** finished"). A judge says of each event whether its entry holds it
-(`kvbench.scoring.longgenbench`). Events stand once, over a range of entries, or periodically. `once`, `range` and
-`periodic` are the shares of a kind's events that their entries hold, where an entry that was not written holds none;
-`score` is the mean over the kinds that a question has (the paper's STIC-2 by question). `once_written`, ... are the
-shares among the events whose entry was written, as in the released script. `completion` is the share of entries that
-were written; it needs no judge. The category is the kind of entry.
+(`kvbench.scoring.longgenbench`). An event is asked for once, in a range of entries, or periodically. `once`, `range`
+and `periodic` are, for the events of each kind, the share that stands in the wanted entry; in an entry that was not
+written stands none. `score` is the mean over the kinds that a question has (the paper's STIC-2, for one question).
+`once_written`, `range_written` and `periodic_written` are the same shares among the events whose entry was written, as
+in the released script. `completion` is the share of entries that were written; it needs no judge. The category is the
+noun of the entries, such as "Week".
 
 The released script pools events over all questions before it takes shares, so its numbers differ a little from these
 means. Rows, columns and counts were read in the files of the GitHub repository at the pinned commit; the download from
@@ -37,7 +38,7 @@ REPLY = 50  # tokens of a judge's reply, as in the released script
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """One length of texts: its file, the file's hash, and the tokens of an answer."""
+    """One variant of the data: its file, the file's hash, and the most tokens of an answer."""
 
     file: str
     sha256: str
@@ -78,7 +79,7 @@ class LongGenBench(Task):
         return GenSpec(max_new_tokens=new, temperature=0.95, top_p=0.95, stop=("*** finished",), chat=False)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Return the share of events that the judge finds.
+        """Score an answer by the share of wanted events that the judge finds in it, a mean over the kinds of events.
 
         Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge cannot be used.
         """

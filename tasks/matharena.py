@@ -7,8 +7,9 @@ hmmt_feb26   HMMT February 2026: 33 problems, the same
 brumo25      Brown University Mathematical Olympiad 2025: 30 problems, the same
 apex25       MathArena Apex 2025: 12 problems of several competitions that models rarely solve; the category is `source`
 
-Columns, split and row counts are those of the data sets' cards and of MathArena's configuration files; every column is
-named in one of them. Other public evaluation code pins the same commits; they were not compared with the hub. Columns:
+Columns, split and row counts are those of the data sets' pages on the hub and of MathArena's configuration files;
+every column is named in one of them. The pinned commits are those of other public evaluation code; they were not
+compared with the hub. Columns:
 `problem_idx` (integer), `problem`, `answer`; `problem_type` (list of texts, which gives the category) for HMMT and
 BRUMO; `source` for Apex. MathArena itself asks with "Put your final answer within \boxed{}." and compares by a parser
 of its own; kvbench's prompts and scores are those of its other mathematics tasks.
@@ -37,7 +38,8 @@ def _manifest(name: str, hub: str, rows: int, revision: str) -> Manifest:
 
 
 class _Typed(MathTask):
-    """A competition whose problems carry one type or several, such as "Geometry" or "Algebra + Number Theory"."""
+    """A competition whose data names one or several types for each problem. They become its category, such as
+    "Geometry" or "Algebra + Number Theory"."""
 
     def meta(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {"category": " + ".join(row["problem_type"])}

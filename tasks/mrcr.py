@@ -1,13 +1,13 @@
-"""MRCR (OpenAI, 2025): copy one of several messages that answer the same request in a long conversation.
+"""MRCR (OpenAI, 2025): copy one of several replies to the same request in a long conversation.
 
-    mrcr/2needle@8k      rows whose conversation and answer have more than 4,096 and at most 8,192 tokens; two needles
+    mrcr/2needle@8k      two needles; conversation and answer together have more than 4,096 and at most 8,192 tokens
     mrcr/8needle@*       all lengths up to 1,048,576
     mrcr@32k             2, 4 and 8 needles at one length
 
 A row is a conversation: a message with an example, requests with their replies, and a last message. One request occurs
 2, 4 or 8 times; its replies are the needles. The last message asks the model to write given random characters and then
-to copy the first, second, ... of these replies. The chat template renders the messages as they are; a template that
-wants user and assistant in turn refuses the two first messages, which are both the user's. Score:
+to copy the first, second, ... of these replies. The chat template renders the messages as they are. The first two
+are both the user's, so a template that demands user and assistant in turn refuses them. Score:
 `kvbench.scoring.mrcr`. The category is the needle's place among the messages. Decoding is greedy without thinking.
 
 Data: openai/mrcr (MIT), 800 rows per number of needles, 100 per official range of lengths. Columns as public evaluation
@@ -84,7 +84,7 @@ class Mrcr(Task):
     def notes(self) -> list[str]:
         low = self.length // 2
         return [
-            f"task {quote(self.name)} asks the {self.kept} rows of more than {low} and at most {self.length} tokens."
+            f"task {quote(self.name)} asks the {self.kept} rows with more than {low} and at most {self.length} tokens."
         ]
 
     def _doc(self, numbered: tuple[int, Mapping[str, Any]]) -> Doc:
@@ -100,8 +100,7 @@ class Mrcr(Task):
         )
 
     def _may_fit(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a conversation may have `length` tokens, judged by its characters, because counting tokens is
-        slow."""
+        """Return whether a row may be in the range of `length`, judged by its characters: counting tokens is slow."""
         return self.reader is None or self.length // 2 < len(row.get("prompt", "")) <= LONGEST_TOKEN * self.length
 
     def _is_in_range(self, doc: Doc) -> bool:

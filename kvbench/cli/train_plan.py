@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GB = 10**9
 UNITS = {"GB": GB, "GiB": 2**30}
-LIMIT = "Counted from the recipe's own code without weights: no scratch of single operators, no share of the allocator."
+LIMIT = "Counted by running the recipe's code without weights. Scratch inside operators and the allocator add to it."
 
 
 def gpu_memory(raw: object) -> int:
@@ -58,7 +58,7 @@ def print_plan(
 
 
 def refuse_without_plan(memory: str | None, processes: str | None) -> None:
-    """Raise UserError for flags that only a plan has."""
+    """Raise UserError if --gpu-memory or --processes was given without --dry-run: only a plan uses them."""
     if memory is not None:
         raise UserError("--gpu-memory is for plans; give --dry-run, too.")
     if processes is not None:
@@ -85,7 +85,7 @@ def _print(plan: TrainingPlan, data: str | None) -> None:
     terminal.table(("phase", "GB", ""), rows, right=("GB",))
     terminal.table((f"peak: {plan.peak.name}", "GB"), _parts(plan.peak), right=("GB",))
     if plan.uncounted:
-        terminal.warning(f"the recipe's steps are not counted: {plan.uncounted}")
+        terminal.warning(f"the memory of the recipe's steps could not be counted: {plan.uncounted}")
     print(LIMIT)
 
 
@@ -99,7 +99,7 @@ def _device(plan: TrainingPlan) -> str:
 def _print_fit(plan: TrainingPlan, changes: Mapping[str, Any], smaller: TrainingPlan) -> None:
     peak, total = f"{_gb(plan.peak.bytes)} GB per process", f"{_gb(plan.device.total)} GB"
     if plan.fits:
-        print(f"{peak}: fits into {total}." + (" Steps are not counted." if plan.uncounted else ""))
+        print(f"{peak}: fits into {total}." + (" The memory of its steps is not counted." if plan.uncounted else ""))
         return
     options = " ".join(f"--opt {name}={value}" for name, value in changes.items())
     if smaller.fits:
@@ -110,7 +110,8 @@ def _print_fit(plan: TrainingPlan, changes: Mapping[str, Any], smaller: Training
 
 
 def _parts(phase: Phase) -> list[tuple[str, str]]:
-    """Return the parts of a phase with their sizes in GB, the largest first; those below 5 MB are summed up."""
+    """Return the name and the GB of each part of a phase's memory, the largest first; parts below 5 MB are one row,
+    "others"."""
     shown = {name: size for name, size in phase.parts.most_common() if size >= 0.005 * GB}
     rest = phase.bytes - sum(shown.values())
     return [(name, _gb(size)) for name, size in shown.items()] + ([("others", _gb(rest))] if rest > 0 else [])

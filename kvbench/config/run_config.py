@@ -137,8 +137,8 @@ class RunConfig(Settings):
             self._check_one_per_task(name)
 
     def _check_one_per_task(self, name: str) -> None:
-        """Check a setting that a grid may give its tasks: raise UserError for a bad value, and for two values of one
-        task."""
+        """Raise UserError if a grid has an invalid value of the setting `name`, or if two grids give one task different
+        values of it. name: a setting that each grid has for its own tasks (`PER_TASK`)."""
         values: dict[str, Any] = {}
         for grid in self.grids:
             value = getattr(grid, name)

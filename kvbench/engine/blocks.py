@@ -26,8 +26,8 @@ def block_length(sequences: Many[Sequence], trigger: Trigger, look: int, states:
 def stores_newest(sequences: Many[Sequence], trigger: Trigger, width: int, steps: int) -> bool:
     """Return whether the queries and hidden states of the next `steps` steps must be stored.
 
-    They must if a sequence has a tick before newer tokens replace all of them. width: of how many of the newest tokens
-    a slot stores any.
+    They must be stored if a sequence has a tick before newer tokens have replaced all of them. width: a slot stores
+    queries and hidden states of at most this many of its newest tokens.
     """
     if width == 0 or trigger.growth is None or width >= trigger.growth:
         return width > 0

@@ -62,7 +62,8 @@ class StepWriter(ABC):
     def load(self, ahead: Sequence[int], keep_newest: bool) -> None:
         """Prepare a block of steps.
 
-        ahead: most tokens that it adds to each slot; keep_newest: store the queries and hidden states of its tokens.
+        ahead: for each slot, the most tokens that the block adds; keep_newest: whether to store the queries and hidden
+        states of these tokens.
         """
         self._steps, self._keep_newest = 0, keep_newest
         self.cache.make_room(ahead)

@@ -46,7 +46,7 @@ def gathered() -> Iterator[None]:
 
 @contextmanager
 def unread() -> Iterator[None]:
-    """Make no check in the block, because its tensors have no values (the meta device)."""
+    """While the block runs, `refuse` checks nothing: for code on the meta device, whose tensors have no values."""
     token = _noted.set([])
     try:
         yield

@@ -161,7 +161,8 @@ def _most(a: Protect, b: Protect) -> int | None:
 
 
 def _common(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the attention classes that both methods read; one that reads none limits none."""
+    """Return the attention classes that both methods can read. A method without such classes reads no attention module,
+    and so does not limit the classes of the other method."""
     return tuple(name for name in a if name in b) if a and b else a or b
 
 

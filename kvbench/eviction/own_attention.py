@@ -1,4 +1,4 @@
-"""A layer's attention as the model itself has it, for methods that call code written for transformers' modules."""
+"""`OwnAttention`: the model's own attention module of a layer, for methods whose code expects a transformers module."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True, slots=True)
 class OwnAttention:
-    """The attention module of a layer, and the rotary embedding of its model. Methods must not change either.
+    """The attention module of a layer, and the rotary embedding of its model. Methods must change neither.
 
-    rotary: maps a tensor of the wanted dtype and positions [b, t] to the cosines and sines [b, t, d] of RoPE.
+    rotary: called with any tensor and positions [b, t], returns RoPE's cosines and sines, [b, t, d] each, in the dtype
+    of that tensor.
     """
 
     module: Any

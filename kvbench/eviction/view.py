@@ -78,7 +78,10 @@ class LayerView:
 
     @property
     def decided(self) -> tuple[tuple[int, int], ...]:
-        """The (layer, ordinal) of each layer on axis 1 of `per_sequence`; () if a `StackView` shows layers apart."""
+        """The (layer, ordinal) of each layer on axis 1 of `per_sequence`.
+
+        It is () for a `StackView` whose layers are decided each by itself.
+        """
         return ((self.layer, self.ordinal),)
 
     @property

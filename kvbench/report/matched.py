@@ -77,7 +77,10 @@ class _Scores:
         return stats.estimate(list(questions.values()), clusters=[self.clusters[q] for q in questions])
 
     def by_chance(self, budget: Budget | None, protection: str) -> tuple[str, Budget | None, str]:
-        """Return the key of `random`'s cell: with its default options, or else the first that the rows have."""
+        """Return the key of the cell of `random` at this budget under this protection.
+
+        If `random` was run with several choices of options, its default options come first, then the order of labels.
+        """
         labels = sorted(self.random, key=lambda label: (label != RANDOM, label))
         keys = [(label, budget, protection) for label in labels]
         return next((key for key in keys if key in self.cells), (RANDOM, budget, protection))

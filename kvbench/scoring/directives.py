@@ -1,7 +1,7 @@
-"""Instructions on the form of an answer that a program can check, in the manner of IFEval (Zhou et al. 2023).
+"""Instructions about the form of an answer, each with a function that checks it, as in IFEval (Zhou et al. 2023).
 
-Wordings are kvbench's own, and rules are only like IFEval's: numbers are not comparable with that benchmark. An answer
-without text follows no instruction.
+Their wordings are kvbench's own, and the checks only resemble IFEval's: scores are not comparable with that benchmark.
+An answer without text follows no instruction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """An instruction. text: its wording, with {} for an argument; check: whether an answer obeys it, by argument."""
+    """An instruction.
+
+    text: its wording, with {} in the place of its argument. check: returns whether an answer obeys it, from the answer
+    and the argument.
+    """
 
     text: str
     check: Callable[[str, str], bool]

@@ -1,8 +1,8 @@
-"""LongGenBench's reading of a long text: its numbered entries, how many are there, and which questions a judge gets.
+"""Splits an answer to LongGenBench into numbered entries, counts them, and makes the questions for a judge.
 
 The rules are those of the released `Evalution/eval.py` (mozhu621/LongGenBench, commit 62c0e86): an entry begins at a
-separator; its number is the first one that follows the noun of the scenario ("Week 7"); of two entries with one number
-the first counts. An entry that should hold an event is shown to the judge; an entry that is missing is not.
+separator; its number is the first one that follows the noun of the scenario ("Week 7"); of two entries with the same
+number the first counts. The judge sees each entry that should hold an event; for a missing entry it is not asked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ QUESTION = (
 
 
 def read_entries(text: str, noun: str) -> dict[int, str]:
-    """Return the entries of a text by number. noun: the data's column `type`, such as "Week" or "Menu Day"."""
+    """Return the entries of a text by number. noun: the word before each number, such as "Week" or "Menu Day"."""
     entries: dict[int, str] = {}
     for entry in text.split(SEPARATOR):
         number = re.search(rf"{re.escape(noun)} (\d+)", entry)
@@ -28,12 +28,15 @@ def read_entries(text: str, noun: str) -> dict[int, str]:
 
 
 def completion(entries: Mapping[int, str], number: int) -> float:
-    """Return the share of the entries 1 to `number` that are there."""
+    """Return the share of the entries 1 to `number` that the answer has."""
     return sum(wanted in entries for wanted in range(1, number + 1)) / number
 
 
 def questions(entries: Mapping[int, str], events: Mapping[str, str]) -> list[str]:
-    """Return what to ask the judge: one question per event whose entry is there. events: by the entry's number."""
+    """Return the questions for the judge: one per event whose entry was written.
+
+    entries: the text of each entry by its number. events: the event that each entry should hold, by the entry's number.
+    """
     return [
         QUESTION.format(entry=entries[int(number)], event=event)
         for number, event in events.items()

@@ -11,10 +11,11 @@ from difflib import SequenceMatcher
 
 
 def score_copy(text: str, wanted: str, prefix: str) -> dict[str, float]:
-    """Score an answer.
+    """Return three scores of an answer, each from 0 to 1.
 
-    text: the answer. wanted: `prefix` and the message to copy. Returns `score`, the official one; `similarity`, the
-    same without the condition on the prefix; `prefix`, 1 if the answer begins with it.
+    text: the answer. prefix: the random characters with which it must begin. wanted: `prefix` followed by the message
+    to copy. The scores: `score`, the official one; `similarity`, which does not demand the prefix; `prefix`, 1 if the
+    answer begins with the prefix, else 0.
     """
     begins = text.startswith(prefix)
     similarity = SequenceMatcher(None, text.removeprefix(prefix), wanted.removeprefix(prefix)).ratio()

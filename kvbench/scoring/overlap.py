@@ -9,7 +9,10 @@ import re
 
 
 def rouge_l_recall(reference: str, text: str) -> float:
-    """Return the length of the longest common subsequence of words, per word of `reference`; 0 without a word."""
+    """Return the words in the longest common subsequence of both texts, divided by the words of `reference`.
+
+    Returns 0 if `reference` has no word.
+    """
     wanted, words = _words(reference), _words(text)
     row = [0] * (len(words) + 1)  # longest common subsequence of the reference so far and the first n words
     for word in wanted:

@@ -101,8 +101,8 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
 
 
 def _cells(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the cells that have rows: the settings of each, and its number of rows as `count_all`. Rows with the same
-    budget as a share are one cell, although their budgets in entries differ."""
+    """Return the cells that have rows: the settings of each, and its number of rows as `count_all`. Rows whose
+    budget is the same share are one cell, although their budgets in entries differ."""
     import pyarrow.compute as pc
 
     named = table.select(_CELL).unify_dictionaries()

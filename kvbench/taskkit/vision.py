@@ -79,8 +79,7 @@ class Vision:
         return sum(picture.tokens + sum(map(len, self.around)) for picture in self.pictures(turns))
 
     def expand(self, ids: Sequence[int], pictures: Sequence[Picture]) -> tuple[list[int], Images | None]:
-        """Replace each image token in `ids` by one image token per token of its image. `ids` holds the token once per
-        image.
+        """Repeat each image token in `ids`, which holds one per image, as often as its image has tokens.
 
         Returns the ids, and the images for the engine (None without images).
         """

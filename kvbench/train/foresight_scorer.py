@@ -145,7 +145,8 @@ class ScorerRecipe(TraceRecipe):
 
     @classmethod
     def answers(cls, settings: Settings, longest: int) -> Answers:
-        """Return what a rehearsal answers: `budget` entries stay, and all but the newest `interval` compete."""
+        """Return the values that a rehearsal supplies: of the entries in a mask, those that stay after an eviction, or
+        those that compete, which are all but the newest ones."""
         more = settings.more
         longer = "long_" if 0 < more.get("long", 0) < longest else ""
         budget, interval = more[f"{longer}budget"], more[f"{longer}interval"]

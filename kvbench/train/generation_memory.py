@@ -22,12 +22,13 @@ SLOTS = 32  # answers that a training collects at once, where memory allows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """Answers that a recipe lets the model generate.
+    """How the engine generates answers for a recipe.
 
     Attributes:
-        phase: words for it.
-        method, budget, interval: under which the engine generates; budget None: with the full cache.
-        slots: answers at once; longest: most tokens of a prompt and its answer.
+        phase: the name of this phase of the training in the plan.
+        method, budget, interval: the method that evicts while the engine generates, its budget and its interval; a
+            budget of None means the full cache.
+        slots: how many answers the engine generates at once; longest: most tokens of a prompt with its answer.
     """
 
     phase: str
@@ -38,7 +39,7 @@ class Generation:
     longest: int
 
     def need(self, shape: ModelShape, device: torch.device, dtype: torch.dtype, total: int) -> Footprint:
-        """Return the bytes of the engine. total: bytes of the device's memory."""
+        """Return the bytes that the engine allocates, in all and per slot. total: bytes of the device's memory."""
         return cell_footprint(
             shape,
             self.method,
@@ -52,25 +53,28 @@ class Generation:
 
 
 def collecting(longest: int, questions: int) -> Generation:
-    """Return the generation of a training's answers with the full cache."""
+    """Return how the engine generates the answers that a training learns from: with the full cache.
+
+    longest: most tokens of a prompt with its answer. questions: how many are answered.
+    """
     full = registry.methods.get("full")()
     slots = min(SLOTS, questions)
     return Generation(phase=COLLECTING, method=full, budget=None, interval=128, slots=slots, longest=longest)
 
 
 def slots_for(loaded: LoadedModel, generation: Generation) -> int:
-    """Return how many answers a device generates at once: `slots` of the generation, or as many as fit its memory."""
+    """Return how many answers a device generates at once: `generation.slots`, or fewer if its memory is too small."""
     total = memory.total(loaded.device)
     need = generation.need(shape_of_model(loaded.model), loaded.device, loaded.dtype, total)
     return fitting(need, generation.slots, total, loaded.device)
 
 
 def fitting(need: Footprint, slots: int, total: int, device: torch.device) -> int:
-    """Return how many of these slots fit a device with `total` bytes; at least one."""
+    """Return how many of `slots` slots fit into a device's memory of `total` bytes; 1 even if not one fits."""
     return max(1, min(slots, need.fitting(int(total * USABLE[device.type]))))
 
 
 def parts(need: Footprint, slots: int) -> Parts:
-    """Return the bytes of an engine beside the weights, by part."""
+    """Return the bytes of an engine with `slots` slots, without the weights, by part: cache, and scratch."""
     acting = need.at(slots) - need.weights - slots * (need.slot + need.step)
     return Parts({f"cache of {slots} slots": slots * need.slot, "a prompt and a step": acting + slots * need.step})

@@ -120,7 +120,7 @@ class SparseRecipe(Recipe):
         return Answers(number=budget, marked=lambda length: min(budget, length))
 
     def rehearse_held_out(self) -> None:
-        """Do nothing: `generations` has all that the held-out figures generate."""
+        """Do nothing: the held-out figures only let the engine generate, and `generations` lists that."""
 
     def generations(self) -> Sequence[Generation]:
         longest = max(len(q.ids) + q.max_new_tokens for q in self.test)
@@ -137,7 +137,8 @@ class SparseRecipe(Recipe):
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
         """Write the trained model or adapter. If the eviction method has weights, write a copy that fits the result.
 
-        It lies in the model's folder, or beside that of the adapter. made: facts about the training for the card.
+        The copy lies in the trained model's folder, or beside the adapter's folder. made: facts about the training for
+        the card.
         """
         if self.adapter is None:
             folder, card = save_folder(out / self.kind, model_files(self.loaded), base, made=made)

@@ -233,7 +233,8 @@ def _by_size(layer: Mapping[str, torch.Tensor], model: Sizes) -> list[Gate]:
 def _scorer(checkpoint: Checkpoint, model: Sizes) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     layers = [{n: t for n, t in layer.items() if n not in published_checkpoints.UNUSED} for layer in checkpoint.layers]
     if layers[0].keys() != published_checkpoints.SCORERS.keys():
-        raise SetupError(f"no known scorer has the tensors {', '.join(sorted(layers[0]))}.")
+        found = ", ".join(sorted(layers[0]))
+        raise SetupError(f"no known scorer has the tensors {found}. Give a checkpoint of ForesightKV's scorer.")
     _same_heads("scorer", len(layers), len(layers[0]["fc1.weight"]), model)
     tensors = published_checkpoints.scorer(layers)
     inputs, hidden = tensors["w1"].shape[2:]

@@ -1,4 +1,4 @@
-"""Marks in a ledger where a pass enters and leaves a decoder layer, forwards and backwards."""
+"""Marks in a rehearsal's ledger each point where the forward or backward pass enters or leaves a decoder layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def layers_of(model: Any) -> list[nn.Module]:
 
 @contextmanager
 def marked(model: Any, ledger: Ledger) -> Iterator[None]:
-    """While the block runs, begin a segment of the ledger where a pass enters or leaves a layer."""
+    """While the block runs, begin a new segment of the ledger whenever a pass enters or leaves a decoder layer."""
     layers = layers_of(model)
     hooks = []
     for index, layer in enumerate(layers):

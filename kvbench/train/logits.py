@@ -2,7 +2,7 @@
 
 `final_states` returns the hidden states that the model's language-model head reads. `logits_of` computes logits from
 some of these states by the model's own forward pass, in which the decoder returns the given states at once; only head,
-scaling and cap follow. So every architecture has its own logits.
+scaling and cap follow. So the logits are those of the model, whatever its architecture.
 
 Letters: b sequences, n positions, D hidden size, V vocabulary.
 """
@@ -58,8 +58,8 @@ def by_blocks(read: Read, *states: torch.Tensor, predictions: int | None = None)
     """Apply `read` to blocks of positions of the hidden states [b, n, D]; return the joined results, [b, n, ...].
 
     read: receives a block's first position, and the block's part [b, t, D] of each tensor; returns [b, t, ...].
-    predictions: the most positions of a block, over all sequences; None: `PREDICTIONS`. The backward pass computes
-    each of several blocks again, so that the logits of a block exist only while it is read.
+    predictions: the most positions of a block, over all sequences; None: `PREDICTIONS`. If there are
+    several blocks, the backward pass computes each again, so that the logits of a block exist only while it is read.
     """
     b, n, _ = states[0].shape
     rows = max(1, (predictions or PREDICTIONS) // b)
@@ -81,7 +81,7 @@ def _decoders(model: Any) -> list[Any]:
 
 
 class _Final(BaseModelOutput):
-    """A decoder's output of which only the last hidden states are known; whatever else a model passes on is None."""
+    """A decoder's output with the last hidden states alone; every other field that a model passes on is None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

@@ -26,7 +26,10 @@ NAME = "default"  # of the adapter inside peft's layers
 
 
 def check(model: Any, method: Method, more: Mapping[str, Any]) -> None:
-    """Raise UserError for invalid options of an adapter, SetupError if peft is missing. method: evicts in training."""
+    """Raise UserError for invalid settings of an adapter, SetupError if peft is missing.
+
+    method: the method that evicts during the training; more: the training's settings by name.
+    """
     check_least(more, lora=0)
     if not more["lora"]:
         return
@@ -36,16 +39,19 @@ def check(model: Any, method: Method, more: Mapping[str, Any]) -> None:
     changed = {name.rpartition(".")[2] for name in _places(model, more["lora_places"])}
     if read := changed & {name for kind in method.needs().layer_weights for name in NAMES[kind]}:
         raise UserError(
-            f"method {quote(more['method'])} reads the weights of {read.pop()}, which an adapter would change; name "
+            f"method {quote(more['method'])} reads the weights of {read.pop()}, which an adapter would change. Name "
             "other layers with --opt lora_places, or train all weights with --opt lora=0."
         )
 
 
 class Lora:
-    """An adapter in the linear layers of a model, which it changes: their weights are then frozen."""
+    """An adapter in the linear layers of a model. Making it changes the model: all weights but the adapter's freeze."""
 
     def __init__(self, model: Any, more: Mapping[str, Any], seed: int) -> None:
-        """Attach a new adapter. more: checked settings, as in `kvbench.train.entry.LORA`; seed: of initial numbers."""
+        """Attach a new adapter to a model.
+
+        more: the checked settings, with those named in `kvbench.train.entry.LORA`. seed: for the initial values of A.
+        """
         silence_bitsandbytes()
         from peft import LoraConfig, get_peft_model
 
@@ -59,7 +65,7 @@ class Lora:
 
     @contextmanager
     def switched_off(self) -> Iterator[Any]:
-        """Yield the model, which predicts as the original while the block runs."""
+        """Yield the model with the adapter switched off: while the block runs, it predicts like the original model."""
         with self.attached.disable_adapter():
             yield self.model
 
@@ -76,10 +82,10 @@ class Lora:
 
 
 def _places(model: Any, wanted: str) -> list[str]:
-    """Return the names of the linear layers that get an adapter: all in the decoder, or those of the wanted names.
+    """Return the full names of the decoder's linear layers that get an adapter.
 
-    wanted: last parts of names, separated by commas, such as "q_proj,v_proj"; "all". Raises UserError for an unknown
-    name.
+    wanted: the last parts of their names, separated by commas, such as "q_proj,v_proj"; "all" for every linear layer.
+    Raises UserError for an unknown name.
     """
     inside = {id(module) for module in text_model(model).modules() if type(module) is torch.nn.Linear}
     inside.discard(id(model.get_output_embeddings()))

@@ -1,9 +1,10 @@
-"""The memory of a training on one device, counted from the model's configuration before its weights are loaded.
+"""Counts the memory of a training on one device from the model's configuration, before weights are loaded.
 
-The recipe's own code runs on the meta device (`kvbench.train.rehearsal`): its set-up, the step of a batch of the
-longest traces with its backward pass, the update by the optimiser, and the held-out figures. Decoder layers are alike,
-so two rehearsals, with two and with three layers, give the bytes of any number: in every stretch of the computation
-they are a constant and a multiple of the number of layers. A model whose layers differ is rehearsed whole.
+The recipe's own code runs on the meta device (`kvbench.train.rehearsal`): its set-up; the loss and the backward pass
+for a batch of the longest traces; the update by the optimiser; the held-out figures. If all decoder layers are alike,
+the model is rehearsed with two layers and with three, and the bytes for all its layers follow: in every segment of the
+computation the bytes are a constant plus a multiple of the number of layers. A model whose layers differ is rehearsed
+with all of them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ ROOM = 4096  # tokens: a process rehearses its whole share of a batch up to this
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The parts of memory at the peak of one phase of a training, and words on it. bytes: of all parts."""
+    """One phase of a training: its name, the parts of memory at its peak (bytes by part), and a note for the plan.
+
+    The property `bytes` is the sum over the parts.
+    """
 
     name: str
     parts: Parts
@@ -54,7 +58,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A rehearsal's record: segments by phase, answers to generate, the weights' dtype, the number of stored items."""
+    """What one rehearsal found: the segments of each phase, the generations of answers that the recipe asks for, the
+    weights' dtype, and how many items the recipe stored."""
 
     segments: dict[str, list[Segment]]
     generations: Sequence[Generation]
@@ -64,15 +69,15 @@ class _Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What a plan of memory needs to know of a training.
+    """Counts the memory of one training by running the recipe's code on the meta device.
 
     Attributes:
-        recipe: its class; config: of the model; settings: of the training.
-        items, held_out: some of the longest items that the recipe trains on, and of those that it holds out.
-        count: of all items.
-        longest: tokens of such an item.
+        recipe: the recipe's class; config: the model's configuration; settings: the training's settings.
+        items, held_out: a few made-up items of the greatest length, to train on and to hold out.
+        count: how many items the training has in all, with those that it holds out.
+        longest: tokens of each of these items.
         dtype: of the loaded weights; gpu: whether to count for a GPU; total: bytes of the device's memory.
-        processes: how many share the training.
+        processes: how many processes divide each batch among them.
     """
 
     recipe: type[Recipe]
@@ -92,7 +97,7 @@ class Rehearsal:
         return torch.device("cuda" if self.gpu else "cpu")
 
     def phases(self) -> list[Phase]:
-        """Return the phases of the training after its answers are collected."""
+        """Return the phases of the training, except the one in which the model's answers are collected."""
         layers = int(self.config.get_text_config().num_hidden_layers)
         whole = self._loaded(layers)
         if layers <= FEWEST + 1 or not _alike(whole):
@@ -109,9 +114,10 @@ class Rehearsal:
         return [*(Phase(name, peak) for name, peak in peaks.items()), *generated]
 
     def _all_stored(self, phase: str, peak: Parts, each: int) -> Parts:
-        """Return the parts at a peak once the recipe has stored all items that it keeps in memory.
+        """Return a phase's peak as it is after the recipe has stored every item for which its storage has room.
 
-        each: bytes of an item. An item that is not kept is in memory while it is used.
+        peak: the bytes by part, with the few items of the rehearsal. each: stored bytes of one item. An item for which
+        there is no room is in memory only while it is used.
         """
         if not each:
             return peak
@@ -120,12 +126,15 @@ class Rehearsal:
         return Parts({**peak, STORED: (kept + used) * each})
 
     def _generation(self, generation: Generation, model: Any, dtype: torch.dtype, held: Parts) -> Phase:
-        """Return the phase of an engine that generates with `generation.slots` slots. held: bytes beside the engine."""
+        """Return the phase in which the engine generates with `generation.slots` slots.
+
+        held: what the training holds meanwhile, bytes by part.
+        """
         need = generation.need(shape_of_model(model), self.device, dtype, self.total)
         return Phase(generation.phase, held + parts(need, generation.slots), f"{generation.slots} slots")
 
     def collecting(self, generation: Generation) -> Phase:
-        """Return the phase in which answers are collected, with as many slots as fit."""
+        """Return the phase in which answers are collected, with as many of `generation.slots` slots as fit."""
         model = self._loaded(int(self.config.get_text_config().num_hidden_layers)).model
         need = generation.need(shape_of_model(model), self.device, self.dtype, self.total)
         slots = fitting(need, generation.slots, self.total, self.device)
@@ -133,7 +142,7 @@ class Rehearsal:
         return Phase(generation.phase, Parts({WEIGHTS: need.weights}) + parts(need, slots), note)
 
     def _run(self, layers: int) -> _Run:
-        """Rehearse with so many layers."""
+        """Rehearse the training of a model cut to this number of decoder layers."""
         loaded = self._loaded(layers)
         ledger = Ledger(part_by_shape(loaded), self.recipe.answers(self.settings, self.longest))
         done: dict[str, list[Segment]] = {}
@@ -169,9 +178,9 @@ class Rehearsal:
         return optimiser
 
     def _shares(self, recipe: Recipe) -> list[slice]:
-        """Return the items of a batch with which to rehearse, for each of at most two calls of the loss.
+        """Return the items of a batch for each call of the loss in the rehearsal: at most two calls.
 
-        The second item, or call, shows what the first leaves.
+        Two items or two calls are enough: the second shows which tensors of the first stay in memory.
         """
         whole = self.settings.batch // self.processes
         once = min(recipe.at_once or whole, whole)
@@ -193,7 +202,7 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True)
 class _Alone(Processes):
-    """One of several processes in a rehearsal: it holds its parts of tensors, and exchanges nothing."""
+    """One of several processes in a rehearsal: it holds only its own part of each tensor, and sends nothing."""
 
     def average(self, tensors: Iterable[torch.Tensor]) -> None:
         return None
@@ -203,14 +212,15 @@ class _Alone(Processes):
 
 
 class _Tokenizer:
-    """Counts tokens of texts that methods add to prompts, where a tokenizer is not needed to count memory."""
+    """Stands in for a tokenizer: returns about as many tokens as a text would have, all with the id 0."""
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [0] * max(1, len(text) // CHARACTERS)}
 
 
 def _name_held(recipe: Recipe, loaded: LoadedModel, ledger: Ledger) -> None:
-    """Name what the recipe holds: its trained tensors, and further models by the names of their attributes."""
+    """Tell the ledger the parts of what the recipe holds: its trained tensors, the model's weights, and further models,
+    each under the name of the recipe's attribute."""
     ledger.name(recipe.parameters().values(), TRAINED)
     for name, value in vars(recipe).items():
         if isinstance(value, nn.Module):
@@ -230,7 +240,8 @@ def _alike(loaded: LoadedModel) -> bool:
 
 
 def _extended(few: Sequence[Segment], more: Sequence[Segment], layers: int) -> list[Segment]:
-    """Return the segments with `layers` layers from those with two (few) and with three (more)."""
+    """Return the segments for a model of `layers` layers, extrapolated from the rehearsals with two layers (few) and
+    with three (more)."""
 
     def grown(small: Parts, large: Parts) -> Parts:
         sizes = {n: small[n] + (large[n] - small[n]) * (layers - FEWEST) for n in small | large}
@@ -246,5 +257,5 @@ def _extended(few: Sequence[Segment], more: Sequence[Segment], layers: int) -> l
 
 
 def _outer(segments: Sequence[Segment]) -> Iterator[Segment]:
-    """Yield the segments outside of inner layers: these hold no more than the first or the last layer."""
+    """Yield the segments that are not inside an inner layer, which holds no more than the first or the last layer."""
     return (segment for segment in segments if not segment.label.endswith(INNER))

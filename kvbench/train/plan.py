@@ -32,7 +32,8 @@ SMALLER: Mapping[str, Any] = {"recompute": "on", "micro": 1, "precision": "bfloa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a plan is for: a GPU or a CPU, the bytes of its memory, and how many processes have one each."""
+    """The device that a plan is for: a GPU or a CPU, the bytes of its memory, and how many processes train, each on a
+    device of its own."""
 
     gpu: bool
     total: int
@@ -40,7 +41,10 @@ class Device:
 
     @classmethod
     def of(cls, name: str, total: int | None, processes: int) -> Device:
-        """Return the device of this name, or, if its memory is given, a GPU with so many bytes."""
+        """Return the device.
+
+        name: as in --device; not used if `total` is given. total: the memory, in bytes, of a GPU that need not exist.
+        """
         if total is not None:
             return cls(gpu=True, total=total, processes=processes)
         device = pick_device(name)
@@ -54,10 +58,11 @@ class TrainingPlan:
     Attributes:
         settings: the value of every setting by name, with samples, steps, lr, batch and seed.
         prompt, answer: tokens of the longest prompt and of its answer, for which memory is counted.
-        known: whether a setting limits the prompts; else `prompt` is an assumption.
+        known: whether a setting limits the length of prompts; if none does, `prompt` is an assumption.
         dtype: of the weights.
-        items, held_out: with which memory is counted.
-        phases: with the bytes at the peak of each; uncounted: why the recipe's phases are not counted, or "".
+        items, held_out: the made-up items with which memory is counted.
+        phases: the training's phases with the bytes at the peak of each.
+        uncounted: why the recipe's own phases could not be counted; "" if they were.
     """
 
     name: str
@@ -140,9 +145,9 @@ class TrainingPlan:
         return self.peak.bytes <= self.device.total
 
     def smaller(self) -> tuple[dict[str, Any], TrainingPlan]:
-        """Return changes of settings with which the training takes less memory, and its plan with them.
+        """Return settings, by name, with which the training takes less memory, and the plan with these settings.
 
-        They are tried one after the other until the training fits; the last plan may not fit either.
+        The changes in `SMALLER` are added one by one until the training fits; with all of them it may still not fit.
         """
         plan, changes = self, dict[str, Any]()
         for name, value in SMALLER.items():
@@ -155,13 +160,14 @@ class TrainingPlan:
 
 
 def recipe_settings(values: Mapping[str, Any]) -> Settings:
-    """Return the settings of a recipe in a training with these settings by name."""
+    """Return a training's settings as the recipe gets them. values: the value of every setting by name."""
     numbers = {name: values[name] for name in (*COUNTS, "seed") if name in values and name != "samples"}
     return Settings.of({name: value for name, value in values.items() if name not in (*FLAGS, "seed")}, **numbers)
 
 
 def _lengths(settings: Mapping[str, Any], context: int) -> tuple[int, int, bool]:
-    """Return the tokens of the longest prompt and answer that a training reads, and whether the settings limit both."""
+    """Return the tokens of the longest prompt and of the longest answer that a training reads, and whether a setting
+    limits the prompts. context: most tokens that the model reads."""
     if "max_tokens" not in settings:  # examples: a text whose last tokens are the answer
         total = min(int(settings["tokens"]), context)
         return total - PREDICTED, PREDICTED, True
@@ -173,7 +179,10 @@ def _lengths(settings: Mapping[str, Any], context: int) -> tuple[int, int, bool]
 
 
 def longest_item(kind: str, number: int, prompt: int, answer: int) -> Any:
-    """Return an item of these lengths; its tokens are arbitrary. number: of the item, which makes its name."""
+    """Return a made-up item whose prompt and answer have these many tokens, all with the id 0.
+
+    kind: what the recipe learns from (`Entry.learns_from`). number: becomes the item's name.
+    """
     ids, more = (0,) * prompt, (0,) * answer
     if kind == "examples":
         rows = tuple(range(prompt - 1, prompt + answer - 1))

@@ -89,7 +89,7 @@ class Recipe(ABC):
         name: as in ``kvbench train NAME``.
         kind: the kind of weights that the recipe writes (`kvbench.eviction.api.Weights`).
         figure: the held-out figure that training should improve; `higher`: whether larger is better.
-        stores: most bytes of `stored`.
+        stores: the most bytes that the tensors of `stored` may have.
         at_once: how many items of a batch a call of `loss` may get, to limit the memory of its graph; the loop adds up
             the gradients. None: the whole part of the batch that this process computes.
     """
@@ -115,7 +115,7 @@ class Recipe(ABC):
 
     @classmethod
     def answers(cls, settings: Settings, longest: int) -> Answers:
-        """Return what a rehearsal (`kvbench.train.memory`) answers where the recipe asks for values of tensors.
+        """Return the values that a rehearsal (`kvbench.train.memory`) supplies where the recipe reads a tensor.
 
         longest: tokens of the longest item.
         """
@@ -124,19 +124,25 @@ class Recipe(ABC):
         return Answers()
 
     def rehearse_loss(self, share: slice) -> torch.Tensor:
-        """Return the loss of a step in a rehearsal, whose memory is that of `loss`."""
+        """Return the loss of a step in a rehearsal. The computation must take as much memory as `loss`."""
         return self.loss(0, share)[0]
 
     def rehearse_held_out(self) -> None:
-        """Compute the held-out figures in a rehearsal, except what `generations` lists."""
+        """Compute the held-out figures in a rehearsal, without the generations of answers that `generations` lists."""
         self.held_out()
 
     def generations(self) -> Sequence[Generation]:
-        """Return the generations of answers in steps and held-out figures, whose memory a plan counts by itself."""
+        """Return how the engine generates answers for the steps and the held-out figures; empty if it generates none.
+
+        A plan counts the memory of each generation separately from the rehearsal.
+        """
         return ()
 
     def stored(self) -> Mapping[str, Sequence[torch.Tensor]]:
-        """Return the tensors that the recipe keeps of the items read so far, by item, to read each item once."""
+        """Return the tensors that the recipe keeps in memory of the items read so far, by the item's name.
+
+        With them it need not read an item again.
+        """
         return {}
 
     @classmethod

@@ -1,8 +1,9 @@
 """A rehearsal of a training's computations on the meta device, where tensors have a size and no memory.
 
 The recipe's own code runs; every tensor that an operation returns is counted from its creation until the code drops it.
-Meta tensors have no values, so a rehearsal answers the code's questions about values: a bool is False, that of `all`
-True; a float is 1, an integer the number `Answers.number`; and it says how many elements of a mask are True.
+Meta tensors have no values. Where the code reads a value, a rehearsal supplies one: False for a bool, but True for the
+result of `all`; 1 for a float; `Answers.number` for an integer; and `Answers.marked` says how many elements of a mask
+are True.
 
 Not counted: scratch memory inside an operator, and what an allocator adds.
 """
@@ -33,11 +34,11 @@ ANSWERS: Mapping[torch.dtype, Any] = {torch.bool: False, torch.float32: 1.0, tor
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a rehearsal answers where the code asks for the values of tensors.
+    """The values that a rehearsal supplies where the code reads a meta tensor.
 
     Attributes:
         number: the value of every integer.
-        marked: maps the length of a mask's last dimension to the number of True among them.
+        marked: how many elements of a row of a mask are True, as a function of the row's length.
     """
 
     number: int = 1
@@ -47,7 +48,7 @@ class Answers:
         return ANSWERS.get(tensor.dtype, 1.0 if tensor.is_floating_point() else self.number)
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor of the shape of a meta tensor."""
+        """Return a CPU tensor with the shape and dtype of a meta tensor, filled with the supplied value."""
         return torch.full(tensor.shape, self.value(tensor), dtype=tensor.dtype)
 
     def places(self, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -57,8 +58,11 @@ class Answers:
 
 
 class Segment(NamedTuple):
-    """A stretch of a computation. label: the mark where it began. points: the live bytes by part at the mark, and again
-    after each new tensor."""
+    """A segment of a computation, from one mark to the next.
+
+    label: the mark at which it began. points: records of the live bytes by part, the first made at the mark, one more
+    whenever a tensor was created.
+    """
 
     label: str
     points: list[Parts]
@@ -69,9 +73,10 @@ class Segment(NamedTuple):
 
 
 class Ledger(LiveBytes):
-    """Counts the live bytes of meta tensors by part, and remembers the parts at the peak of every segment.
+    """Counts the live bytes of meta tensors by part (weights, activations, ...), and records them in segments.
 
-    A segment lasts from one call of `mark` to the next. kind: the part of new tensors, until `name` says another.
+    A segment lasts from one call of `mark` to the next. kind: returns the part of a new tensor; `name` can move the
+    tensor to another part later. answers: the values that the code reads from meta tensors.
     """
 
     def __init__(self, kind: Kind, answers: Answers) -> None:
@@ -84,7 +89,7 @@ class Ledger(LiveBytes):
         self.mark("")
 
     def mark(self, label: str) -> None:
-        """Begin a segment."""
+        """End the current segment and begin one with this label."""
         self.segments.append(Segment(label, [Counter(self.parts)]))
 
     def taken(self) -> list[Segment]:
@@ -94,7 +99,7 @@ class Ledger(LiveBytes):
         return done
 
     def name(self, tensors: Iterable[torch.Tensor], part: str) -> None:
-        """Count these tensors in a part of this name from now on, also if no operation inside the block made them."""
+        """Count these tensors in the part with this name from now on, also tensors made before the ledger's block."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if tensor.is_meta and (known := self._named.get(storage)) is not None:
@@ -147,7 +152,8 @@ _INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, 
 
 
 def _as_numbers(indices: Sequence[Any], answers: Answers) -> list[Any]:
-    """Return indices in which every mask is replaced by indices of as many elements as it marks."""
+    """Return the indices of an indexed tensor with every mask replaced by integer indices, as many as it has True
+    elements according to `answers`."""
     numbers: list[Any] = []
     for index in indices:
         masks = isinstance(index, torch.Tensor) and index.dtype == torch.bool

@@ -42,7 +42,10 @@ class Lifetimes:
         self._until[key][layer] = until.masked_fill_(gone, seen)
 
     def rehearse(self, key: int, layers: Mapping[int, int], seen: int, budget: int, device: torch.device) -> None:
-        """Record an eviction after `seen` tokens that leaves any `budget` entries. layers: heads of each layer."""
+        """Record a made-up eviction after `seen` tokens that leaves `budget` entries in each head.
+
+        key: the noise key of the sequence. layers: how many heads each layer has, by the layer's index.
+        """
         for layer, heads in layers.items():
             self(key, seen, layer, [torch.zeros(budget, dtype=torch.int64, device=device)] * heads)
 

@@ -1,4 +1,4 @@
-"""The folder that a training of a model leaves, a model's or an adapter's, and the card beside it."""
+"""Writes the folder with a trained model or a trained adapter, and the card (a JSON file about it) beside it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from kvbench.store.files import reason, replacing
 
 
 def model_files(loaded: LoadedModel) -> Callable[[Path], None]:
-    """Return a function that writes configuration, weights and tokenizer into a folder, which transformers can load."""
+    """Return a function that writes a model into a folder, so that transformers can load it: configuration, weights and
+    tokenizer."""
 
     def write(folder: Path) -> None:
         loaded.model.save_pretrained(folder)
@@ -29,7 +30,7 @@ def model_files(loaded: LoadedModel) -> Callable[[Path], None]:
 def save_folder(
     folder: Path, write: Callable[[Path], None], base: Base, *, made: Mapping[str, Any]
 ) -> tuple[Path, dict[str, Any]]:
-    """Replace a folder by what `write` writes into it, and write a card beside it; return both.
+    """Let `write` fill a folder, replacing any folder there, and write a card beside it; return both.
 
     base: the model before the training. made: facts about the training for the card. Raises SetupError when a file
     cannot be written.

@@ -27,7 +27,7 @@ INCOMPLETE = raising(ModuleNotFoundError("No module named 'fire'", name="fire"))
     [
         (MISSING, None, "methods kvpress:NAME need kvpress, which is not installed."),
         (lambda name: "0.5.5", INCOMPLETE, "methods kvpress:NAME need fire, which is not installed."),
-        (lambda name: "0.4.0", None, "methods kvpress:NAME are made for kvpress 0.5.5, found 0.4.0."),
+        (lambda name: "0.4.0", None, "methods kvpress:NAME need kvpress 0.5.5; found 0.4.0."),
     ],
     ids=["no kvpress", "not complete", "another version"],
 )

@@ -82,7 +82,7 @@ class Case:
         return [units[start : start + self.heads] for start in range(0, len(units), self.heads)]
 
     def kept(self, step: int) -> list[set[int]]:
-        """Return, for each unit, the set of tokens that the reference keeps after a step."""
+        """Return, for each unit (one head of one layer), the set of tokens that the reference keeps after a step."""
         return [set(unit.tolist()) for unit in self._split("kept", step)]
 
     def scores(self, step: int) -> list[dict[int, float]] | None:

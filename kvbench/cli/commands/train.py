@@ -93,7 +93,7 @@ def train(
     plugin: Plugins = None,
     seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")] = "0",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
-    dry_run: Annotated[bool, plain("--dry-run", "Print the plan and its memory; load no weights.")] = False,
+    dry_run: Annotated[bool, plain("--dry-run", "Print the plan and the memory it takes; load no weights.")] = False,
     gpu_memory: Annotated[
         Text, plain("--gpu-memory", "With --dry-run: plan for a GPU with this memory, like 80GB.", "SIZE")
     ] = None,

@@ -36,8 +36,8 @@ class LayerGeometry:
     """The shape of one attention layer, as its entries are stored.
 
     window: the sliding window in tokens, None for full attention. latent: in latent attention, how many of a key's
-    first numbers also serve as the value (`value_dim` is then 0); otherwise 0. See the module `latent`. hidden: numbers
-    of a hidden state, the input of the layer's attention.
+    first numbers also serve as the value (`value_dim` is then 0); otherwise 0. See the module `latent`. hidden: how
+    many numbers a hidden state (the input of the layer's attention) has.
     """
 
     index: int

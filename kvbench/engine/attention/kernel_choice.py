@@ -1,7 +1,8 @@
-"""The attention kernel that torch chooses for a device; on the meta device, the one of the device that a plan is for.
+"""Computes attention with the kernel that torch chooses for a device. On the meta device, where a plan counts bytes,
+the kernel is that of the device for which the plan is made.
 
-A plan counts bytes on the meta device, whose tensors have sizes only. There torch would take its slow formula, which
-holds all attention weights at once.
+Meta tensors have sizes and no memory. For them torch itself would take its slow formula, which holds all attention
+weights at once, so a plan would count too many bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ aten: Any = torch.ops.aten
 
 @contextmanager
 def planned_for(*, gpu: bool) -> Iterator[None]:
-    """While the block runs, meta tensors take the kernels of a GPU, or else of a CPU."""
+    """While the block runs, compute attention of meta tensors with a GPU's kernel if `gpu`, else with a CPU's."""
     token = _for_gpu.set(gpu)
     try:
         yield
@@ -29,7 +30,7 @@ def planned_for(*, gpu: bool) -> Iterator[None]:
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is on a GPU, or on the meta device for a GPU's plan."""
+    """Return whether a tensor is on a GPU, or on the meta device while a plan counts for a GPU."""
     return tensor.is_cuda or (tensor.is_meta and _for_gpu.get())
 
 

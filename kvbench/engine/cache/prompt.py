@@ -27,10 +27,10 @@ from kvbench.eviction.view import LayerView
 class PromptCache:
     """The KV caches of b equally long prompts, with all their layers.
 
-    queries: number of newest queries that every layer stores; hidden: numbers of newest hidden states, while the prompt
-    is read and afterwards (`forget_hidden`); size: tokens to allocate memory for at first; noise_keys: per prompt, the
-    seed of the method's random numbers; recurrent: empty states of recurrent layers; images: the prompt's images, for
-    which b must be 1.
+    queries: how many of the newest queries every layer stores; hidden: how many of the newest hidden states, two
+    numbers: while the prompt is read, and afterwards (`forget_hidden`); size: tokens to allocate memory for at first;
+    noise_keys: per prompt, the seed of the method's random numbers; recurrent: empty states of recurrent layers;
+    images: the prompt's images; if it has some, b must be 1.
     """
 
     def __init__(

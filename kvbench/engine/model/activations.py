@@ -1,4 +1,4 @@
-"""The activations of a forward pass: the most bytes that it holds at once, found without weights.
+"""Finds, without weights, the most bytes of activations that a forward pass holds at once.
 
 Layers that keep a state may hold far more numbers per token than attention. For example, transformers' code for Mamba-2
 computes, for every head and every number of the state, the product of all pairs of tokens in a chunk. These bytes

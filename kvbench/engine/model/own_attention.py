@@ -12,7 +12,7 @@ from kvbench.eviction.own_attention import OwnAttention
 
 
 def own_attention(model: Any, geometry: Sequence[LayerGeometry], classes: Sequence[str]) -> dict[int, OwnAttention]:
-    """Return the attention of every layer that methods evict, by layer; {} if `classes` is empty.
+    """Return the attention module of every layer that is evicted, by the layer's index; {} if `classes` is empty.
 
     classes: the names of the classes that the method can read. Raises UserError when a layer's attention is of another
     class, or when the model has no rotary embedding that all its layers share.
@@ -26,6 +26,6 @@ def own_attention(model: Any, geometry: Sequence[LayerGeometry], classes: Sequen
     if rotary is None or set(evicted) - modules.keys():
         raise UserError(
             f"the method reads the attention of {', '.join(classes)}; model type {quote(model.config.model_type)} has "
-            "none of these in some layer. Use another method."
+            "a layer without them, or no rotary embedding for all layers. Use another method."
         )
     return {index: OwnAttention(modules[index], rotary) for index in evicted}

@@ -128,7 +128,7 @@ def load_weights(
         data = path.read_bytes()
         tensors = load(data)
     except OSError as error:
-        raise SetupError(f"weights {quote(path)} cannot be read: {reason(error)}.") from None
+        raise SetupError(f"weights {quote(path)} cannot be read: {reason(error)}. Check permissions.") from None
     except SafetensorError as error:
         raise SetupError(f"weights {quote(path)} {_damage(data, error)}") from None
     if hashlib.sha256(data).hexdigest() != card.get("sha256"):

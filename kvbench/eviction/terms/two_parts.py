@@ -20,8 +20,10 @@ def _fits(prompt_len: int, recent: int, budget: int) -> bool:
 
 @dataclass(frozen=True)
 class PromptPart(Method):
-    """Evicts the prompt by `inner` to a share of the budget. A prompt that leaves room for `recent` + 1 tokens stays
-    whole."""
+    """The part of `scope` that evicts the prompt: method `inner` keeps `share` of the budget, int(share x budget).
+
+    A prompt stays whole if the budget has room for it and for `recent` + 1 tokens of the answer.
+    """
 
     inner: Method
     share: float
@@ -46,12 +48,12 @@ delegate(PromptPart, (), ("scope", "joint", "uniform"))
 
 @dataclass(frozen=True)
 class AnswerPart(Method):
-    """Keeps the prompt's remaining entries, the newest `recent` tokens, and entries to which the newest query attends
-    most.
+    """The part of `scope` that evicts the answer: it keeps the newest `recent` tokens, and of the answer's other
+    entries those to which the newest query attends most. It evicts nothing of the prompt.
 
-    The answer may fill the rest of the budget. If `grows` is true and the prompt was evicted, the answer may have
-    `recent` entries plus one per `delta` generated tokens, at most that rest. every: tokens between evictions; None:
-    the run's interval.
+    The answer may fill what `PromptPart` leaves of the budget. If `grows` is true and the prompt was evicted, the
+    answer may have `recent` entries plus one per `delta` generated tokens, up to that limit. every: generated tokens
+    between evictions; None: the run's interval.
     """
 
     share: float

@@ -1,1 +1,4 @@
-"""The scorer presses of kvpress (NVIDIA) as methods ``kvpress:NAME``. Imports `eviction`; the engine knows no press."""
+"""The scorer presses of kvpress (NVIDIA), which score entries for eviction, as methods ``kvpress:NAME``.
+
+This package imports `eviction`; the engine does not know about presses.
+"""

@@ -15,14 +15,15 @@ ATTENTION = ("LlamaAttention", "MistralAttention", "Phi3Attention", "Qwen2Attent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a press reads beside keys and values.
+    """What a press reads beside keys and values, and how many entries it always keeps.
 
     Attributes:
-        hidden: hidden states. "last": of the newest token; "window": of the newest `window_size` and one more;
-            "many": statistics over all that it gets; "every": one per entry, so that it scores prompts only.
-        stays: the options whose sum is the number of entries that always stay.
-        weights: matrices of the model.
-        future: whether it counts future positions from the number of hidden states.
+        hidden: the tokens whose hidden states the press reads. "last": the newest token; "window": the newest
+            `window_size` + 1 tokens; "many": all that it is given, for statistics over them; "every": the token of
+            each entry, so that it can score prompts only.
+        stays: the names of the options whose sum is the number of entries that always stay.
+        weights: the model's matrices that it reads.
+        future: whether it takes the number of hidden states for the position after which future tokens follow.
     """
 
     hidden: Literal["none", "last", "window", "many", "every"] = "none"

@@ -1,4 +1,4 @@
-"""The names after ``kvpress:``, and the method that each stands for."""
+"""Finds the method for a name ``kvpress:NAME``, which is made from kvpress's press NAME."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def canonical(name: str) -> str:
 
 @functools.cache
 def member(name: str) -> type[PressMethod]:
-    """Return the method of a press, given its name as `canonical` returns it."""
+    """Return the method class made from a press. name: the press's name as `canonical` returns it."""
     press, facts = getattr(kvpress(), name), PRESSES[name]
     fields = fields_of(press)
     if facts.hidden == "many" or any(takes_press(press, option) for option, _, _ in fields):

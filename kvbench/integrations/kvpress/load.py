@@ -15,20 +15,18 @@ INSTALL = f"pip install 'kvbench[kvpress]' && pip install --no-deps kvpress=={VE
 
 @functools.cache
 def kvpress() -> Any:
-    """Return the package kvpress. Raises SetupError if it, or a package that it imports, is missing, or its version is
-    another one than `facts.VERSION`.
+    """Import the package kvpress and return it. Raises SetupError if kvpress, or a package that it imports, is missing,
+    or if kvpress has another version than `facts.VERSION`.
 
-    When imported, kvpress replaces transformers' attention functions to mask entries; they are put back, because
-    kvbench drops entries, and because baselines of a benchmark must be transformers' own.
+    When imported, kvpress replaces transformers' attention functions by ones that mask entries. This function puts the
+    original functions back: kvbench drops entries, and the baselines of a benchmark need transformers' own functions.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     before = dict(ALL_ATTENTION_FUNCTIONS._local_mapping)
     try:
         if (found := importlib.metadata.version("kvpress")) != VERSION:
-            raise SetupError(
-                f"methods kvpress:NAME are made for kvpress {VERSION}, found {found}. Install it: {INSTALL}"
-            )
+            raise SetupError(f"methods kvpress:NAME need kvpress {VERSION}; found {found}. Install it: {INSTALL}")
         return importlib.import_module("kvpress")
     except ImportError as error:  # also for a package without metadata
         raise SetupError(

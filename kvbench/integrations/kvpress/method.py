@@ -5,10 +5,10 @@ A press is called once per sequence and layer, as kvpress calls it, with the ent
     press.compression_ratio = 1 - C / N        (budget C, N entries)
     score [1, Hk, N] = press.score(module, hidden states, keys, values, None, {"position_embeddings": (cos, sin)})
 
-`module` is the model's own attention, and cosines and sines belong to the true positions of the hidden states. At an
-eviction of the prompt a press gets as many hidden states as it reads, as in kvpress. While decoding it gets those of
-the newest tokens, which the engine stores. kvpress's own `DecodingPress` forgets its hidden states at every eviction,
-and its cache leaves the order of the text: it lies in the order of the scores.
+`module` is the model's own attention module. The cosines and sines belong to the true positions of the hidden states.
+When the prompt is evicted, a press gets the hidden states of as many prompt tokens as it reads, as in kvpress. While
+decoding it gets the hidden states of the newest tokens, which the engine stores. kvpress's own `DecodingPress` differs
+there: it forgets its hidden states at every eviction, and orders the entries in its cache by score, not as in the text.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class PressMethod(Method):
         super().__post_init__()
         sinks = self._sum_of(self.facts.stays)
         if self._facts.hidden == "many" and self._buffer <= sinks:
-            raise OptionError(BUFFER, f"must be more than the {sinks} first tokens that it leaves out.")
+            raise OptionError(BUFFER, f"must be more than the {sinks} first tokens, which the press leaves out.")
         self.scorer  # noqa: B018  # a press checks its own options
 
     @cached_property
     def inner(self) -> PressMethod | None:
-        """The method of the press that an option of this press names; None if no option does."""
+        """The method for the inner press, if an option of this press names another press; else None."""
         names = [n for n in self.press_options if takes_press(self.press_class, n)]
         made = [from_label(f"kvpress:{getattr(self, name)}") for name in names]
         return made[0] if made else None  # type: ignore[return-value]
@@ -67,14 +67,14 @@ class PressMethod(Method):
 
     @cached_property
     def scorer(self) -> Any:
-        """The press itself. Raises OptionError for options that it refuses."""
+        """The kvpress object. Raises OptionError for options that kvpress refuses."""
         inner = None if self.inner is None else self.inner.scorer
         values = {n: inner if takes_press(self.press_class, n) else v for n, v in self.press_options.items()}
         return self.press_class(**values)
 
     @property
     def _facts(self) -> Facts:
-        """The facts of the press that reads hidden states."""
+        """The facts of the inner press, which is the one that reads hidden states, or of this press if it has none."""
         return self.facts if self.inner is None else self.inner._facts
 
     @property
@@ -85,7 +85,10 @@ class PressMethod(Method):
         return sum(getattr(self, name) for name in names)
 
     def _width(self, many: int, every: int) -> int:
-        """Return how many hidden states the press reads. many, every: the numbers for the kinds of `Facts.hidden`."""
+        """Return how many hidden states the press reads.
+
+        many, every: the number to return for presses whose `Facts.hidden` is "many" or "every".
+        """
         if self.inner is not None:
             return self.inner._width(many, every)
         window = getattr(self, "window_size", 0) + 1
@@ -112,8 +115,8 @@ class PressMethod(Method):
         if not (self._facts.future and self.decode_bounded):
             return ()
         return (
-            "kvpress counts future positions from the number of hidden states that it gets, which while decoding is at "
-            f"most {self._buffer} (option {BUFFER}), not from the position in the text.",
+            "this press predicts attention from future positions. kvpress counts them from the number of hidden states "
+            f"that the press gets (while decoding at most {self._buffer}, option {BUFFER}), not from the true length.",
         )
 
     def score(self, view: LayerView) -> torch.Tensor:
@@ -124,7 +127,7 @@ class PressMethod(Method):
         """Return the scores [Hk, N] of one sequence. order: the indices of its entries in text order, [Hk, N]."""
         held = view.held()[row]
         if not bool((held == held[0]).all()):
-            raise UserError(f"{type(self).__name__} scores heads with equally many entries only. Use another method.")
+            raise UserError(f"{type(self).__name__} needs equally many entries in all heads. Use another method.")
         assert view.values is not None
         inside = order[:, : int(held[0])]
         keys, values = (_taken(x[row], inside) for x in (view.keys, view.values))
@@ -138,7 +141,8 @@ class PressMethod(Method):
 
 @dataclass(frozen=True)
 class LayeredPressMethod(PressMethod):
-    """A press with a budget for every layer, from its `get_layer_budget`, as if no entry had been evicted yet."""
+    """A press whose `get_layer_budget` gives each layer a budget of its own, from the number of tokens seen so far, as
+    if no entry had been evicted yet."""
 
     def quotas(self, allocation: Allocation) -> torch.Tensor:
         shares = torch.tensor([self._shares(allocation, int(seen)) for seen in allocation.seen])  # [b, layers]
@@ -156,7 +160,8 @@ class LayeredPressMethod(PressMethod):
 
 
 def ratio(entries: int, budget: int) -> float:
-    """Return 1 - budget / entries, or the next smaller number by which kvpress keeps `budget` entries exactly."""
+    """Return the compression ratio 1 - budget / entries, rounded down where kvpress would otherwise keep fewer than
+    `budget` entries."""
     removed = max(0.0, 1 - budget / entries)
     while int(entries * (1 - removed)) < min(budget, entries):
         removed -= 2.0**-53
@@ -164,17 +169,18 @@ def ratio(entries: int, budget: int) -> float:
 
 
 def seed_of(noise_key: torch.Tensor | int, eviction: torch.Tensor | int, layer: int) -> int:
-    """Return the seed of torch's generator for one call of a press."""
+    """Return the seed with which torch's generator begins when a press scores one layer at one eviction."""
     return int(noise.mix(noise_key, eviction, layer))
 
 
 def _taken(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return the vectors of x [Hk, N, d] in this order [Hk, n], as [1, Hk, n, d]."""
+    """Return the vectors of x [Hk, N, d] at the indices `order` [Hk, n], as [1, Hk, n, d]."""
     return x.gather(1, order[..., None].expand(-1, -1, x.shape[-1]))[None]
 
 
 def _newest(view: LayerView, row: int) -> tuple[Any, Any]:
-    """Return a sequence's hidden states [1, w, D], and the cosines and sines [1, w, d] of their positions."""
+    """Return the stored hidden states [1, w, D] of a sequence's newest tokens, and RoPE's cosines and sines [1, w, d]
+    at their positions. Returns None twice if the method reads no hidden states."""
     if view.hidden is None or view.attention is None:
         return None, None
     seen = int(view.seen[row])
@@ -185,7 +191,10 @@ def _newest(view: LayerView, row: int) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _seeded(view: LayerView, row: int) -> Iterator[None]:
-    """Let torch draw numbers that follow from sample, eviction and layer alone, and restore its generator."""
+    """While the block runs, torch draws numbers that depend only on the sample, the eviction and the layer.
+
+    Afterwards torch's generator continues as before the block.
+    """
     device = view.keys.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed_of(view.noise_key[row], view.eviction_index[row], view.layer))
@@ -194,7 +203,7 @@ def _seeded(view: LayerView, row: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handle(attention: OwnAttention | None) -> Iterator[Any]:
-    """Yield the attention module, with the rotary embedding as an attribute, as kvpress expects it."""
+    """Yield the layer's attention module, which has the attribute `rotary_emb` for kvpress while the block runs."""
     if attention is None:
         yield None
         return
@@ -207,11 +216,17 @@ def _handle(attention: OwnAttention | None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _own_failures(name: str) -> Iterator[None]:
-    """Raise UserError for an error of kvpress's code; errors of memory and devices stay as they are."""
+    """Turn an error of kvpress's code inside the block into UserError; errors of memory and devices pass unchanged.
+
+    name: the press, for the message.
+    """
     try:
         yield
     except Exception as error:
         if isinstance(error, KVBenchError) or faults.of_machine(error):
             raise
         reason = faults.first_line(error).rstrip(".")
-        raise UserError(f"kvpress {VERSION} failed in {name} ({type(error).__name__}: {reason}).") from error
+        raise UserError(
+            f"kvpress {VERSION} failed in {name} ({type(error).__name__}: {reason}). "
+            "Use other options or another method."
+        ) from error

@@ -1,4 +1,4 @@
-"""The options of a press as options of a method: read from the parameters of its class, described by its docstring."""
+"""Makes a press's parameters the options of a method; the press's docstring gives their help texts."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ LIMITS: dict[str, dict[str, Any]] = {
 
 
 def fields_of(press: type) -> list[tuple[str, Any, Any]]:
-    """Return (name, type, dataclass field) for each option of a press."""
+    """Return (name, type, dataclass field) for each parameter of a press that becomes an option."""
     parameters = inspect.signature(press).parameters.values()
     return [_field(press, p) for p in parameters if p.name != RATIO and not p.name.startswith("_")]
 
 
 def buffer_field(default: int) -> tuple[str, Any, Any]:
-    """Return the option that says how many hidden states a press gets while decoding."""
-    help = "newest hidden states per layer that are stored while decoding, and shown to the press"
+    """Return (name, type, field) of the option `buffer`: how many hidden states a press gets while decoding."""
+    help = "how many of the newest tokens' hidden states each layer stores while decoding, for the press to read"
     return BUFFER, int, option(default, help, low=1)
 
 
 def takes_press(press: type, name: str) -> bool:
-    """Return whether a parameter of a press is another press."""
+    """Return whether the parameter `name` of a press takes another scorer press."""
     from kvpress import ScorerPress
 
     kind = inspect.signature(press).parameters[name].annotation

@@ -79,7 +79,7 @@ class Maps(AttentionAnalysis):
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:
-        """Return, for each layer and KV head, the square with the largest share of the last stretch of the answer."""
+        """Return, for each layer and KV head, the square to which the answer's last stretch attends most."""
         last: dict[tuple[str, int, int], list[Row]] = {}
         for row in rows:
             last.setdefault((row["task"], row["layer"], row["head"]), []).append(row)

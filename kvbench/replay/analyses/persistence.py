@@ -56,7 +56,11 @@ class Persistence(AttentionAnalysis):
                 anchors[at] = wanted
 
     def _compare(self, window: Window, step: int, before: torch.Tensor, now: torch.Tensor) -> None:
-        """Add the shares of a pair of queries. before, now: tokens wanted by each, up to the earlier one [b, Hk, n]."""
+        """Add the shares of a pair of queries that are `step` tokens apart.
+
+        before, now: the tokens that the earlier and the later query attend to most, among the n tokens up to the
+        earlier query, [b, Hk, n] bool.
+        """
         persists = (before & now).sum(dim=-1) / before.sum(dim=-1)
         chance = now.float().mean(dim=-1)
         for head in range(before.shape[1]):

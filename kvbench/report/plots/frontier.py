@@ -70,7 +70,10 @@ def _layers(x: Spec, y: Spec, looks: Spec) -> list[Spec]:
 
 
 def _sized(point: Point, power: int) -> Point:
-    """Return the point with the fields that the figure needs; `x` is its bytes in the unit of the axis."""
+    """Return the point with the fields that the figure needs; `x` is its memory in the unit of the axis.
+
+    power: the unit is 1024**power bytes.
+    """
     x = point["kv_bytes_peak"] / 1024**power
     return only([point | {"kind": "cell", "x": x}], "kind", "x", "mean", "low", "high", "kv_bytes_peak")[0]
 

@@ -168,7 +168,8 @@ def check_plain(file: Path, name: str, limit: int | None) -> None:
     if kind:
         raise UserError(f"{name} is {kind}.")
     if limit is not None and status.st_size > limit:
-        raise UserError(f"{name} has {status.st_size / 1e9:.1f} GB; the limit is {limit / 1e9:.1f} GB.")
+        size = f"{name} has {status.st_size / 1e9:.1f} GB"
+        raise UserError(f"{size}; the limit is {limit / 1e9:.1f} GB. Give a smaller file.")
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needle:
-    """A needle and the prompt around it. others: sentences hidden elsewhere; end: text between context and question."""
+    """A needle and the texts of its prompt.
+
+    Attributes:
+        sentence: the needle; others: further sentences hidden in the text, which do not answer the question.
+        outputs: the strings that the answer must contain.
+        before: text before the haystack; end: text between the haystack and the question.
+        question: asks for the needle; answer_prefix: the words with which the model's answer begins.
+    """
 
     sentence: str
     outputs: tuple[str, ...]
@@ -26,7 +33,7 @@ class Needle:
 
 
 def number(key: str) -> Needle:
-    """Return a random number of seven digits. key: decides which, as for the other needles."""
+    """Return a needle with a random number of seven digits. key: the seed; equal keys give equal needles."""
     digits = str(random.Random(key).randint(10**6, 10**7 - 1))
     return Needle(
         sentence=f"The special magic number is: {digits}.",
@@ -91,6 +98,6 @@ def paraphrase(key: str) -> Needle:
 
 
 def _different(draw: random.Random, size: int) -> list[int]:
-    """Return `OTHERS` + 1 different numbers below `size`, by calls that give the same in every version of Python."""
+    """Draw `OTHERS` + 1 different numbers from 0 to `size` - 1, the same in every version of Python."""
     left = list(range(size))
     return [left.pop(int(draw.random() * len(left))) for _ in range(OTHERS + 1)]

@@ -72,7 +72,8 @@ class ForesightRecipe(ScorerRecipe):
 
     @torch.no_grad()
     def rehearse_held_out(self) -> None:
-        """Compute the loss alone: the agreement takes no more memory, but asks how many entries are dropped."""
+        """Compute the loss alone. The agreement takes no more memory, but it reads how many entries are dropped, which
+        meta tensors do not hold."""
         self._ranking(self.trained.scorer(), self._choices(self.test[0]))
 
     def _choices(self, trace: Trace) -> list[Choice]:

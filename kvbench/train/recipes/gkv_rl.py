@@ -85,7 +85,8 @@ class RLRecipe(SparseRecipe):
         return loss, figures
 
     def rehearse_loss(self, share: slice) -> torch.Tensor:
-        """Learn from two micro-batches of answers of the greatest length, while the log has all answers' evictions."""
+        """Compute the loss of two micro-batches of the longest answers. The log holds the evictions of all answers of a
+        step meanwhile."""
         own = self.questions[share.start] if share.start < len(self.questions) else self.questions[0]
         if self.budget is not None:
             copies = self.method.per_query_head

@@ -158,7 +158,7 @@ class _Reader:
         return best.amax(dim=1)
 
     def _weights(self, call: AttentionCall, rows: torch.Tensor) -> torch.Tensor:
-        """Return what attention paid by these queries is multiplied by, [rows, 1]."""
+        """Return for each of these queries the factor by which its attention is multiplied, [rows, 1]."""
         assert call.hidden is not None
         sizes = call.hidden[0, rows].float().norm(dim=-1, keepdim=True)
         return 1 / sizes if call.layer in self.outputs else torch.ones_like(sizes)

@@ -68,7 +68,8 @@ def _random(prompt: str) -> Any:
 
 
 def _recency(case: Case) -> list[CasePlan]:
-    """Plan a case that keeps the prompt and the newest tokens: by streaming-llm, with the protected prompt as sinks."""
+    """Plan a case whose reference keeps the prompt and the newest tokens: with streaming-llm, whose sinks are the
+    protected part of the prompt."""
     h = case.hyper
     prompt = min(h["prefill"], h["token_budget"] - h["residual_length"] - 1)
     return [_as_engine(case, "streaming-llm", {"sinks": prompt})]

@@ -76,7 +76,7 @@ def _defensivekv(case: Case) -> list[CasePlan]:
 
 
 def _without_surplus(case: Case, step: int, budget: int) -> list[set[int]]:
-    """Return the reference's kept sets without the entries beyond the budget, those with the lowest scores.
+    """Return the entries that the reference kept in each head, without those of lowest score that exceed the budget.
 
     The reference rounds down the budget of all heads together, kvbench the budget of each head.
     """
