@@ -2,7 +2,7 @@
 
     niah@8192                  a random number of seven digits among RULER's noise sentences: no download, and no text
                                that a model may have memorised
-    niah/essay@8192            such a number among Paul Graham's essays
+    niah/essay@8192            a random number of seven digits among Paul Graham's essays
     niah/sandwich@8192         the classic sentence about San Francisco among noise sentences
     niah/essay-sandwich@8192   the classic test: the sentence among the essays
     niah/paraphrase@8192       a fact about a person among noise sentences, asked for in other words

@@ -138,7 +138,8 @@ for _name, _entry in BUILT_IN.items():
 
 
 def entry_of(name: str) -> Entry:
-    """Return the declaration of a registered recipe. Raises UserError for an unknown name or a class without one."""
+    """Return the declaration of a registered recipe. Raises UserError for an unknown name or a class without a
+    declaration."""
     member = recipes.get(name)
     declared = member if isinstance(member, Entry) else getattr(member, "entry", None)
     if not isinstance(declared, Entry):

@@ -29,8 +29,8 @@ MEASURED = 32  # traces from which mean and deviation of the inputs are estimate
 class TrainedScorer:
     """A scorer in training, whose tensors take standardised inputs; `scorer()` returns its equivalent for raw inputs.
 
-    start: initial tensors; mean, deviation: those of the raw inputs, [L, Hk, D]; unit: raw outputs are the trained
-    outputs times this factor.
+    start: initial tensors; mean, deviation: mean and standard deviation of the raw inputs, [L, Hk, D]; unit: raw
+    outputs are the trained outputs times this factor.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class Question:
     def given_answer(self) -> Answer:
         """Return the given answer, cut to the most tokens that an answer may have; call it only if there is one.
 
-        It counts as right, for it is not compared with the right answer.
+        It counts as right without a comparison.
         """
         assert self.given is not None
         return Answer(self.given[: self.max_new_tokens], right=True, ended=len(self.given) <= self.max_new_tokens)
@@ -146,7 +146,7 @@ def collect(
     Args:
         seed: the seed of the sampling noise.
         file: answers in it are not generated again; new ones are added to it. Several processes need it.
-        on_answer: called with the number of answers so far, of the stored ones and this process's own.
+        on_answer: called with the number of answers so far: those stored before, and this process's own.
         on_drop: called for every answer that is not used, with the reason.
     """
     collection, asked = collection or Collection(), {q.name: q for q in questions}

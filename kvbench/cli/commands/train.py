@@ -81,12 +81,15 @@ def train(
     steps: Annotated[Text, plain("--steps", "Number of optimiser steps.", "N")] = None,
     lr: Annotated[Text, plain("--lr", "Peak learning rate.", "X")] = None,
     batch: Annotated[Text, plain("--batch", "Number of answers per step.", "N")] = None,
-    preset: Annotated[Text, plain("--preset", "Settings of this name instead of the defaults: paper.", "NAME")] = None,
+    preset: Annotated[Text, plain("--preset", "Preset whose settings replace the defaults: paper.", "NAME")] = None,
     opt: Annotated[Texts, plain("--opt", SETTINGS, "NAME=VALUE")] = None,
     continue_from: Annotated[
         Text, plain("--continue-from", "Folder of a finished training: begin with its weights.", "DIR")
     ] = None,
-    evaluate: Annotated[Text, plain("--evaluate", "Compute the held-out figures every N steps, too.", "N")] = None,
+    evaluate: Annotated[
+        Text,
+        plain("--evaluate", "Compute the held-out figures every N steps, not only before and after training.", "N"),
+    ] = None,
     plugin: Plugins = None,
     seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")] = "0",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",

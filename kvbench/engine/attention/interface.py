@@ -179,7 +179,7 @@ def set_implementation(model: Any, name: str) -> None:
     if not (stateful or getattr(model, "_supports_attention_backend", False)):
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: "
-            "it does not use transformers' attention interface."
+            "it does not use transformers' attention interface. Choose another model."
         )
     model.set_attn_implementation(name)
 
@@ -213,15 +213,22 @@ def _functions(name: str) -> tuple[Callable[..., tuple[torch.Tensor, None]], Cal
         for extra_name, argument in extra.items():
             if argument is not None and extra_name not in _HARMLESS:
                 owner = quote(type(module).__name__)
-                raise UserError(f"{owner} passes {quote(extra_name)} to attention, which kvbench does not support.")
+                raise UserError(
+                    f"{owner} passes {quote(extra_name)} to attention, which kvbench does not support. "
+                    "Choose another model."
+                )
         if attention_mask is not None:  # kvbench passes no mask, and transformers makes none for this function
             raise UserError(
-                f"{quote(type(module).__name__)} passes its own mask to attention, which kvbench does not support."
+                f"{quote(type(module).__name__)} passes its own mask to attention, which kvbench does not support. "
+                "Choose another model."
             )
         layer: Any = module
         handler, read, latents = _routings[name]
         if is_causal is False or getattr(layer, "is_causal", True) is False:
-            raise UserError(f"{quote(type(module).__name__)} attends in both directions; kvbench serves causal models.")
+            raise UserError(
+                f"{quote(type(module).__name__)} attends in both directions; kvbench serves causal models. "
+                "Choose another model."
+            )
         call = AttentionCall(
             layer=int(layer.layer_idx),
             query=query,
@@ -280,7 +287,8 @@ def _matmul_attention(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the attention [b, Hk, g, t, Dv] with float32 logits. q: [b, Hk, g, t, D]; else as `grouped_attention`."""
+    """Return the attention [b, Hk, g, t, Dv] with float32 logits. q: [b, Hk, g, t, D]; others as in
+    `grouped_attention`."""
     logits = (q.flatten(2, 3) @ keys.transpose(-1, -2)).view(*q.shape[:-1], -1)  # [b, Hk, g, t, n]
     logits = logits.float().mul_(scaling)
     if softcap is not None:

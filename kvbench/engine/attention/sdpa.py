@@ -55,7 +55,7 @@ def _one_query(
 def _groups_as_batch(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """Attend with each of the b * Hk groups as a sequence of its own with g query heads."""
+    """Attend with the b * Hk groups as b * Hk sequences, each with g query heads and one KV head."""
     g = query.shape[2]
     if bias is not None and not isinstance(bias, CausalBias) and bias.shape[:2] != (1, 1):
         bias = bias.expand(*keys.shape[:2], *bias.shape[2:]).flatten(0, 1)[:, None]
