@@ -38,7 +38,9 @@ class LAQ(Method):
     kind = "probes"
 
     n: int = option(8, "drafted tokens whose queries vote", low=1)
-    inner: str = option("snapkv", "method that evicts the copy from which the model drafts, as NAME(OPTION=VALUE)")
+    inner: str = option(
+        "snapkv", "method that evicts from the draft's copy of the prompt's cache, as NAME(OPTION=VALUE)"
+    )
     w2: int = option(8, "last prompt tokens that vote too and always stay", low=0)
     kernel: int = option(7, "max-pooling width, 1 for none", low=1, odd=True)
 

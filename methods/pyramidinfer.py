@@ -46,7 +46,7 @@ class PyramidInfer(Method):
     window: int = option(32, "last queries of the prompt that vote and always stay", low=1)
     sinks: int = option(4, "first tokens that always stay", low=0)
     decay: float = option(
-        0.9, "share of its tokens that the last layers pass on; the first passes on all", low=0, high=1
+        0.9, "share of a layer's tokens that the next one keeps: 1 at the first, falling towards this", low=0, high=1
     )
     rise: float = option(1.2, "weight of the newest query; that of the oldest is 1", low=0)
 

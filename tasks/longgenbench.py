@@ -6,14 +6,15 @@ given events must stand in given entries.
 
 Prompts are raw text, as in the released script: they end with the head of the first entry, which the model continues
 (temperature 0.95, top-p 0.95, until "*** finished"). A judge says of each event whether its entry holds it
-(`kvbench.scoring.longgenbench`). Events stand once, over a range of entries, or periodically. `score` is the mean over
-these kinds of the share of events that are there, of all events (the paper's STIC-2 by question; `once`, `range`,
-`periodic`); `completion` is the share of entries, without a judge. `once_written`, ... have the share among entries
-that were written, as in the released script. The category is the kind of entry.
+(`kvbench.scoring.longgenbench`). Events stand once, over a range of entries, or periodically. `once`, `range` and
+`periodic` are the shares of a kind's events that their entries hold, where an entry that was not written holds none;
+`score` is the mean over the kinds that a question has (the paper's STIC-2 by question). `once_written`, ... are the
+shares among the events whose entry was written, as in the released script. `completion` is the share of entries that
+were written; it needs no judge. The category is the kind of entry.
 
 The released script pools events over all questions before it takes shares, so its numbers differ a little from these
-means. Rows, columns and counts are those of the files in the GitHub repository at the pinned commit, which were read;
-the address was not fetched. The repository names no licence, the data set's card on the hub CC BY-ND 4.0.
+means. Rows, columns and counts were read in the files of the GitHub repository at the pinned commit; the download from
+`Manifest.url` was not tried. The repository names no licence, the data set's card on the hub CC BY-ND 4.0.
 """
 
 from __future__ import annotations

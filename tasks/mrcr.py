@@ -4,11 +4,11 @@
     mrcr/8needle@*       all lengths up to 1,048,576
     mrcr@32k             2, 4 and 8 needles at one length
 
-A row is a conversation: a message with an example, requests with their replies, and a last message that asks to copy
-the first, second, ... reply to a request that occurs 2, 4 or 8 times, behind random characters. The chat template
-renders the messages as they are; a template that wants user and assistant in turn refuses the two first messages, which
-are both the user's. Score: `kvbench.scoring.mrcr`. The category is the needle's place among the messages. Decoding is
-greedy without thinking.
+A row is a conversation: a message with an example, requests with their replies, and a last message. One request occurs
+2, 4 or 8 times; its replies are the needles. The last message asks the model to write given random characters and then
+to copy the first, second, ... of these replies. The chat template renders the messages as they are; a template that
+wants user and assistant in turn refuses the two first messages, which are both the user's. Score:
+`kvbench.scoring.mrcr`. The category is the needle's place among the messages. Decoding is greedy without thinking.
 
 Data: openai/mrcr (MIT), 800 rows per number of needles, 100 per official range of lengths. Columns as public evaluation
 code reads them (not compared with the hub): `prompt` (JSON: a list of messages with `role` and `content`), `answer`,

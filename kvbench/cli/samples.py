@@ -58,7 +58,7 @@ def by_prompt(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def show(entries: list[dict[str, Any]]) -> None:
-    """Print samples. The prompt of successive samples is printed only with the first of them."""
+    """Print samples. Successive samples with the same question and prompt show it once, with the first of them."""
     for group in by_prompt(entries):
         for entry in group:
             title = f"{entry['task']} {entry['doc_id']} {heading(entry)}"

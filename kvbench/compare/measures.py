@@ -121,15 +121,16 @@ def _most(values: Sequence[float]) -> float:
 
 
 def _ratio(pairs: Sequence[Pair], name: str) -> Measure:
-    """Return a measure as a mean over the pairs of cells. Each cell's figure covers all its answers, even if the two
-    sides answered different questions."""
+    """Return a measure whose `base` and `new` are means of the figure `name` over the pairs. Each cell's figure covers
+    all its answers, even if the two sides answered different questions."""
     base = [pair.base.figures.get(name, math.nan) for pair in pairs]
     new = [pair.new.figures.get(name, math.nan) for pair in pairs]
     return Measure(name=name, base=_mean([base]), new=_mean([new]))
 
 
 def _counted(pairs: Sequence[Pair], name: str) -> Measure:
-    """Return a measure as a mean over the shared questions that have answers on both sides."""
+    """Return a measure whose `base` and `new` are means of `name` over the shared questions that have answers on both
+    sides."""
     base: dict[str, list[float]] = {}
     new: dict[str, list[float]] = {}
     clusters: dict[str, str] = {}

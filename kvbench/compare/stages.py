@@ -35,7 +35,7 @@ class Tested:
 
     @property
     def p(self) -> float:
-        """The p-value before Holm's correction; with two stages, that of both tests together."""
+        """The p-value before Holm's correction; with two stages, that of their two tests combined (`stats.both`)."""
         return self.stages[0].p if len(self.stages) == 1 else both(self.stages[0].p, self.stages[1].p)
 
 

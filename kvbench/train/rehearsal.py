@@ -57,7 +57,8 @@ class Answers:
 
 
 class Segment(NamedTuple):
-    """A stretch of a computation: the mark where it began, and the parts there and after each new tensor."""
+    """A stretch of a computation. label: the mark where it began. points: the live bytes by part at the mark, and again
+    after each new tensor."""
 
     label: str
     points: list[Parts]

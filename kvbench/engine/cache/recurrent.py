@@ -94,8 +94,8 @@ class RecurrentStates(Cache):
         return sum(state.nbytes for *_, state in self.each())
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return whether a forward pass has written the states, or one state, of a layer. None stands for the last
-        layer."""
+        """Return whether a forward pass has written a layer's states. layer_idx: None for the last layer. state_idx:
+        None for all states of the layer."""
         layers = self._of_layers[-1:] if layer_idx is None else self._of_layers[layer_idx : layer_idx + 1]
         written = [layer.has_previous_state for layer in layers]
         return any(all(places.values()) if state_idx is None else places[state_idx] for places in written)

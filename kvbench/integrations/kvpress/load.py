@@ -25,15 +25,15 @@ def kvpress() -> Any:
 
     before = dict(ALL_ATTENTION_FUNCTIONS._local_mapping)
     try:
-        found = importlib.metadata.version("kvpress")
-        package = importlib.import_module("kvpress")
-    except ImportError as error:  # PackageNotFoundError is one
+        if (found := importlib.metadata.version("kvpress")) != VERSION:
+            raise SetupError(
+                f"methods kvpress:NAME are made for kvpress {VERSION}, found {found}. Install it: {INSTALL}"
+            )
+        return importlib.import_module("kvpress")
+    except ImportError as error:  # also for a package without metadata
         raise SetupError(
-            f"methods kvpress:NAME need kvpress, which lacks {error.name}. Install it: {INSTALL}"
+            f"methods kvpress:NAME need {error.name}, which is not installed. Install it: {INSTALL}"
         ) from None
     finally:
         ALL_ATTENTION_FUNCTIONS._local_mapping.clear()
         ALL_ATTENTION_FUNCTIONS._local_mapping.update(before)
-    if found != VERSION:
-        raise SetupError(f"methods kvpress:NAME are made for kvpress {VERSION}, found {found}. Install it: {INSTALL}")
-    return package
