@@ -31,6 +31,7 @@ class Needs:
     probes: bool = False  # whether `probes` yields any
     prompt: bool = False  # whether `probes` reads the prompt's tokens, itself or with a draft model
     layer_weights: tuple[LayerWeight, ...] = ()  # the model's matrices that `on_tokens` reads, see `NewTokens`
+    marks: str = ""  # characters; `on_tokens` reads which tokens consist of these and of white space, see `NewTokens`
 
     @property
     def width(self) -> int:
