@@ -33,6 +33,7 @@ $(NEEDED): pyproject.toml constraints/cpu.txt | .venv/bin/python
 $(INSTALLED): pyproject.toml constraints/cpu.txt | .venv/bin/python
 	@echo "installing kvbench, its libraries and the tools of its tests into .venv; the first time takes minutes"
 	@$(PIP) -e '.[dev]'
+	@$(PIP) --no-deps kvpress
 	@touch $(NEEDED) $@
 
 demo: $(NEEDED)

@@ -49,7 +49,8 @@ class FollowUp:
 
 
 class Conversation(Protocol):
-    """Gives the inputs of a request's later turns, each of them once the model has answered the turn before."""
+    """Gives the inputs of a request's later turns, one by one: the input of a turn may depend on the model's answers
+    before it."""
 
     def follow(self, answers: tuple[str, ...]) -> FollowUp | None:
         """Return the next input after these answers, or None at the end of the conversation."""
@@ -100,7 +101,7 @@ class Usage:
     entries_prefill_peak: float  # largest count while the prompt was read; shared by all samples of a prompt
     kv_bytes_prefill_peak: int  # all layers of one prompt while it was read
     kv_bytes_peak: int  # live bytes at the peak: K, V, positions, method columns, stored queries, sliding-window rings
-    kv_bytes_extra: int  # part of the peak that is neither key nor value: positions, columns, stored queries, states
+    kv_bytes_extra: int  # part of the peak beside keys and values: positions, columns, queries, hidden states, states
     kv_bytes_mean: int
     kv_bytes_slot: int  # bytes allocated for the slot
     state_bytes: int  # part of all these: states of recurrent layers, the same for any number of tokens
@@ -133,7 +134,7 @@ class Generation:
 
     @classmethod
     def failed(cls, request: Request, sample: int, status: str, note: str) -> Generation:
-        """Return the result of a sample that could not be generated."""
+        """Return the result of a sample that could not be generated. status, note: why it could not."""
         return cls(
             request=request, sample=sample, token_ids=(), text="", stop_reason="", usage=None, status=status, note=note
         )

@@ -8,7 +8,7 @@ import importlib.metadata
 import pkgutil
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from kvbench.console.faults import words
@@ -46,19 +46,22 @@ class NameTaken(UserError):
 class Registry(Generic[T]):
     """Maps names to members. `kind`: what they are, in messages: "method", "task" or "recipe".
 
-    Members come from `package`, a package whose modules are all imported on first use, or a single module; and from the
-    entry points of `group`, through which other distributions add members.
+    Members come from `package` and from the entry points of `group`, through which other distributions add members.
+    `package` names a package, all of whose modules are imported on first use, or a single module.
+
+    families: modules by prefix, each imported when a name ``prefix:NAME`` is used. Its functions `canonical(name)` and
+    `member(name)` take the NAME and raise UserError for an unknown one. `names` and `items` leave these members out.
     """
 
-    def __init__(self, kind: str, package: str, group: str) -> None:
-        self.kind, self.package, self.group = kind, package, group
+    def __init__(self, kind: str, package: str, group: str, families: Mapping[str, str] | None = None) -> None:
+        self.kind, self.package, self.group, self.families = kind, package, group, dict(families or {})
         self._members: dict[str, T] = {}
         self._aliases: dict[str, str] = {}
         self._origin: dict[str, str] = {}
         self._discovered = False
 
     def register(self, name: str, *, aliases: Sequence[str] = (), origin: str = "") -> Callable[[T], T]:
-        """Return a function that registers a member, for example a class.
+        """Return a decorator that registers a member, such as a class, under a name and its aliases.
 
         origin: where the member is defined, for messages; default: its module. Raises UserError for an invalid name,
         NameTaken for a taken one.
@@ -99,6 +102,9 @@ class Registry(Generic[T]):
     def canonical(self, name: str) -> str:
         """Return the registered name that a name or alias stands for; case and surrounding blanks do not matter. Raises
         UserError for an unknown name."""
+        prefix, colon, own = name.strip().partition(":")
+        if colon and (prefix := prefix.lower()) in self.families:
+            return f"{prefix}:{self._family(prefix).canonical(own)}"
         self._discover()
         plain = name.strip().lower()
         plain = self._aliases.get(plain, plain)
@@ -115,7 +121,11 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         """Return the member registered under a name or alias. Raises UserError for an unknown name."""
-        return self._members[self.canonical(name)]
+        prefix, colon, own = self.canonical(name).partition(":")
+        return self._family(prefix).member(own) if colon else self._members[prefix]
+
+    def _family(self, prefix: str) -> Any:
+        return importlib.import_module(self.families[prefix])
 
     def items(self) -> Iterator[tuple[str, T]]:
         for name in self.names():
@@ -144,7 +154,9 @@ class Registry(Generic[T]):
                 ) from error
 
 
-methods: Registry[type] = Registry("method", "kvbench.methods", "kvbench.methods")
+FAMILIES = {"kvpress": "kvbench.integrations.kvpress.family"}
+
+methods: Registry[type] = Registry("method", "kvbench.methods", "kvbench.methods", FAMILIES)
 tasks: Registry[type] = Registry("task", "kvbench.tasks", "kvbench.tasks")
 # Built-in recipes are registered by their declarations, which import no torch (`kvbench.train.catalogue`).
 recipes: Registry[Any] = Registry("recipe", "kvbench.train.catalogue", "kvbench.recipes")

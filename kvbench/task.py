@@ -46,8 +46,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doc:
-    """One question. `score` compares the answer with `reference`; `cluster_id` names the source that questions
-    share."""
+    """One question. `score` compares the answer with `reference`. Questions about the same source, such as one text,
+    have the same `cluster_id`: they are not independent, and standard errors take that into account."""
 
     doc_id: str
     turns: tuple[Turn, ...]
@@ -108,7 +108,7 @@ class Score:
     """The result of scoring one sample. A sample that cannot be scored has `value` None, never 0, and `note` says why.
 
     The row of such a sample gets `status`: grader_error, judge_error, sandbox_error, or unscored if no judge was asked
-    (none was given, or method full has no answer to compare with).
+    (the user gave none, or the judge compares answers and the full cache has no answer to the question).
     """
 
     value: float | None
@@ -186,8 +186,7 @@ class DataSource(Protocol):
     def rows(self, task: str, manifest: Manifest) -> Sequence[Mapping[str, Any]]: ...
 
     def file(self, task: str, manifest: Manifest) -> Path:
-        """Return the local path of a file that the task parses itself (an archive, a text), from one of these
-        sources."""
+        """Return the local path of a data file that the task parses itself, such as an archive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +231,7 @@ class Task(ABC):
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         """Return all documents in a fixed order, or the first `limit` of them.
 
-        `self.reader` is set before, unless no model is known.
+        style: the name of the prompt style. The caller sets `self.reader` first, unless no model is known.
         """
 
     @abstractmethod
@@ -258,8 +257,8 @@ class Task(ABC):
         return bool(self.manifest and self.manifest.gated)
 
     def floor(self, budget: int, interval: int) -> float | None:
-        """Return a headline score below which no eviction at this budget can bring the built-in model; None if
-        unknown."""
+        """Return a lower bound of the built-in model's headline score under any method at this budget and interval;
+        None if it is unknown."""
         return None
 
     def notes(self) -> list[str]:

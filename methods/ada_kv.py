@@ -114,7 +114,7 @@ class AdaKV(Method):
         """Return how many of the layer's `left` [b] best entries belong to each head, [b, Hk].
 
         left: how many best entries of the layer are counted. among: mask of the entries that compete. sure: [b, Hk] how
-        many of its own entries each head keeps in any case.
+        many entries each head keeps in any case; None: 0.
         """
         key = order_key(score, view.positions)
         if sure is not None:

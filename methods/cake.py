@@ -65,7 +65,9 @@ class CAKE(Method):
     kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
     rounding: Literal["exact", "official"] = option("exact", "how layer budgets become whole numbers")
     decode: bool = option(False, "evict while decoding too, by the newest query")
-    compat: Literal["none", "reference"] = option("none", "reproduce cascade and slot order of the released code")
+    compat: Literal["none", "reference"] = option(
+        "none", "reproduce the released code: entries stored in score order, and the cascade"
+    )
     cascade: bool = option(True, "evict lower layers before the model reads upper layers (compat=reference)")
 
     def needs(self) -> Needs:

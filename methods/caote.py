@@ -36,7 +36,9 @@ LEAST = 1e-6
 class CAOTE(Method):
     paper = "Goel et al., arXiv 2504.14051"
 
-    form: Literal["mean", "squared"] = option("mean", "error of one averaged row, or squared errors of every row")
+    form: Literal["mean", "squared"] = option(
+        "mean", "score by the error of one averaged attention row, or by squared errors of each query's row"
+    )
     window: int | None = option(None, "newest queries that vote and always stay; none: 64 (mean) or 8 (squared)", low=1)
     kernel: int | None = option(None, "average-pooling width; none: 1 (mean) or 11 (squared)", low=1, odd=True)
     sinks: int = option(0, "first tokens that always stay", low=0)

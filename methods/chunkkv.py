@@ -10,9 +10,9 @@ comes before all others. The best runs stay. Of the run in which the budget ends
 base's best scores; so with a single run the base decides alone. `whole=true` drops that run: fewer entries than the
 budget may stay, but no torn run. Defaults: runs of 20 tokens and snapkv as in kvpress; the paper has runs of 10.
 
-Traps of kvpress: it counts runs, the short last run as one, so the number of tokens is not that of the budget; it sums
-raw scores over heads, so heads with large scores decide, here too; it has no reuse of a layer's choice by the next
-layers, which the paper describes, and neither has this file.
+Traps of kvpress: it keeps a number of runs, and the short last run counts as a full one, so it does not keep exactly
+the budget's number of tokens. It sums raw scores over heads, so heads with large scores decide; this file does too. In
+the paper the next layers reuse a layer's choice; kvpress and this file do not.
 """
 
 from __future__ import annotations

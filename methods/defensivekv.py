@@ -14,11 +14,11 @@ int((N - w) C / N) - w, with N entries in the head and budget C. Forced entries 
 layer's best entry. The heads of a layer share its budget (Ada form); with level=model (Layer-DefensiveKV) the heads of
 all layers do. No head has a minimum.
 
-bias=released is the mean attention to the w entries before the window: the released code cuts the window first and then
-takes the last entries for it. bias=window is the attention to the window. norm=heads is the released code's too,
-although values then have no effect with one KV head; norm=tokens divides n_j by its sum over the entries.
-Defaults: window 32, average pooling of 5, mass 0.9. Trap: with int((N - w) C / N) below w, the released limit on forced
-entries is negative, and forces nearly all of them; here it is 0.
+bias=released is the mean attention to the w entries before the window: the released code removes the window first, and
+then takes the last w remaining entries for the window. bias=window is the attention to the window. norm=heads is the
+released code's too, although values then have no effect with one KV head; norm=tokens divides n_j by its sum over the
+entries. Defaults: window 32, average pooling of 5, mass 0.9. Trap: with int((N - w) C / N) below w, the released limit
+on forced entries is negative, and forces nearly all of them; here it is 0.
 """
 
 from __future__ import annotations
@@ -47,9 +47,13 @@ class DefensiveKV(Method):
     mass: float = option(
         0.9, "a head's most attended entries are forced, up to this share of attention less the bias", low=0, high=1
     )
-    bias: Literal["released", "window", "off"] = option("released", "attention that is subtracted from mass")
-    norm: Literal["heads", "tokens"] = option("heads", "what the norm of a value is divided by the sum over")
-    forced: int | None = option(None, "most forced entries of a head; none: by the budget, see above", low=0)
+    bias: Literal["released", "window", "off"] = option(
+        "released", "what is subtracted from mass: attention to the entries before the window, to the window, or 0"
+    )
+    norm: Literal["heads", "tokens"] = option(
+        "heads", "divide a value's norm by the sum over the KV heads, or over the entries"
+    )
+    forced: int | None = option(None, "most forced entries of a head; none: the budget sets the limit", low=0)
 
     @property
     def scope(self) -> Literal["head", "layer", "model"]:  # type: ignore[override]  # an option decides
@@ -83,7 +87,8 @@ class DefensiveKV(Method):
         return torch.where(older & ~forced, score, score.amax(dim=(1, 2), keepdim=True))
 
     def _forced(self, view: LayerView, paid: torch.Tensor, older: torch.Tensor) -> torch.Tensor:
-        """Return the mask of the first entries by mean attention, [b, Hk, N]."""
+        """Return the mask of the best entries by mean attention, as many as are forced, [b, Hk, N]. paid, older: as in
+        `score`."""
         mean, held = paid.mean(dim=(2, 3)), view.held()
         rank = ranks(mean, view.positions, older)
         most = ((held - self.window) * view.budget // held.clamp(min=1) - self.window).clamp(min=0)

@@ -40,12 +40,12 @@ class Duo(Method):
     sinks: int = option(64, "first tokens that a streaming head keeps", low=0)
     recent: int = option(256, "newest tokens that a streaming head keeps", low=1)
     sparsity: float | None = option(None, "share of heads that stream; none: the budget decides", low=0, high=1)
-    table: str = option("auto", "safetensors with alpha; auto: duo.safetensors beside the model")
+    table: str = option("auto", "file with alpha per KV head; auto: duo.safetensors beside the model")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.table:
-            raise OptionError("table", "must name a file, or be auto.")
+            raise OptionError("table", "is empty; give a file, or auto.")
 
     def weights(self) -> Weights | None:
         return Weights(kind="duo", path=self.table, recipe="duo")

@@ -55,7 +55,9 @@ class ForesightKV(Method):
     )
     pool: float = option(2.0, "number of candidates per entry to be dropped", low=1)
     sampling: bool = option(True, "draw evicted entries among the candidates; false: drop the worst")
-    compat: Literal["none", "reference"] = option("none", "reproduce the released evaluation's decayed sum")
+    compat: Literal["none", "reference"] = option(
+        "none", "reproduce the released evaluation: the decayed sum is overwritten by the plain sum"
+    )
 
     def weights(self) -> LearnedWeights:
         where = {"kind": "foresightkv", "path": self.scorer, "recipe": "foresightkv", "option": "scorer"}
@@ -80,7 +82,7 @@ class ForesightKV(Method):
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
         """Add the attention of a block of queries to the statistics of its chunk (the tokens between two evictions).
 
-        When a new chunk begins, the sum of the former one is added to the decayed sum.
+        When a new chunk begins, the former chunk's sum is added to the decayed sum.
         """
         group = view.queries.shape[1] // view.keys.shape[1]
         old = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}

@@ -37,8 +37,10 @@ class GKV(WindowVote):
     stacked = True
 
     window: int = option(16, "newest queries that vote and always stay", low=1)
-    form: Literal["max", "mean", "sum", "local"] = option("max", "how memory and local score are merged")
-    alpha: float = option(0.8, "decay of the memory at every eviction", above=0, high=1)
+    form: Literal["max", "mean", "sum", "local"] = option(
+        "max", "how the score at the previous eviction and the local score are merged"
+    )
+    alpha: float = option(0.8, "factor of an entry's score at the previous eviction", above=0, high=1)
     lam: float = option(0.5, "weight of the global score; 1 - lam is the weight of redundancy", low=0, high=1)
     redundancy: bool = option(True, "subtract the redundancy of keys")
     threshold: float = option(0.5, "cosine above which two keys count as similar", low=0, high=1)

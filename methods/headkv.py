@@ -9,7 +9,7 @@ floor(base / beta) entries into a pool, keeps the others, and gets back a share 
     capacity_h = base - floor(base / beta) + pi_h floor(base / beta) L Hk
 
 pi is the table to the power `temp`, averaged over each group of query heads and normalised over the heads of all layers
-that evict. The window stays in addition. Defaults: beta 1.2, temp 1, and those of `snapkv`.
+that evict. The window stays in addition. Defaults: beta 1.2, temp 1, and the defaults of `snapkv`.
 
 The released code gives every query head a separate cache and rounds each capacity by itself; here a KV head takes the
 mean over its group, as in KVCache-Factory, and largest remainders make the sum exact. Every head keeps at least one
@@ -61,10 +61,11 @@ class HeadKV(PromptVote):
         table = allocation.weights["importance"].double()
         if table.ndim != 2 or table.shape[1] != allocation.query_heads or table.shape[0] <= max(allocation.layers):
             raise UserError(
-                f"headkv: a table of {list(table.shape)} does not fit {allocation.query_heads} query heads."
+                f"headkv: a table of {list(table.shape)} does not fit {allocation.query_heads} query heads. "
+                "Use this model's table."
             )
         if not bool((table.isfinite() & (table >= 0)).all()):
-            raise UserError("headkv: importances must be finite and not negative.")
+            raise UserError("headkv: the table has an importance that is negative or not finite. Estimate it again.")
         table = table[list(allocation.layers)]
         if not bool(table.any()):
             table = torch.ones_like(table)

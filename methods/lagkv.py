@@ -43,7 +43,7 @@ class LagKV(Method):
     stacked = True
 
     sinks: int = option(4, "first tokens that always stay", low=0)
-    lag: int = option(128, "entries in a partition; at least so many of the newest always stay", low=2)
+    lag: int = option(128, "entries in a partition; at least this many of the newest always stay", low=2)
     value_weight: float = option(1.0, "weight of the value's score; that of the key's is 1", low=0)
     cross: bool = option(False, "compare scores between partitions, not ranks (form=budget)")
     form: Literal["budget", "rate"] = option("budget", "a budget, or the released code's growing cache")
@@ -97,7 +97,7 @@ class LagKV(Method):
         return torch.empty_like(row).scatter_(-1, order, row)
 
     def _first(self, view: LayerView, held: torch.Tensor) -> torch.Tensor:
-        """Return how many first entries in text order are never scored, [b, Hk, 1] int64."""
+        """Return how many entries at the start of the text order are never scored, [b, Hk, 1] int64."""
         if self.takes_budget:
             return torch.full_like(held, self.sinks if self.replaced is None else self.replaced.sinks)
         before = (view.seen[:, None, None] - held) // max(1, self._dropped)  # partitions that were scored before

@@ -31,8 +31,10 @@ class Random(Method):
     stacked = True
 
     recent: int = option(16, "newest tokens that always stay", low=0)
-    prompt: Literal["none", "all", "cap"] = option("none", "what stays of the prompt, as far as the budget goes")
-    cap: int = option(512, "first tokens of the prompt of which none leaves; then every second one (prompt=cap)", low=0)
+    prompt: Literal["none", "all", "cap"] = option(
+        "none", "which prompt tokens always stay, as far as the budget has room"
+    )
+    cap: int = option(512, "prompt=cap: this many first tokens of the prompt stay, after them every second one", low=0)
 
     def protect(self, budget: int) -> Protect:
         return Protect(recent=self.recent)

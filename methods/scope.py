@@ -1,4 +1,4 @@
-"""scope: the prompt and the answer have budgets of their own, and each is evicted by a method of its own.
+"""scope: the prompt and the answer each have a part of the budget and a method that evicts them.
 
 Paper: Wu et al., SCOPE: Optimizing Key-Value Cache Compression in Long-context Generation, arXiv 2412.13649.
 
@@ -63,7 +63,7 @@ class Scope(Method):
 
     @cached_property
     def inner(self) -> Combined:
-        """Return the two methods, of which the second begins with the answer."""
+        """Return the two combined methods: the first decides for the prompt, the second for the answer."""
         jumps, grows = self.form == "discontinuous", self.form != "slide"
         answer = AnswerPart(self.share, self.recent, self.delta, grows, self.delta if jumps else None)
         return Combined(("base", "answer"), PromptPart(from_label(self.base), self.share, self.recent), answer)

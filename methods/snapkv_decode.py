@@ -37,7 +37,9 @@ class SnapKVDecode(WindowVote):
     variant: Literal["rkv", "gkv"] = option("rkv", "repository whose decoding form is used")
     window: int | None = option(None, "newest queries that vote and always stay; none: 8 (rkv) or 16 (gkv)", low=1)
     kernel: int | None = option(None, "max-pooling width, 1 for none; none: 7 (rkv) or 5 (gkv)", low=1, odd=True)
-    compat: Literal["none", "reference"] = option("none", "reproduce the slot order of the R-KV code (rkv only)")
+    compat: Literal["none", "reference"] = option(
+        "none", "reproduce the R-KV code: entries stored in score order (rkv only)"
+    )
     global_score: Literal["none", "max", "mean", "sum"] = option(
         "none", "merge the vote with earlier votes, as gkv does"
     )
@@ -46,7 +48,7 @@ class SnapKVDecode(WindowVote):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.compat == "reference" and self.variant != "rkv":
-            raise OptionError("compat", "is for variant=rkv; the other code keeps its slots in text order.")
+            raise OptionError("compat", "is for variant=rkv; the other code keeps its entries in text order.")
 
     @property
     def voters(self) -> int:

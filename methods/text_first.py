@@ -1,4 +1,5 @@
-"""Text before images: the entries that `base` keeps, but no entry of text is evicted while one of an image could be.
+"""text-first: keep entries by the scores of `base`, but evict no entry of text while an entry of an image can be
+evicted.
 
 Of the entries that `base` does not protect, text stays before any image; among text, and among images, the scores of
 `base` decide. So a budget that the text fills leaves no image, and without images the decisions are those of `base`.

@@ -53,9 +53,9 @@ class TriAttention(Method):
     over: Literal["mean", "max"] = option("mean", "how the scores of the offsets are merged")
     group: Literal["max", "mean"] = option("max", "how the query heads of a group are merged (level=layer_head)")
     normalize: bool = option(True, "standardise the scores of each query head")
-    trig: bool = option(True, "use the series; false: the norms of the keys alone")
+    trig: bool = option(True, "add the series to the weighted key norms; false: the norms alone")
     spread: bool = option(
-        True, "weigh norms of keys by the mean length of queries beyond that of their mean; false: by all of it"
+        True, "weigh key norms by the queries' mean length minus their mean's length; false: by mean length"
     )
     prompt: Literal["keep", "score"] = option("keep", "whether the prompt stays, or competes")
 

@@ -8,8 +8,9 @@ The newest `window` tokens and the first `sinks` always stay. Of the other entri
     drawn   as many as the budget leaves room for, drawn without replacement with probabilities proportional to a_j: the
             newest `window` queries attend to all older entries; mean over queries and group, average pooling
 
-The entries with the largest a_j / e_j are such a draw. e_j = -log u_j, and u_j is a hash of sample, eviction, layer,
-head and position. `draw=false` takes the largest a_j; the paper's ablation range_attn also has no sinks.
+To make this draw, the method takes the entries with the largest a_j / e_j, where e_j = -log u_j and u_j is a hash of
+sample, eviction, layer, head and position. `draw=false` takes the largest a_j; the paper's ablation range_attn also has
+no sinks.
 
 Defaults as in the released scripts: window 64, a quarter of the budget for large values (class: 200 entries), pooling
 of 5. There the window is the interval between evictions too, and the budget must be a multiple of it, or a copy of the
@@ -42,7 +43,9 @@ class VaSE(Method):
     sinks: int = option(4, "first tokens that always stay", low=0)
     kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
     draw: bool = option(True, "draw the other entries; false: keep those with most attention")
-    compat: Literal["none", "reference"] = option("none", "reproduce the released code's slot order")
+    compat: Literal["none", "reference"] = option(
+        "none", "reproduce the released code: entries are not sorted before pooling"
+    )
 
     def needs(self) -> Needs:
         return Needs(queries="window", window=self.window, values=True)
@@ -74,7 +77,7 @@ class VaSE(Method):
         return (paid / -view.noise().clamp(1e-20, 1 - 2**-24).log()).float() if self.draw else paid
 
     def _slots(self, view: LayerView, place: torch.Tensor, older: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the column of ranks: of the older entries that stay their place, of others NaN."""
+        """Return the column of ranks: `place` for older entries that stay, NaN for all other entries."""
         if not self.columns():
             return {}
         place = torch.where(view.positions < self.sinks, view.positions.float(), place)

@@ -1,7 +1,7 @@
 """GSM8K test set: 1,319 word problems for grade school (OpenAI, MIT licence).
 
 The reference is the number after ``####`` in the data's solution. The additional scores `lm_eval_strict` and
-`lm_eval_flexible` are those of lm-eval's two answer filters.
+`lm_eval_flexible` come from lm-eval's two answer filters.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     longbench                  all sets, with the averages that papers print
     longbench/hotpotqa         one set
 
-Prompts and answer lengths are the official ones, bundled (MIT). The six few-shot and code sets use no chat template. A
-prompt that is too long for the model loses its middle, as in the official script. `kvbench.scoring.longbench` scores
-the answers. Rows come from the official archive, because contexts in other copies already include the instructions.
+Official prompts and answer lengths, bundled (MIT). The six few-shot and code sets use no chat template. A prompt that
+is too long for the model loses its middle, as in the official script. `kvbench.scoring.longbench` scores the answers.
+Rows come from the official archive, because contexts in other copies already include the instructions.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     longbench_v2          the official prompt, answered directly
     longbench_v2/cot      "Let's think step by step", then a second turn asks for the letter
 
-Prompts are the official ones, bundled (MIT). A model whose context is shorter than the official limit of 120,000 tokens
-gets only the 180 questions of length "short". Prompts that are too long lose their middle, as in the official script.
+Official prompts, bundled (MIT). A model whose context is shorter than the official limit of 120,000 tokens gets only
+the 180 questions of length "short". Prompts that are too long lose their middle, as in the official script.
 
 The second turn of `cot` continues the conversation, so the model answers from the evicted cache. The official script
 starts a new prompt without the text, which would not measure the cache.

@@ -6,7 +6,7 @@
 The chats stand in one prompt, by date, as JSON: the released long-context set-up. The style `default` asks to extract
 the relevant facts first and then to reason (up to 800 tokens), which the authors recommend; `direct` asks for the
 answer (500). Thirty questions have no answer in the chats: a model should say so. A judge marks every answer with yes
-or no by the released prompt for the type of question, which like the prompts is bundled (MIT). The data are those of
+or no by the released prompt for the type of question. All prompts are bundled (MIT). The data have the version of
 September 2025 (longmemeval-cleaned).
 """
 
@@ -59,7 +59,8 @@ class LongMemEval(Task):
         return documents(self, rows, make, ids="question_id")
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return greedy decoding. A prompt that is too long loses its middle; the released script drops its end."""
+        """Return settings for greedy decoding. A prompt that is too long loses its middle; the released script drops
+        its end."""
         return GenSpec(max_new_tokens=NEW_TOKENS["default"], truncate="middle", reserve=RESERVE, thinking=False)
 
     def score(self, doc: Doc, output: Output) -> Score:

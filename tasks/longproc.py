@@ -59,7 +59,8 @@ class TomTracking(LongProc):
 
 @tasks.register("longproc_countdown")
 class Countdown(LongProc):
-    """The prompt's two examples and the data's column `demonstration` (the right search) have the same words."""
+    """LongProc's countdown. The search in the data's column `demonstration` is worded as in the prompt's two
+    examples."""
 
     summary = "LongProc countdown, searches for equations of up to 0.5K, 2K and 8K tokens"
     variants = LEVELS

@@ -8,7 +8,7 @@ brumo25      Brown University Mathematical Olympiad 2025: 30 problems, the same
 apex25       MathArena Apex 2025: 12 problems of several competitions that models rarely solve; the category is `source`
 
 Columns, split and row counts are those of the data sets' cards and of MathArena's configuration files; every column is
-named in one of them. The commits are those that other public evaluation code pins; the hub was not at hand. Columns:
+named in one of them. Other public evaluation code pins the same commits; they were not compared with the hub. Columns:
 `problem_idx` (integer), `problem`, `answer`; `problem_type` (list of texts, which gives the category) for HMMT and
 BRUMO; `source` for Apex. MathArena itself asks with "Put your final answer within \boxed{}." and compares by a parser
 of its own; kvbench's prompts and scores are those of its other mathematics tasks.

@@ -41,7 +41,8 @@ class MMDU(Task):
         return documents(self, rows, _doc, ids="id", lacks="")
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return greedy decoding of up to 2048 tokens per turn, as the released scripts for open models have it."""
+        """Return settings for greedy decoding of up to 2048 tokens per turn, as in the released scripts for open
+        models."""
         return GenSpec(max_new_tokens=2048, thinking=False)
 
     def score(self, doc: Doc, output: Output) -> Score:

@@ -10,11 +10,11 @@ renders the messages as they are; a template that wants user and assistant in tu
 are both the user's. Score: `kvbench.scoring.mrcr`. The category is the needle's place among the messages. Decoding is
 greedy without thinking.
 
-Data: openai/mrcr (MIT), 800 rows per number of needles, 100 per official range of lengths. Columns as public
-evaluation code reads them (the hub was not at hand): `prompt` (JSON: a list of messages with `role` and `content`),
-`answer`, `random_string_to_prepend`, `n_needles`, `desired_msg_index` (of the request). The commit, pinned in the same
-code, has the corrections of December 2025. Official ranges count the tokens of o200k_base in messages and answer;
-kvbench counts with the model's tokenizer, so some rows are in another range.
+Data: openai/mrcr (MIT), 800 rows per number of needles, 100 per official range of lengths. Columns as public evaluation
+code reads them (not compared with the hub): `prompt` (JSON: a list of messages with `role` and `content`), `answer`,
+`random_string_to_prepend`, `n_needles`, `desired_msg_index` (of the request). The commit, pinned in the same code, has
+the corrections of December 2025. Official ranges count the tokens of o200k_base in messages and answer; kvbench counts
+with the model's tokenizer, so some rows are in another range.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LONGEST_TOKEN = 16  # characters per token at most, as a mean over a conversatio
 @tasks.register("mrcr")
 class Mrcr(Task):
     suite = "long context"
-    summary = "MRCR, copy one of 2, 4 or 8 like messages of a conversation of 4K to 1M tokens"
+    summary = "MRCR, copy one of 2, 4 or 8 similar messages in a conversation of 4K to 1M tokens"
     variants = ("2needle", "4needle", "8needle")
     group = True
     lengths = (8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)
@@ -100,12 +100,13 @@ class Mrcr(Task):
         )
 
     def _may_fit(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a conversation may have `length` tokens, by its characters: counting tokens is slow."""
+        """Return whether a conversation may have `length` tokens, judged by its characters, because counting tokens is
+        slow."""
         return self.reader is None or self.length // 2 < len(row.get("prompt", "")) <= LONGEST_TOKEN * self.length
 
     def _is_in_range(self, doc: Doc) -> bool:
         """Return whether the texts of a conversation and its answer have more than half of `length` tokens and at most
-        `length`; without a model, every document is."""
+        `length`; without a model, the result is always True."""
         if self.reader is None:
             return True
         texts = [doc.turns[0].question, doc.reference["answer"], *(text for _, text in doc.turns[0].history)]

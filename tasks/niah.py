@@ -2,9 +2,11 @@
 
     niah@8192                  a random number of seven digits among RULER's noise sentences: no download, and no text
                                that a model may have memorised
-    niah/essay@8192            such a number among Paul Graham's essays
+    niah/essay@8192            a random number of seven digits among Paul Graham's essays
     niah/sandwich@8192         the classic sentence about San Francisco among noise sentences
     niah/essay-sandwich@8192   the classic test: the sentence among the essays
+    niah/paraphrase@8192       a fact about a person among noise sentences, asked for in other words
+    niah/essay-paraphrase@8192 the same among the essays
 
 Five needles per depth, each in a haystack that starts at another place in the text (`cluster_id`); --limit 110 gives
 ten per depth. Score: share of the needle's key words in the output. The category is the depth.
@@ -15,11 +17,20 @@ from __future__ import annotations
 from kvbench.registry import tasks
 from kvbench.scoring.ruler import score_output
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task
-from kvbench.taskkit.ruler.depth import DEPTHS, SANDWICH, Grid
+from kvbench.taskkit.ruler import needles
+from kvbench.taskkit.ruler.depth import DEPTHS, Grid
 from kvbench.taskkit.ruler.material import ESSAYS, Sources
 from kvbench.taskkit.ruler.reading import document, place_of_needle, room_for
 
 NEEDLES = 5  # per depth, without --limit
+KINDS = {
+    "noise": needles.number,
+    "essay": needles.number,
+    "sandwich": needles.sandwich,
+    "essay-sandwich": needles.sandwich,
+    "paraphrase": needles.paraphrase,
+    "essay-paraphrase": needles.paraphrase,
+}
 NEW_TOKENS = 64
 
 
@@ -27,7 +38,7 @@ NEW_TOKENS = 64
 class NeedleInAHaystack(Task):
     suite = "long context"
     summary = "needle in a haystack, 11 depths of 5 needles at 1K to 32K"
-    variants = ("noise", "essay", "sandwich", "essay-sandwich")
+    variants = tuple(KINDS)
     lengths = (1024, 2048, 4096, 8192, 16384, 32768)
     cheap_score = True
 
@@ -42,7 +53,7 @@ class NeedleInAHaystack(Task):
                 room=room,
                 material=Sources(source, self.name),
                 essays="essay" in self.variant,
-                sandwich="sandwich" in self.variant,
+                needle=KINDS[self.variant],
             )
             return [
                 document(f"{depth:03d}-{number}", grid.row(depth, number), f"depth {depth:03d}%")
@@ -72,6 +83,8 @@ def _rouge(text: str) -> dict[str, float]:
     except ModuleNotFoundError:
         return {}
     try:
-        return {"rouge1_recall": float(Rouge(metrics=["rouge-1"]).get_scores(text, SANDWICH)[0]["rouge-1"]["r"])}
+        return {
+            "rouge1_recall": float(Rouge(metrics=["rouge-1"]).get_scores(text, needles.SANDWICH)[0]["rouge-1"]["r"])
+        }
     except ValueError:  # an output without words
         return {"rouge1_recall": 0.0}

@@ -5,8 +5,8 @@
 
 A row is a context with its questions. Later questions continue from the evicted cache and see the model's own earlier
 answers (the released script's --disable_golden_context; without it, that script puts the right answers in their place).
-Decoding is greedy without thinking. A row's score is the mean over its turns; `turn_1`, ... have each turn's. Prompts
-are the released ones, bundled (MIT); `kvbench.scoring.scbench` has the rules of the sets.
+Decoding is greedy without thinking. A row's score is the mean over its turns; `turn_1`, ... have each turn's. Released
+prompts, bundled (MIT); `kvbench.scoring.scbench` has the scoring rules of the sets.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ ROUGE = ("rouge_score.rouge_scorer",)
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """One set of rows. new_tokens: of each answer; sets of two kinds of questions have the larger of two limits.
+    """One set of rows. new_tokens: the most tokens of an answer; with two kinds of questions, the larger of their
+    limits.
 
-    rule: the name of a function in `kvbench.scoring.scbench.rules`, or "function"; rules by the turns' column `task` in
-    sets of two kinds of questions. strict: the rule of the column `score_strict`.
+    rule: the name of a function in `kvbench.scoring.scbench.rules`, or "function" (RepoQA's rule); in a set with two
+    kinds of questions, a dictionary of these names by the kind (the turns' column `task`). strict: the rule of the
+    column `score_strict`, "" if there is none.
     """
 
     group: str

@@ -59,7 +59,8 @@ class VisualNeedle(Task):
         return GenSpec(max_new_tokens=NEW_TOKENS, thinking=False)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Score the last two-digit number of each answer; strict: answers that are nothing but the right number."""
+        """Score the last two-digit number of each answer. The strict score counts only answers that are the right
+        number and nothing else."""
         answers = [after_thinking(text, output.thinking).strip() for text in output.turns]
         if len(answers) < len(doc.turns):
             return Score(value=None, note=f"the model gave {len(answers)} of {len(doc.turns)} answers")

@@ -15,12 +15,13 @@ from typing import Any
 
 from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.report import stats
-from kvbench.scoring import choice, longbench, ruler, sandbox
+from kvbench.scoring import choice, longbench, longgenbench, ruler, sandbox
 from kvbench.scoring.gsm8k import lm_eval_filters
 from kvbench.scoring.html_to_tsv import score_tsv
 from kvbench.scoring.judge import parse
 from kvbench.scoring.livecodebench import extract_code, grade
 from kvbench.scoring.mrcr import score_copy
+from kvbench.scoring.overlap import rouge_l_recall
 from kvbench.scoring.pool import ScorePool
 from kvbench.sources.data import read_jsonl
 from kvbench.task import Doc, Output, Turn
@@ -110,6 +111,10 @@ def _same(ours: Any, theirs: Any) -> bool:
 # --- one function for each file ---------------------------------------------------------------------------------------
 
 
+def _leak(row: Golden, pool: ScorePool) -> Values:
+    return {"expected": rouge_l_recall(row["reference"], row["text"])}
+
+
 def _longbench(row: Golden, pool: ScorePool) -> Values:
     return {"expected": longbench.score_row(row["dataset"], row["prediction"], row["answers"], row["all_classes"])}
 
@@ -117,6 +122,15 @@ def _longbench(row: Golden, pool: ScorePool) -> Values:
 def _longbench_v2(row: Golden, pool: ScorePool) -> Values:
     letter = choice.longbench_v2(row["output"])
     return {"extracted": letter, "expected": letter == row["gold"]}
+
+
+def _longgenbench(row: Golden, pool: ScorePool) -> Values:
+    entries = longgenbench.read_entries(row["prefix"] + row["output"], row["type"])
+    events = (row[f"checks_{kind}"] for kind in ("once", "range", "periodic"))
+    return {
+        "expected_completion": longgenbench.completion(entries, row["number"]),
+        "expected_questions": [question for of_kind in events for question in longgenbench.questions(entries, of_kind)],
+    }
 
 
 def _ruler(row: Golden, pool: ScorePool) -> Values:
@@ -196,10 +210,12 @@ FILES: dict[str, Callable[[Golden, ScorePool], Values]] = {
     "gpqa_extract.jsonl": _gpqa,
     "gsm8k_filters.jsonl": _gsm8k,
     "html_to_tsv.jsonl": _html_to_tsv,
+    "leak.jsonl": _leak,
     "livecodebench.jsonl": _livecodebench,
     "livecodebench_extract.jsonl": _extract_code,
     "longbench.jsonl": _longbench,
     "longbench_v2_extract.jsonl": _longbench_v2,
+    "longgenbench.jsonl": _longgenbench,
     "math.jsonl": _math,
     "mrcr.jsonl": _mrcr,
     "mt_bench_parse.jsonl": _mt_bench,

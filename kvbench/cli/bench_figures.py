@@ -82,8 +82,8 @@ def _rates(result: Measured) -> Iterator[dict[str, Any]]:
 
 
 def _stretches(result: Measured) -> Iterator[dict[str, Any]]:
-    """Yield one point per stretch of the answers for the fresh costs, then for the warm costs. Each load has two
-    panels."""
+    """Yield one point per stretch of the answers for the fresh costs, then for the warm costs. Each load (lengths of
+    prompt and answer, number of sequences) has two panels."""
     load = result.load
     name = f"{load.prompt:,} + {load.new_tokens:,} tokens, {load.sequences or 'max'} sequences"
     for state, speed in (("fresh", result.fresh), ("warm", result.warm)):

@@ -38,7 +38,8 @@ DEFAULTS = {
 
 
 def _list(name: str, member: Parser, example: str) -> Parser:
-    """Return the parser of option `name`, which takes a list with commas. member: the parser of each value."""
+    """Return the parser of option `name`, which takes a list with commas. member: the parser of each value. example: a
+    valid list, for the error about an empty one."""
 
     def parser(raw: object) -> tuple[Any, ...]:
         members = split(f"--{name}", raw, f"Example: --{name} {example}.")
@@ -88,7 +89,7 @@ class Asked:
     """The checked options of one call of `kvbench bench`.
 
     Attributes:
-        pairs: every method at every budget. values: the other fields of `Setting`.
+        pairs: every method at every budget. values: the values of all other fields of `Setting`, by name.
         scale: the paper's numbers of tokens are `scale` times those of this call.
     """
 

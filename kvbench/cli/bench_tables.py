@@ -31,8 +31,8 @@ STRETCHES = (
 )
 
 ATTENTION = (
-    "attention: its time in all layers, for one step in the middle of an answer; its memory traffic per second as a "
-    "share of a copy's.",
+    "attention: time that it takes in all layers, for one step in the middle of an answer; %: its memory traffic per "
+    "second, divided by that of copying memory.",
     "fastest: the backend to set with --decode-attn. A run never chooses the fastest by itself, because then its "
     "answers would depend on the timing.",
 )
@@ -40,7 +40,8 @@ ATTENTION = (
 
 def print_tables(results: Sequence[Measured], baselines: tuple[str, ...]) -> None:
     """Print the tables of each load: the speed of all systems, evictions, the contents of the engine's caches and, if
-    measured, the costs per stretch and the times of attention. baselines: the ratios compare with the first."""
+    measured, the costs per stretch and the times of attention. baselines: names of systems; ratios are speeds divided
+    by that of the first."""
     for load in dict.fromkeys(r.load for r in results):
         rows = [r for r in results if r.load == load]
         base = next((r.warm.rate for r in rows if r.system in baselines[:1] and r.warm), None)

@@ -143,8 +143,9 @@ def _typed_with(settings: Mapping[str, Any]) -> str:
 def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered) -> str | None:
     """Return the new folder of a local model that was moved; None if the model is where the run's record says.
 
-    was: the folder in the run's record. Raises KVBenchError if the folder is gone and the user names no new folder, or
-    if the files in the new folder are not the recorded files.
+    was: the folder in the run's record. gathered: the settings that the user gave, which may name the new folder.
+    Raises KVBenchError if the folder is gone and the user names no new folder, or if the files in the new folder are
+    not the recorded files.
     """
     recorded = {entry["name"]: entry["hash"] for entry in record["environment"].get("model_files", [])}
     if not recorded or was == models.TINY:
@@ -193,7 +194,7 @@ def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
     """Raise UserError if a --task-file holds another task than the run's, or has changed since the run began. path: the
     file that the user gave."""
     if record["config"].get("task_file") is None:
-        raise UserError(f"--task-file {quote(path)} differs from the run's default. {KEEPS}")
+        raise UserError(f"--task-file {quote(path)}: the run has no task from a file. {KEEPS}")
     from kvbench.tasks.file import FileTask
 
     task = FileTask(path)

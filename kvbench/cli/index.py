@@ -39,7 +39,7 @@ COMMANDS = {
     ),
     "compare": Entry(
         "compare.compare",
-        "Is NEW worse than BASE? Equal answers where they must be equal, else a one-sided paired test per cell.",
+        "Test whether NEW is worse than BASE: equal answers if nothing that decides them changed, else paired tests.",
     ),
     "repair": Entry(
         "repair.repair",

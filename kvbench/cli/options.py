@@ -36,7 +36,9 @@ def _option(
 ) -> Parameter:
     """Return a parameter of a function's signature that typer reads as an option.
 
-    short: a second flag of one letter, such as ``-m``. negative: add the flag ``--no-NAME``.
+    name: the flag without hyphens. kind: the type of its value. panel: the title below which ``--help`` lists it.
+    short: a second flag of one letter, such as ``-m``. negative: add the flag ``--no-NAME``. hidden: leave it out of
+    ``--help``.
     """
     word = name.replace("_", "-")
     flags = [f"--{word}/--no-{word}" if negative else f"--{word}", *([short] if short else [])]
@@ -83,8 +85,8 @@ _OPTIONS = [
     _option(
         "protect",
         Texts,
-        "Entries that every method keeps instead of those that it protects itself (own): "
-        "prompt+sinks=4+recent=64, or none; repeatable.",
+        "What every method protects: prompt+sinks=4+recent=64 or none, in place of its own protection; own: its own. "
+        "Repeatable.",
         _WHAT,
         metavar="WHAT",
     ),

@@ -58,7 +58,7 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
 
 def _again(typed: dict[str, Any]) -> Gathered:
     """Return the settings that `continued` takes from the command line instead of the run's record: files that only the
-    user may name, and the new folder of a moved model."""
+    user may name, and the new folder of a moved model. typed: the options that the user typed, by name."""
     given = gather({key: typed[key] for key in (*FILES, "model")}, os.environ)
     return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
 

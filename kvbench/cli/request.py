@@ -154,7 +154,9 @@ class Builder:
 
     def _members(self, key: str, source: str, typed: Any, entry: int | None) -> list[Any]:
         """Return the members that one item of an axis names: a budget, an interval, one or more tasks, or a method's
-        (name, options). entry: the item's place in its list, counted from 1, for messages; None if there is no list."""
+        (name, options). key: the name of the axis. source: where the user gave the item, for messages. typed: the item
+        as the user gave it. entry: the item's place in its list, counted from 1, for messages; None if there is no
+        list."""
         if key == "budget":
             return [parse(source, lambda raw: budget(raw, entry), typed)]
         if key == "interval":
@@ -241,7 +243,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _last_evicting(names: list[str]) -> str:
-    """Return the method that an error names if none of the methods has an option.
+    """Return the method that the error names if the user gave an option that none of the methods has.
 
     It is the last method that takes a budget. If no method takes a budget, it is the last method.
     """

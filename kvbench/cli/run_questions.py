@@ -40,8 +40,8 @@ class RunQuestions:
         self._docs: dict[tuple[str, str], dict[str, Doc]] = {}
 
     def of(self, entry: Entry) -> Doc | None:
-        """Return the question that a row answers; None if the task's data are missing or differ from the recorded
-        data."""
+        """Return the question that a stored sample (`entry`) answers; None if the task's data are missing or differ
+        from the recorded data."""
         task, style = entry["task"], entry.get("prompt_style", "default")
         if (task, style) not in self._docs:
             self._docs[task, style] = self._read(task, style)
@@ -49,7 +49,8 @@ class RunQuestions:
         return doc if doc is not None and _asks(doc, entry) else None
 
     def uris(self, doc: Doc, entry: Entry) -> dict[int, str]:
-        """Return the `data:` address of each image of a question, by its number from 1.
+        """Return the `data:` address of each image of a question, by the image's number from 1. entry: a stored sample
+        that answers the question.
 
         Raises UserError if an image is missing or broken, if the images are not those that the model saw, or if only
         the run's folder names their paths.
@@ -67,7 +68,9 @@ class RunQuestions:
         for image in made:
             digest.update(bytes.fromhex(image.sha256))
         if digest.hexdigest() != entry.get("prompt_sha256"):
-            raise UserError("the images on this machine are not those that the model saw.")
+            raise UserError(
+                "the images on this machine are not those that the model saw. Name the run's data with --data."
+            )
         return {number: image.uri for number, image in enumerate(made, 1) if image.uri}
 
     def _read(self, name: str, style: str) -> dict[str, Doc]:
@@ -92,7 +95,8 @@ class RunQuestions:
 
 
 def later(doc: Doc) -> list[str]:
-    """Return the questions after the first as text, with "[image 3]" where the third image of all turns stands."""
+    """Return the question of each later turn as text. "[image 3]" stands for the third image, counted over all
+    turns."""
     number = len(doc.turns[0].images)
     found = []
     for turn in doc.turns[1:]:

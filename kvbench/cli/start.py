@@ -111,8 +111,8 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
 
 
 def _again(run_dir: Path, lacking: Iterable[str]) -> str:
-    """Return the end of an error: whether another attempt can score the rows without a score. lacking: their
-    statuses."""
+    """Return the last clause of an error: whether another attempt can score the rows that have no score. lacking: the
+    statuses of these rows."""
     statuses = {*lacking}
     if statuses <= {*FINAL}:
         return "no other attempt can answer them"
@@ -201,8 +201,8 @@ def _print_plan(result: RunResult) -> None:
 
 
 def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Problems) -> ModelInfo | None:
-    """Return the known facts about the model; None after an error. The error for an unknown model is collected even if
-    other settings are wrong."""
+    """Return the known facts about the model; None after an error. chosen: the settings; None if they are wrong. The
+    model is then looked up by the name in `gathered`, so that the user sees its error together with the others."""
     given = gathered.first("model") if gathered else None
     name = chosen.model_place if chosen else str(given.value).strip() if given else TINY
     revision = chosen.revision if chosen else None

@@ -23,7 +23,8 @@ def one(name: str) -> dict[str, Any]:
     path = suite_path(name)
     if path not in suites().values():
         raise UserError(
-            f"{quote(name)} does not ship with kvbench; 'kvbench run --suite FILE --dry-run' shows its plan."
+            f"{quote(name)} does not ship with kvbench. 'kvbench list suites' names the suites that do; 'kvbench run "
+            "--suite FILE --dry-run' shows the plan of your own."
         )
     name = path.stem
     told, config = about(name), _config(name)

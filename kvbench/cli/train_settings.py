@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def settings_of(kind: str, model: str, preset: str | None, given: list[str]) -> dict[str, Any]:
     """Return the value of every setting of a recipe. --opt overrides the preset, which overrides the recipe's default.
 
-    given: the texts of --opt. The result also names the preset.
+    kind: the name of the recipe. given: the texts of --opt, each NAME=VALUE. The result also has the name of the
+    preset, under "preset".
     """
     entry = None if kind in TABLES else entry_of(kind)
     known = entry.settings(model, preset) if entry else {}
@@ -63,8 +64,9 @@ def command_line(
     prompting: Prompting,
     settings: Settings,
 ) -> str:
-    """Return the command line that repeats a training, for the card of the weights. It has the names of the data, of
-    the training that it continues and of the plug-ins, but no other path of this machine."""
+    """Return the command line that repeats a training, for the card of the weights. Data, plug-ins and the training
+    that it continues appear in it by their names without folders, so that the card shows no path of this machine. kind:
+    the name of the recipe."""
     more = settings.more
     flags = {"model": model, "preset": more["preset"], "data": data and short_name(data)} | prompting.settings()
     flags["continue_from"] = continue_from and Path(continue_from).name

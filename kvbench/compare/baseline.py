@@ -56,7 +56,7 @@ def write(path: Path, side: Side) -> None:
         with replacing(path) as file:
             file.write(_text(made | {"sha256": digest(made)}).encode())
     except OSError as error:
-        raise SetupError(f"cannot write {quote(path)} ({reason(error)}).") from error
+        raise SetupError(f"cannot write {quote(path)} ({reason(error)}). Give another --save FILE.") from error
 
 
 def read(path: Path) -> Side:

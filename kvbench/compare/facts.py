@@ -73,7 +73,7 @@ class Difference:
 
     @property
     def values(self) -> str:
-        """Both values, as in "2.12.0 > 2.13.0". Of two JSON objects only the entries that differ, as in "triton none >
+        """Both values, as in "2.12.0 > 2.13.0"; for two JSON objects only the entries that differ, as in "triton none >
         3.9.0"."""
         if self.name not in OBJECTS:
             return f"{_shown(self.base)} > {_shown(self.new)}"
@@ -88,8 +88,8 @@ class Difference:
 
 
 def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
-    """Return the value that a run's record holds for a fact; None if the record has none. task: the task whose data are
-    meant. record: the run's environment, with its setting `chunk`."""
+    """Return the value that a run's record holds for a fact; None if the record has none. task: the task of the cell,
+    for facts about its data. record: the run's environment, with its setting `chunk`."""
     match name:
         case "git" | "threads" | "chunk":
             value = record.get(name)

@@ -178,8 +178,8 @@ def _refuse_tasks(base: Side, new: Side, old: Mapping[Key, Cell], now: Mapping[K
 
 
 def _pair(key: Key, base: Cell, new: Cell, *, mapped: bool) -> Pair:
-    """Return the pair of two cells. mapped: the user maps the cell's model. Raises UserError if the cells are not
-    comparable."""
+    """Return the pair of two cells. mapped: whether --map pairs the cells' models. Raises UserError if the cells are
+    not comparable."""
     found = differences(base, new, mapped=mapped)
     refuse(base, new, found)
     shared = tuple(sorted(q for q in base.questions if q in new.questions))

@@ -81,8 +81,9 @@ def measures(pairs: Sequence[Pair]) -> list[Measure]:
 
 
 def _entries(pairs: Sequence[Pair], place: int) -> Measure:
-    """Return the measure of `ENTRIES[place]`. If the number of entries rose for some questions, its figures are those
-    of the question where it rose most. Otherwise its figures are the largest numbers of any question."""
+    """Return the measure of `ENTRIES[place]`. pairs: the cell on both sides, once per seed. If the number of entries
+    rose for some questions, base and new are the numbers of the question where it rose most. Otherwise they are the
+    largest numbers of any question."""
     found = [(*values, pair.renamed) for pair in pairs for values in _of_questions(pair, place)]
     risen = [
         (mine, theirs)

@@ -5,9 +5,9 @@
     judge(tested, policy, stages=2)
 
 With two stages, each seed has its own test at sqrt(5%), and a cell is worse only if both tests reject. A false alarm of
-the first stage seldom returns in the second, while a true one does. `stats.both` makes one p-value of the two, so that
-Holm's correction applies as with one stage. A cell whose second seed was not run is never worse: if its first stage
-rejects, it is undecided.
+the first stage seldom occurs again in the second stage; a true drop does. `stats.both` makes one p-value of the two, so
+that Holm's correction applies as with one stage. A cell whose second seed was not run is never worse: if its first
+stage rejects, it is undecided.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def judge(tested: Mapping[Key, Tested], policy: Policy, stages: int) -> dict[Key
 
 
 def _verdict(found: Regression, p: float, margin: float) -> str:
-    """Return the name of a verdict. If the bound excludes a drop larger than the margin, p does not matter."""
+    """Return the name of a verdict. If the lower bound of the difference is above -margin, the verdict is "no worse" or
+    "better", whatever p is."""
     if not math.isnan(found.low) and found.low > -margin:
         return "better" if margin == 0 else "no worse"
     return "worse" if p <= ALPHA else "undecided"

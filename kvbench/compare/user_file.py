@@ -15,7 +15,7 @@ def content(path: Path, most: int) -> bytes:
         with open(path, "rb") as file:
             data = file.read(most + 1)
     except OSError as error:
-        raise UserError(f"cannot read {quote(path)} ({reason(error)}).") from error
+        raise UserError(f"cannot read {quote(path)} ({reason(error)}). Check its path and permissions.") from error
     if len(data) > most:
         raise ValueError(f"it is larger than {most >> 20} MiB")
     return data

@@ -92,13 +92,13 @@ def unused(outcome: Outcome) -> Iterator[str]:
 
 
 def undecided(outcome: Outcome) -> Iterator[str]:
-    """Yield sentences on the undecided cells. They say how large a drop a cell can show, or that a second seed must be
-    run."""
+    """Yield sentences on the undecided cells. They say how large a drop a cell can show or, with two stages, that a
+    second seed must be run."""
     again = [one for one in outcome.undecided if one.again]
     open_ = [one for one in outcome.undecided if not one.again]
     if again:
         names = few(name(one, outcome) for one in again)
-        yield f"{names}: the first stage rejects. {second_run(outcome)}"
+        yield f"{names}: the test on the first seed finds a drop. {second_run(outcome)}"
     by_words: dict[str, list[Judged]] = {}
     for one in open_:
         by_words.setdefault(_could_see(one), []).append(one)

@@ -46,8 +46,8 @@ class Gathered:
     """Settings from all sources: files, environment variables and flags. Flags override variables, variables override
     files, and the config file overrides the suite.
 
-    files: the suite and the config file, as far as the user named them. blocks: the ``[[grid]]`` blocks of the last of
-    these files that has any.
+    files: the suite, then the config file; a file that the user did not name is left out. blocks: the ``[[grid]]``
+    blocks of the config file or, if it has none, of the suite.
     """
 
     files: list[Layer]

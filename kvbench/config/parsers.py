@@ -57,13 +57,13 @@ def parse(label: str, parser: Parser, raw: object) -> Any:
 
 def setting(default: Any, parser: Parser, help: str, *, panel: str, metavar: str = "N") -> Any:
     """Declare a setting: return a dataclass field with the setting's parser, its help text, and the panel of ``--help``
-    that lists it."""
+    that lists it. metavar: the placeholder of the value in ``--help``."""
     return field(default=default, metadata={"parser": parser, "help": help, "panel": panel, "metavar": metavar})
 
 
 def got(raw: object) -> str:
-    """Return an invalid value as a message shows it. Short decimal numbers stay unchanged; all other values are quoted
-    and escaped."""
+    """Return an invalid value of a setting in the form that messages show. Short decimal numbers stay unchanged; all
+    other values are quoted and escaped."""
     text = str(raw)
     return text if not isinstance(raw, bool) and len(text) <= 60 and _DECIMAL.fullmatch(text) else quote(raw)
 
@@ -143,7 +143,8 @@ def flag(raw: object) -> bool:
 
 
 def protection(raw: object) -> str:
-    """Parse a protection (`kvbench.eviction.protection`) and return it in its one spelling."""
+    """Parse a protection, such as "prompt+recent=64" (`kvbench.eviction.protection`), and return it in its canonical
+    spelling."""
     try:
         replaced = parse_protection(str(raw))
     except ValueError:

@@ -57,7 +57,7 @@ class MethodChoice:
         try:
             method = choose.make(self.name, options)
         except OptionError as error:
-            raise UserError(f"{source} does not fit method {quote(self.name)}: it {error.reason}") from None
+            raise UserError(f"{source} does not fit method {quote(self.name)}: the protection {error.reason}") from None
         return MethodChoice(name=self.name, options=choose.changed(self.name, method))
 
     @property
@@ -240,7 +240,7 @@ class RunConfig(Settings):
         return {"grids": grids} | {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
 
     def stored(self) -> dict[str, Any]:
-        """Return the settings that run.json stores. If the run is continued, its settings must agree with them.
+        """Return the settings that run.json stores. A command that continues the run must have equal settings.
 
         Settings in `OPERATIONAL` may differ in a continued run; they are None here.
         """

@@ -101,12 +101,13 @@ class Settings:
     max_prompt_tokens: int | None = prompts(
         None,
         whole(2),
-        "Cut longer prompts in the middle, in tasks that allow it. Default: the model's context less the answer.",
+        "Most tokens of a prompt; tasks that allow it cut the middle of longer ones. Default: the model's context less "
+        "the answer.",
     )
     multi_turn: Literal["keep", "reset"] = prompts(
         "keep",
         choice("keep", "reset"),
-        "keep: a later turn continues the evicted cache. reset: it is read as a new prompt. Default: keep.",
+        "keep: a later turn continues the evicted cache. reset: read all turns so far as a new prompt. Default: keep.",
         metavar="HOW",
     )
 

@@ -99,7 +99,7 @@ class Progress:
         """Show new figures.
 
         rows_done: finished rows of the whole run. tokens: the tokens that this process has generated so far.
-        score_mean, score_halfwidth: mean score of the current cell, and the half width of its interval.
+        score_mean, score_halfwidth: mean score of the current cell, and half the width of its confidence interval.
         """
         now = self._clock()
         if now > self._tokens_at:

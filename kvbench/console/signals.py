@@ -126,8 +126,8 @@ def not_at_end(clean: Callable[[], None]) -> None:
 
 
 def say(error: Interrupted, tell: Callable[[Interrupted], None]) -> None:
-    """Clean up, then print the line of an interrupted command with `tell`. Prints nothing if the watching thread has
-    printed the line."""
+    """Clean up, then print the line of an interrupted command by calling `tell` with the error. Prints nothing if the
+    watching thread has printed the line."""
     clean_up()
     if _handling is None or _handling.claim():
         tell(error)

@@ -106,7 +106,7 @@ def grid(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: tuple[str, ...] = ()) -> None:
-    """Print a table on stdout."""
+    """Print a table on stdout. columns: the heads. right: the heads of the columns that are aligned at the right."""
     filled = grid(*columns, right=right)
     for row in rows:
         filled.add_row(*row)

@@ -30,7 +30,7 @@ def projections(model: Any) -> dict[str, torch.nn.Linear]:
     return {
         f"{found[1]}.{found[2]}": module
         for name, module in model.named_modules()
-        if (found := _PLACE.search(name)) and isinstance(module, torch.nn.Linear)
+        if (found := _PLACE.search(name)) and hasattr(module, "in_features")  # also peft's, while the model is trained
     }
 
 

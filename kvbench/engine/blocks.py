@@ -23,11 +23,11 @@ def block_length(sequences: Many[Sequence], trigger: Trigger, look: int, states:
     return next((n for n in range(1, most) if _ticks(clocks, trigger, n)), most)
 
 
-def stores_queries(sequences: Many[Sequence], trigger: Trigger, width: int, steps: int) -> bool:
-    """Return whether the queries of the next `steps` steps must be stored.
+def stores_newest(sequences: Many[Sequence], trigger: Trigger, width: int, steps: int) -> bool:
+    """Return whether the queries and hidden states of the next `steps` steps must be stored.
 
-    They must if a sequence has a tick before newer queries replace all of them. width: how many of the newest queries
-    each slot stores.
+    They must if a sequence has a tick before newer tokens replace all of them. width: of how many of the newest tokens
+    a slot stores any.
     """
     if width == 0 or trigger.growth is None or width >= trigger.growth:
         return width > 0
@@ -36,7 +36,8 @@ def stores_queries(sequences: Many[Sequence], trigger: Trigger, width: int, step
 
 
 def _clocks(sequences: Many[Sequence]) -> set[int]:
-    """Return the distinct clocks. Sequences that began together share one, so there are fewer to check."""
+    """Return the distinct clocks (`Sequence.clock`). Sequences that began together share a clock, so few are left to
+    check."""
     return {sequence.clock for sequence in sequences}
 
 

@@ -91,7 +91,8 @@ class Evictor:
         return [s for s in due if cache.held(s) < held[s]]
 
     def kept(self, slot: int, spans: Sequence[tuple[int, int]]) -> tuple[float, float]:
-        """Return the shares of a slot's text and of its images (`spans` of the prompt) that are held now."""
+        """Return the share of text tokens and the share of image tokens that a slot holds now. spans: tokens of each
+        image."""
         self._complete([slot])
         held: list[torch.Tensor] = []
         for stack, batch in self._batches({slot: 0}, 0):
@@ -132,7 +133,8 @@ class Evictor:
         yield from ([part] for part in self._batches(sizes, self.needs.width))
 
     def _jointly(self, sizes: Mapping[int, int]) -> Iterator[list[Part]]:
-        """Yield the parts of each group of slots: one part with all layers if a view can hold it, else one per layer.
+        """Yield, for each group of slots, the parts that the method sees as views: one part with all layers if it fits
+        into one view, else one part per layer.
 
         The slots of a group have equal `sizes` and equally long views.
         """
@@ -220,6 +222,7 @@ class Evictor:
             batch,
             queries=queries,
             query_positions=query_positions,
+            hidden=stack.newest_hidden(batch, min(self.needs.hidden, stack.hidden.shape[2])),
             states=stack.states_of(batch),
         )
 

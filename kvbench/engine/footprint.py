@@ -73,11 +73,14 @@ def footprint(
     pass, at most and afterwards (`tower.tower_bytes`). scratch: most bytes for a view of several layers or slots
     (`stack.scratch_bytes`).
     """
-    prompt = plan_slot_bytes(geometry, method, replace(held, rows=prompt_rows, queries=0), dtype)
-    packed = plan_slot_bytes(geometry, method, replace(held, rows=min(held.rows, prompt_rows), queries=0), dtype)
     whole = layer_by_layer(method, prefill, states=bool(shape.states))
+    states = max(held.hidden, min(method.during("prefill").needs().prompt_hidden, prompt_rows))
+    kept = held.hidden if whole else states  # in every layer
+    prompt = plan_slot_bytes(geometry, method, replace(held, rows=prompt_rows, queries=0, hidden=kept), dtype)
+    packed = plan_slot_bytes(geometry, method, replace(held, rows=min(held.rows, prompt_rows), queries=0), dtype)
     tokens = prompt_rows if whole else min(block, prompt_rows)  # of a forward pass
     reading = shape.activations(tokens, dtype) + _mask(geometry, block, prompt_rows) * dtype.itemsize
+    reading += (states - kept) * max(g.hidden for g in geometry) * dtype.itemsize
     scoring = _scoring(geometry, prompt_rows) + _pairs(geometry, prompt_rows) if method.evicts else 0
     if method.needs().layer_weights:  # products of values, and their magnitudes
         reading += 2 * FLOAT * min(PRODUCT_FLOATS, tokens * shape.width)
@@ -107,7 +110,8 @@ def _step(shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype
 
 
 def _mask(geometry: Sequence[LayerGeometry], block: int, rows: int) -> int:
-    """Return how many numbers the mask of a block of queries holds, and its copies for the query heads of a group.
+    """Return how many numbers the mask of a block of queries holds, together with its copies, one per query head of a
+    group.
 
     Only a CPU makes these copies; they are counted on every device.
     """
@@ -120,5 +124,5 @@ def _scoring(geometry: Sequence[LayerGeometry], rows: int) -> int:
 
 
 def _pairs(geometry: Sequence[LayerGeometry], rows: int) -> int:
-    """Return the scratch bytes of scoring pairs (two entries, or a query and an entry) in one layer, in two pieces."""
+    """Return the scratch bytes for scoring pairs (two entries, or a query and an entry) in one layer."""
     return 2 * FLOAT * min(SCORE_PIECE, max(g.query_heads for g in geometry) * rows * rows)

@@ -2,7 +2,7 @@
 
 The index of a token in the text stays its position for methods, masks, windows and columns. Some families rotate the
 keys and queries of image tokens by positions with three axes (time, height, width) instead. A token after the prompt
-then has the rotary position index + delta on every axis; delta is a number of the prompt, which its sequences keep.
+then has the rotary position index + delta on every axis; delta is one number per prompt, and its sequences keep it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PromptImages:
     """The images of one prompt of T tokens.
 
     Attributes:
-        read: what the model reads of each image besides token ids, made once for all passes.
+        read: the model's inputs for each image besides token ids, computed once for all passes.
         axes: [3, 1, T] rotary positions of the prompt's tokens; None for families that rotate by the index.
         modality: [T] float32, 0 for text, else the number of the token's image, from 1.
     """
@@ -49,7 +49,7 @@ class PromptImages:
         return cls(images, read, turned[0] if turned else None, modality)
 
     def delta(self, tokens: int) -> int:
-        """Return the rotary position of the token after the first `tokens` ones of the prompt, less its index."""
+        """Return the rotary position minus the index of the token that follows the prompt's first `tokens` tokens."""
         return 0 if self.axes is None else int(self.axes[..., :tokens].max()) + 1 - tokens
 
     def kept(self, held: Sequence[Sequence[torch.Tensor]]) -> tuple[float, float]:
@@ -86,7 +86,7 @@ class PromptImages:
         return torch.nn.functional.pad(known, (0, last - first - len(known)))
 
     def _rotary(self, axes: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        """Return the rotary positions [3, 1, t] of the tokens from `first` up to `last`, also of those after the
+        """Return the rotary positions [3, 1, t] of the tokens from `first` up to `last`, including tokens after the
         prompt."""
         length = axes.shape[-1]
         later = torch.arange(max(first, length), max(last, length), device=axes.device) + self.delta(length)
@@ -99,7 +99,7 @@ def joined(read: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def kept_shares(held: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]], seen: int) -> tuple[float, float]:
-    """Return the shares of the tokens of text, and of images, whose entries are held: a mean over heads.
+    """Return the share of text tokens and the share of image tokens whose entries are held, each a mean over heads.
 
     held: positions of the entries of each head, in all layers; spans: the images' tokens; seen: number of tokens read.
     """
@@ -119,8 +119,9 @@ def rotary_axes(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return the rotary positions [3, b, T] of prompts with images, and the delta of each [b].
 
-    They come from the model's own function; None for families without one, which rotate by the index. shown: [b, T]
-    bool, the tokens that stand for images; inputs: what the model reads of them; mask: [b, T], 0 for pads.
+    They come from the model's own function; None for model families without this function, which rotate by the index.
+    shown: [b, T] bool, the tokens that stand for images; inputs: the model's inputs for the images; mask: [b, T], 0 for
+    pads.
     """
     inner = getattr(model, "model", model)
     if not hasattr(inner, "get_rope_index"):

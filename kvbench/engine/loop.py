@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 import torch
 
 from kvbench.console import faults
-from kvbench.engine.blocks import LOOK, block_length, stores_queries
+from kvbench.engine.blocks import LOOK, block_length, stores_newest
 from kvbench.engine.cache.layout import Layout, Lengths, check_prefill
 from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.graph import CaptureError, StepGraph
@@ -59,7 +59,7 @@ class Engine:
         layout: see `layout.make_cache`.
         log: called at every eviction, once per layer, with (noise key, tokens read, layer, positions of the kept
             entries per head). The noise key is `Request.noise_key` of the sample; while the prompt is read, which all
-            samples share, it is that of sample -1.
+            samples share, it is the noise key of sample -1.
         on_step: called after every block of steps with three numbers: the tokens that its steps read, one per step and
             live sequence; the live bytes of the sequences in the last of these steps; and the number of these
             sequences.
@@ -67,7 +67,7 @@ class Engine:
         backend: what computes the attention of decode steps on a GPU, see `kernels.backends`.
         compiled: on a GPU, let torch compile the model's layers for decode steps; graph: replay decode steps from a
             CUDA graph. If the model cannot be compiled or captured, the engine decodes without and tells `notice`.
-        notice: receives a line for each of these that the engine cannot use; see also `decoding`.
+        notice: receives a line of text if the engine cannot compile or capture; see also `decoding`.
 
     Raises:
         UserError: the method, the layout or the backend cannot serve this model.
@@ -240,8 +240,8 @@ class Engine:
     def _load(self, steps: int) -> None:
         """Copy to the device all that a block of `steps` steps needs from the host."""
         self.state.load(self.slots.sequences, self.cache.seen, self.loaded.stop_ids)
-        width = self.cache.shape.queries
-        wanted = width > 0 if self._captures else stores_queries(self._under_way, self.trigger, width, steps)
+        width = self.cache.shape.newest
+        wanted = width > 0 if self._captures else stores_newest(self._under_way, self.trigger, width, steps)
         self.writer.load(self.slots.ahead(steps), wanted)
 
     def _ready(self, steps: int) -> Callable[[], None]:

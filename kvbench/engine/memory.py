@@ -31,7 +31,7 @@ class OutOfMemory(SetupError):
 
 
 def total(device: torch.device) -> int:
-    """Return the bytes of the device's memory: for a CPU, those of the machine."""
+    """Return the bytes of the device's memory; for a CPU, the bytes of the machine's memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -25,8 +25,9 @@ from kvbench.engine import memory
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.layout import Lengths, entry_budget, fit, shape_of
 from kvbench.engine.cache.recurrent import StateShape
+from kvbench.engine.cache.slot_cache import Shape
 from kvbench.engine.cache.stack import scratch_bytes
-from kvbench.engine.footprint import footprint
+from kvbench.engine.footprint import Footprint, footprint
 from kvbench.engine.model.shape import ModelShape
 from kvbench.errors import SetupError
 from kvbench.eviction.api import Method
@@ -100,17 +101,17 @@ def plan_cell(
     """
     geometry = fit(shape.geometry, method, max_tokens)
     lengths = Lengths.of(max_tokens, max_output, tail)
-    held = shape_of(shape.geometry, method, budget, interval, lengths, 1, shape.states)
-    entries = entry_budget(method, budget, max_tokens, 1)
-    prompt = max_tokens
-    if prefill == "chunked" and entries is not None:
-        prompt = min(entries + prefill_chunk + tail, max_tokens)
-    need = footprint(
-        *(shape, geometry, method, held, dtype),
-        prompt_rows=prompt,
-        block=prefill_chunk,
+    need, held, entries = cell_footprint(
+        shape,
+        method,
+        budget=budget,
+        interval=interval,
+        lengths=lengths,
+        device=device,
+        dtype=dtype,
+        total=machine.memory,
+        prefill_chunk=prefill_chunk,
         prefill=prefill,
-        scratch=scratch_bytes(device, machine.memory),
         images=images,
     )
     fitting = need.fitting(int(machine.memory * USABLE[device.type]))
@@ -136,6 +137,40 @@ def plan_cell(
         evictable=evictable_share(geometry, shape.states, max_tokens, dtype),
         limit=roofline(shape, machine, chosen, mean, dtype),
     )
+
+
+def cell_footprint(
+    shape: ModelShape,
+    method: Method,
+    *,
+    budget: float | None,
+    interval: int,
+    lengths: Lengths,
+    device: torch.device,
+    dtype: torch.dtype,
+    total: int,
+    prefill_chunk: int = 512,
+    prefill: str = "full",
+    images: tuple[int, int] = (0, 0),
+) -> tuple[Footprint, Shape, int | None]:
+    """Return the bytes of an engine for one method at one budget, the sizes of a slot, and the budget in entries.
+
+    total: bytes of the device's memory. Raises UserError when the method cannot serve the model at this length.
+    """
+    held = shape_of(shape.geometry, method, budget, interval, lengths, 1, shape.states)
+    entries = entry_budget(method, budget, lengths.total, 1)
+    prompt = lengths.total
+    if prefill == "chunked" and entries is not None:
+        prompt = min(entries + prefill_chunk + lengths.tail, lengths.total)
+    need = footprint(
+        *(shape, fit(shape.geometry, method, lengths.total), method, held, dtype),
+        prompt_rows=prompt,
+        block=prefill_chunk,
+        prefill=prefill,
+        scratch=scratch_bytes(device, total),
+        images=images,
+    )
+    return need, held, entries
 
 
 def evictable_share(

@@ -89,7 +89,7 @@ class PromptReader:
     def __init__(self, setup: Setup, *, chunk: int, prefill: Prefill = "full", log: KeptLog | None = None) -> None:
         loaded = setup.loaded
         self.setup, self.chunk, self.prefill, self.log = setup, chunk, prefill, log
-        self.model = RoutedModel(loaded.model, setup.method.reads_tokens)
+        self.model = RoutedModel(loaded.model, setup.method.reads_tokens or any(setup.stored_hidden))
         self._drafts = Drafts(load_draft(loaded), loaded)
 
     def read(self, request: Request, rules: Rules) -> PromptState:
@@ -125,7 +125,7 @@ class PromptReader:
     ) -> tuple[PromptCache, torch.Tensor]:
         """Read equally long prompts into a cache that `go_on` extends; also return the next token's logits [b, V].
 
-        With a method that runs probes, or with images, there may be only one prompt. images: those of the prompt.
+        With a method that runs probes, or with images, there may be only one prompt. images: the prompt's images.
         """
         cache, logits, _ = self._read(prompts, rules, noise_keys, images=self._images(prompts[0], images, rules))
         return cache, logits
@@ -157,6 +157,7 @@ class PromptReader:
             rules,
             prompt_len=length,
             queries=self.setup.prompt_queries,
+            hidden=self.setup.stored_hidden,
             size=size,
             noise_keys=noise_keys,
             device=self.setup.loaded.device,
@@ -190,8 +191,8 @@ class PromptReader:
     ) -> tuple[PromptCache, torch.Tensor, _PromptEvictions]:
         """Return the cache of b prompts after their evictions, the next token's logits [b, V], and the evictions.
 
-        compress_at: tokens to read before the last eviction; None: all. The rest is read afterwards. images: those of
-        the prompt, which is then the only one.
+        compress_at: tokens to read before the last eviction; None: all. The rest is read afterwards. images: the
+        prompt's images; there must then be one prompt only.
         """
         length = len(prompts[0])
         context = length if compress_at is None else compress_at
@@ -209,6 +210,8 @@ class PromptReader:
                 evictions.timed(self.probe, cache, prompts[0][:context], int(logits[0].argmax()))
             if self.prefill == "full":
                 evictions.timed(evictions.evict)
+        for layer in cache.layers.values():
+            cache.forget_hidden(layer)
         if context < length:
             logits = self._read_chunks(prompts, context, length, cache, None)
         return cache, logits, evictions
@@ -299,6 +302,7 @@ class _PromptEvictions:
         if cache.acting.trigger(1).full(layer.held(), self._allowed):
             cache.evict([layer.geometry.index])
             self._decided = True
+        cache.forget_hidden(layer)
 
     def close(self) -> None:
         """Count what `evict_layer` did in all layers as one eviction, and check the budget over all layers."""

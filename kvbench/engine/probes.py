@@ -96,7 +96,7 @@ class ReadPrompt:
     @property
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:
-            raise UserError("the method reads extra text and needs the model's tokenizer.")
+            raise UserError("the method reads extra text and needs the model's tokenizer; pass it as `tokenizer`.")
         return self.tokenizer
 
 
@@ -148,10 +148,10 @@ def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward
         view = cache.view(full, queries, positions, seen, probe, (layer.keys[:, :, first:rows], own))
         cache.observe(full, view)
 
-    queries = {index: layer.queries for index, layer in target.layers.items()}
+    newest = {index: (layer.queries, layer.hidden) for index, layer in target.layers.items()}
     logits, rows = forward(BlockWriter(target, block, observe), probe, start)
     for index, layer in target.layers.items():
-        layer.queries = queries[index]  # the newest stored queries stay the prompt's, not the probe's
+        layer.queries, layer.hidden = newest[index]  # the newest stored ones stay the prompt's, not the probe's
     if probe.keep:
         target.extra += rows
     else:

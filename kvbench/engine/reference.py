@@ -65,7 +65,7 @@ def dense_logits(
 ) -> torch.Tensor:
     """Return logits [T, V] of one dense forward pass under the logged masks.
 
-    keys: as in `KeptHistory.visible`; images: those of the prompt, with which `ids` begins.
+    keys: as in `KeptHistory.visible`; images: the images of the prompt with which `ids` begins.
     """
     length = len(ids)
     device = loaded.device
@@ -103,10 +103,11 @@ def dense_logits(
 
 @contextlib.contextmanager
 def _drawn_as_text(model: Any, ids: torch.Tensor, images: Images) -> Iterator[torch.Tensor]:
-    """Yield ids [1, T] in which image tokens stand for images only; the model embeds `ids` inside the block.
+    """Yield a copy of `ids` [1, T] with id 0 for image tokens that the model drew; inside the block the model embeds
+    `ids`.
 
-    A model may draw its image token. The engine embeds it like any other token, because no pass after the prompt has
-    images; the dense pass would put features of an image there.
+    A model may draw its image token in an answer. The engine embeds this token like any other, because no pass after
+    the prompt has images. Without the copy, the dense pass would put features of an image in its place.
     """
     shown = torch.zeros_like(ids, dtype=torch.bool)
     for first, last in images.spans:

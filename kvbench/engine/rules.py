@@ -13,6 +13,7 @@ from kvbench.engine.attention.interface import AttentionCall
 from kvbench.errors import BudgetViolation, UserError
 from kvbench.eviction.api import Method
 from kvbench.eviction.new_tokens import NewTokens
+from kvbench.eviction.own_attention import OwnAttention
 from kvbench.eviction.rope import Rope
 from kvbench.eviction.view import LayerView, StackView
 
@@ -69,9 +70,10 @@ class Rules:
     rope: Rope | None = None
     layer_weights: Mapping[int, Mapping[str, torch.Tensor]] = field(default_factory=dict)  # by layer, see `NewTokens`
     marks: torch.Tensor | None = None  # [V] bool, by token, see `Needs.marks`
+    attention: Mapping[int, OwnAttention] = field(default_factory=dict)  # by layer, see `Needs.attention`
 
     def decoding(self) -> Rules:
-        """Return the rules for generated tokens, for which b decides in a method "a+b"."""
+        """Return the rules for evictions while decoding: in a combined method "a+b", those of b."""
         return replace(self, method=self.method.during("decode"))
 
     def columns_of_new_tokens(self, geometry: LayerGeometry, call: AttentionCall) -> dict[str, torch.Tensor]:
@@ -83,11 +85,7 @@ class Rules:
         if not method.reads_tokens or not geometry.evicts:
             return {}
         if call.hidden is None:
-            name = type(method).__name__
-            raise UserError(
-                f"{name} reads hidden states, which layer {call.layer} of this model does not hand over. "
-                "Use another method."
-            )
+            raise no_hidden_states(call.layer)
         return method.on_tokens(
             NewTokens(
                 layer=call.layer,
@@ -115,13 +113,15 @@ class Rules:
         *,
         queries: torch.Tensor,
         query_positions: torch.Tensor,
+        hidden: torch.Tensor | None,
         states: Mapping[str, torch.Tensor],
         **probe: Any,
     ) -> LayerView:
         """Build the view that the method reads. It shows one layer, or several if the batch names its layers.
 
-        geometry: that of the layer, or of any one of several layers; ordinals: maps a layer's index to its number among
-        the layers that are evicted; probe: further fields of the view while a probe is read.
+        geometry: the layer's geometry, or any layer's if there are several, because they are equal; ordinals: maps a
+        layer's index to its number among the layers that are evicted; probe: further fields of the view while a probe
+        is read.
         """
         valid = rows.valid
         if valid is None:  # expanding one element takes no memory
@@ -135,6 +135,8 @@ class Rules:
             whole=rows.valid is None,
             queries=queries,
             query_positions=query_positions,
+            hidden=hidden,
+            attention=self.attention.get(geometry.index),
             columns=rows.columns,
             states=states,
             weights=self.weights,
@@ -156,6 +158,13 @@ class Rules:
         return LayerView(layer=geometry.index, ordinal=ordinals[geometry.index], **shown)
 
 
+def no_hidden_states(layer: int) -> UserError:
+    """Return the error for a method that reads hidden states, on a model whose layer does not hand them over."""
+    return UserError(
+        f"the method reads hidden states, which layer {layer} of this model does not hand over. Use another method."
+    )
+
+
 def allowed(method: Method, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
     """Return the entries per head that an eviction may leave.
 
@@ -163,7 +172,9 @@ def allowed(method: Method, budget: int | None, prompt_len: int, seen: int, evic
     """
     entries = method.allowed(budget, prompt_len, seen, evictions)
     if budget is not None and method.decode_bounded and entries > budget:
-        raise BudgetViolation(f"budget exceeded: {type(method).__name__} wants {entries} entries of {budget}.")
+        raise BudgetViolation(
+            f"budget exceeded: {type(method).__name__} asks for {entries} entries per head; the budget is {budget}."
+        )
     return entries
 
 

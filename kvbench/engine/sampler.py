@@ -71,7 +71,8 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
 def _draw(
     scaled: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw among the `count` largest logits. Return tokens, and per row whether the filters drop the last of these."""
+    """Draw among the `count` largest logits. Return the tokens [R], and [R] bool: whether the filters drop the smallest
+    of these logits, so that no token outside the `count` is allowed either."""
     values, ids = scaled.topk(count, dim=-1)  # descending
     kept = torch.ones_like(values, dtype=torch.bool)
     if 0 < sampling.top_k < count:

@@ -70,7 +70,7 @@ class Meter:
     def note_held(self, entries: float, live_bytes: int, extra_bytes: int) -> None:
         """Note the entries and bytes that the sequence holds once its prompt is read, and after every decode step.
 
-        extra_bytes: those of `live_bytes` that hold neither keys nor values.
+        extra_bytes: the part of `live_bytes` that holds neither keys nor values.
         """
         self.steps += 1
         self.entries_sum += entries
@@ -246,7 +246,7 @@ class Sequence:
         return follow
 
     def generation(self, decode: Callable[[list[int]], str], cache: SlotCache, decoding: str) -> Generation:
-        """Return the finished sample's result. cache: that held the sample; decoding: see `Usage`."""
+        """Return the finished sample's result. cache: the cache in which it was decoded; decoding: see `Usage`."""
         text = self.text(decode)
         forced = bool(self.request.forced)
         return Generation(

@@ -7,12 +7,22 @@ from dataclasses import dataclass, replace
 
 from kvbench.engine.attention.geometry import LayerGeometry, largest_group
 from kvbench.engine.attention.rope import read_rope
-from kvbench.engine.cache.layout import Layout, Lengths, entry_budget, fit, make_cache, shape_of, stored_queries
+from kvbench.engine.cache.layout import (
+    Layout,
+    Lengths,
+    entry_budget,
+    fit,
+    make_cache,
+    shape_of,
+    stored_hidden,
+    stored_queries,
+)
 from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.model.layer_weights import layer_weights
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.marks import marks
+from kvbench.engine.model.own_attention import own_attention
 from kvbench.engine.model.weights import load_weights
 from kvbench.engine.rules import Rules
 from kvbench.eviction.api import Method
@@ -53,13 +63,18 @@ class Setup:
         """Number of newest queries that each layer stores while a prompt is read."""
         return stored_queries(self.method, self.interval, self.lengths.total)[0] if self.method.evicts else 0
 
+    @property
+    def stored_hidden(self) -> tuple[int, int]:
+        """Numbers of newest hidden states that each layer stores: while a prompt is read, and afterwards."""
+        return stored_hidden(self.method, self.interval, self.lengths.total) if self.method.evicts else (0, 0)
+
     def rules_for_prompt(self, tokens: int) -> Rules:
         """Return the rules with the budget, in entries, of a prompt of `tokens` tokens."""
         budget = entry_budget(self.method, self.budget, tokens, largest_group(self.loaded.geometry))
         return replace(self.rules, budget=budget)
 
     def empty_states(self) -> RecurrentStates | None:
-        """Return empty states of recurrent layers, which a prompt fills; None if the model has no such layer."""
+        """Return empty states of recurrent layers, which a prompt fills; None if the model has no recurrent layer."""
         return RecurrentStates.like(self.loaded.states)
 
     def cache(self, slots: int, layout: Layout = "auto") -> SlotCache:
@@ -88,10 +103,11 @@ def set_up(loaded: LoadedModel, method: Method, *, budget: float | None, interva
 
 
 def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequence[LayerGeometry]) -> Rules:
-    """Return the rules of a method without a budget: its weights, and of the model's what it needs.
+    """Return the rules of a method, without a budget: its weights and, if it needs them, the model's RoPE and matrices.
 
     geometry: the cache's geometry. Raises SetupError when the weights are missing or belong to another model, UserError
-    when the method cannot undo the model's RoPE, or when a matrix of the model that it needs is not at hand.
+    when the method cannot undo the model's RoPE or read its attention, or when a matrix of the model that it reads is
+    not in memory.
     """
     weights, needs = {}, method.needs()
     if (needed := method.weights()) is not None:
@@ -104,4 +120,5 @@ def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequ
         rope=read_rope(loaded.model, geometry) if needs.rope else None,
         layer_weights=layer_weights(loaded.model, geometry, needs.layer_weights),
         marks=marks(loaded, needs.marks) if needs.marks else None,
+        attention=own_attention(loaded.model, geometry, needs.attention),
     )

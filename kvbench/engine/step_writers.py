@@ -55,13 +55,16 @@ class StepWriter(ABC):
         self._layers = {layer.geometry.index: layer for layer in cache.layers}
         self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
         self.positions = self.live = torch.zeros(cache.slots, dtype=torch.int64, device=cache.device)
-        self._keep_queries = False
+        self._keep_newest = False
         self._steps = 0  # of this block so far
         self._ring_bias: dict[int, torch.Tensor] = {}
 
-    def load(self, ahead: Sequence[int], keep_queries: bool) -> None:
-        """Prepare a block of steps. ahead: most tokens that it adds to each slot; keep_queries: store its queries."""
-        self._steps, self._keep_queries = 0, keep_queries
+    def load(self, ahead: Sequence[int], keep_newest: bool) -> None:
+        """Prepare a block of steps.
+
+        ahead: most tokens that it adds to each slot; keep_newest: store the queries and hidden states of its tokens.
+        """
+        self._steps, self._keep_newest = 0, keep_newest
         self.cache.make_room(ahead)
         self.load_lengths()
 
@@ -79,8 +82,8 @@ class StepWriter(ABC):
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         layer = self._layers[call.layer]
         call = call.for_heads(layer.geometry.kv_heads)
-        if self._keep_queries and layer.queries.shape[2]:
-            layer.keep_queries(call.query, self.positions)
+        if self._keep_newest:
+            layer.keep_newest(call.query, call.hidden, self.positions)
         if self.decode is not None:
             return self._decode(self.decode, layer, call)
         return self.in_ring(layer, call) if isinstance(layer, RingStore) else self.attend(layer, call)

@@ -59,7 +59,7 @@ class BlockWriter:
         layer = self.cache.layer(call.layer, call.key)
         call = call.for_heads(layer.geometry.kv_heads)
         before = layer.rows
-        layer.append(call.key, call.value, call.query, self.start)
+        layer.append(call.key, call.value, call.query, self.start, call.hidden)
         for name, value in self.cache.rules.columns_of_new_tokens(layer.geometry, call).items():
             layer.columns[name][:, :, before : layer.rows] = value
         if self.modality is not None and MODALITY.name in layer.columns:

@@ -71,8 +71,8 @@ class Method(ABC):
 
     Class attributes:
         paper: authors and arXiv id.
-        kind: what the scores come from, for ``kvbench list``: attention, keys, position, noise, probes, weights,
-            oracle, none.
+        kind: the source of the scores, for ``kvbench list``: attention, keys, position, noise, probes, weights, oracle,
+            none.
         scope: where entries compete for the budget: within a "head", a "layer" (all its heads), or the "model".
         version: raise it when scores change, so that old and new rows do not share a table.
         joint: whether `quotas` or `settled` must see all layers at once.
@@ -82,6 +82,7 @@ class Method(ABC):
         trained: whether the method needs weights trained for the model.
         oracle: whether the method reads the rest of a finished sequence, so that only `kvbench replay` can run it.
         evicts: False for the full cache.
+        ragged: whether `score` takes views whose heads hold different numbers of entries.
     """
 
     paper: ClassVar[str] = ""
@@ -93,6 +94,7 @@ class Method(ABC):
     trained: ClassVar[bool] = False
     oracle: ClassVar[bool] = False
     evicts: ClassVar[bool] = True
+    ragged: ClassVar[bool] = True
 
     # Every method has this option, so that all can be compared under one protection.
     protection: str = field(default=OWN, kw_only=True, metadata={"help": f"what always stays: {TERMS}"})
@@ -113,9 +115,9 @@ class Method(ABC):
             self._check_replaced(replaced)
 
     def _check_replaced(self, replaced: Protection) -> None:
-        """Raise OptionError if the method cannot work under a protection other than its own."""
+        """Raise OptionError if the method cannot work under `replaced`, the protection that its option gives."""
         if not self.takes_budget:
-            raise OptionError("protection", "is for methods that take a budget.")
+            raise OptionError("protection", "is for methods that take a budget; leave it out.")
         if replaced.recent < (newest := self.unscored()):
             raise OptionError(
                 "protection",
@@ -172,7 +174,8 @@ class Method(ABC):
         return parse_protection(self.protection)
 
     def keeps_always(self, budget: int) -> Protect:
-        """Return the protection in force: the method's own (`protect`) or the one that replaces it."""
+        """Return the protection that applies at this budget: the method's own (`protect`), or the replacement that the
+        option `protection` gives."""
         return self.protect(budget) if self.replaced is None else self.replaced.at(budget)
 
     def trigger(self, interval: int) -> Trigger:
@@ -189,7 +192,7 @@ class Method(ABC):
         return None
 
     def settled(self, views: Sequence[LayerView], outs: list[ScoreOut]) -> list[ScoreOut]:
-        """Return the scores by which entries are chosen, one per view; called if the method is `joint`.
+        """Return the final scores of all layers, one `ScoreOut` per view; called only if the method is `joint`.
 
         outs: what `score` returned for each of the views, which together show all layers that evict.
         """
@@ -198,7 +201,8 @@ class Method(ABC):
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
         """Return how many entries per layer and KV head may stay after an eviction: by default the budget.
 
-        `budget` is None exactly when the method takes no budget. `evictions`: earlier evictions of this sequence.
+        budget: None exactly when the method takes no budget. prompt_len: tokens of the prompt; seen: tokens of prompt
+        and answer so far; evictions: earlier evictions of this sequence.
         """
         if budget is None:
             raise TypeError(f"{type(self).__name__} takes no budget but does not define allowed()")
@@ -217,6 +221,10 @@ class Method(ABC):
 
     def weights(self) -> Weights | None:
         return None
+
+    def notes(self) -> tuple[str, ...]:
+        """Return sentences that a user should read before a run with the method."""
+        return ()
 
     def during(self, phase: Phase) -> Method:
         """Return the method that decides in a phase: `self`, or a part of `Combined`."""

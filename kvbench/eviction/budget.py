@@ -12,7 +12,7 @@ Budget = int | float
 
 
 def entries(budget: Budget, prompt_tokens: int) -> int:
-    """Return a budget in entries. A share of a prompt of `prompt_tokens` tokens is rounded, but is at least 1."""
+    """Return a budget in entries. A share is taken of `prompt_tokens` and rounded to a whole number, at least 1."""
     if not isinstance(budget, float):
         return budget
     return max(1, math.floor(budget * prompt_tokens + 0.5))

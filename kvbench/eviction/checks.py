@@ -16,7 +16,7 @@ _noted: ContextVar[Noted | None] = ContextVar("noted", default=None)
 
 
 def refuse(amount: torch.Tensor, error: MakeError) -> None:
-    """Raise error(amount) unless the integer or bool tensor `amount` [] is 0.
+    """Raise error(value) unless `amount`, a tensor with one integer or bool, is 0; `value` is its content as an int.
 
     Inside a block `with gathered()`, the check is delayed until the next call of `read` or the end of the block.
     """
@@ -31,7 +31,8 @@ def refuse(amount: torch.Tensor, error: MakeError) -> None:
 def gathered() -> Iterator[None]:
     """Delay the checks in the block, and read their results in one copy from the device at the block's end.
 
-    A call of `read` inside the block already reads the checks before it. The first check that fails raises its error.
+    A call of `read` inside the block also reads the checks that were delayed before it. The first check that fails
+    raises its error.
     """
     noted: Noted = []
     token = _noted.set(noted)
@@ -39,6 +40,16 @@ def gathered() -> Iterator[None]:
         yield
         if noted:
             read(noted[0][0].new_zeros(0, dtype=torch.int64))
+    finally:
+        _noted.reset(token)
+
+
+@contextmanager
+def unread() -> Iterator[None]:
+    """Make no check in the block, because its tensors have no values (the meta device)."""
+    token = _noted.set([])
+    try:
+        yield
     finally:
         _noted.reset(token)
 

@@ -51,9 +51,10 @@ def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
 
 
 def _made(name: str, options: Pairs, build: Callable[[str, Pairs], Method]) -> Method:
-    """Return one method with all options, or two combined methods, each with the options under its prefix.
+    """Make one method with all options, or two combined methods, each with the options that have its name as prefix.
 
-    Raises UserError for two methods if an option has the prefix of neither.
+    build: makes a method from its name and options. Raises UserError for two methods if an option has the prefix of
+    neither.
     """
     parts = canonical(name).split("+")
     if len(parts) == 1:

@@ -36,6 +36,11 @@ class Combined(Method):
                 f"method {quote(self.names[1])} evicts nothing while decoding; "
                 "after the '+', give a method that evicts while decoding ('kvbench list methods' shows which)."
             )
+        if not (self.second.ragged or (self.first.uniform and not self.first.per_query_head)):
+            raise UserError(
+                f"method {quote(self.names[1])} scores heads with equally many entries, which {quote(self.names[0])} "
+                "does not leave; combine it with a method that keeps equally many in all KV heads."
+            )
         if set(_memories(self.first)) & set(_memories(self.second)):
             raise UserError(
                 f"methods {quote(self.names[0])} and {quote(self.names[1])} keep the same state, so they cannot be "
@@ -91,6 +96,9 @@ class Combined(Method):
             prompt=a.prompt,
             layer_weights=tuple(dict.fromkeys(a.layer_weights + b.layer_weights)),
             marks=a.marks or b.marks,
+            hidden=b.hidden,
+            prompt_hidden=max(a.prompt_hidden, b.hidden),
+            attention=_common(a.attention, b.attention),
         )
 
     def columns(self) -> tuple[Column, ...]:
@@ -125,6 +133,9 @@ class Combined(Method):
     def weights(self) -> Weights | None:
         return self.first.weights() or self.second.weights()
 
+    def notes(self) -> tuple[str, ...]:
+        return self.first.notes() + self.second.notes()
+
     def options(self) -> dict[str, Any]:
         return {
             f"{name}.{option}": value
@@ -149,9 +160,15 @@ class Combined(Method):
 
 
 def _most(a: Protect, b: Protect) -> int | None:
-    """Return how many first tokens of a prompt one of two protections keeps at most; None if one keeps all."""
+    """Return `Protect.prompt_most` of the union of two protections: the larger limit, or None if either has no
+    limit."""
     limits = [protect.prompt_most for protect in (a, b) if protect.prompt]
     return None if None in limits or not limits else max(limit for limit in limits if limit is not None)
+
+
+def _common(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the attention classes that both methods read; one that reads none limits none."""
+    return tuple(name for name in a if name in b) if a and b else a or b
 
 
 def _memories(method: Method) -> list[str]:

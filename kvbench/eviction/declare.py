@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Phase = Literal["prefill", "decode"]
 LayerWeight = Literal["o_proj"]
+WHOLE = 1 << 40  # more tokens than any prompt has, for `Needs.prompt_hidden`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,9 @@ class Needs:
     prompt: bool = False  # whether `probes` reads the prompt's tokens, itself or with a draft model
     layer_weights: tuple[LayerWeight, ...] = ()  # the model's matrices that `on_tokens` reads, see `NewTokens`
     marks: str = ""  # characters; `on_tokens` reads which tokens consist of these and of white space, see `NewTokens`
+    hidden: int = 0  # number of newest hidden states that `score` sees while decoding (`view.hidden`)
+    prompt_hidden: int = 0  # the same at an eviction of the prompt; WHOLE: those of all its tokens
+    attention: tuple[str, ...] = ()  # names of attention classes of which `score` reads `view.attention`; (): none
 
     @property
     def width(self) -> int:
@@ -65,9 +69,9 @@ class State:
 class Protect:
     """Entries that always stay: the first `sinks` tokens, the newest `recent`, the whole prompt.
 
-    prompt_most: of the prompt, at most so many first tokens; None: all. by_interval: cap `recent` at the eviction
-    interval. text: among all other entries, those of text stay in preference to those of images, within the budget; the
-    method must declare the column `modality.MODALITY`.
+    prompt_most: the most tokens of the prompt that are protected, counted from its start; None: all. by_interval: cap
+    `recent` at the eviction interval. text: among all other entries, those of text stay in preference to those of
+    images, within the budget; the method must declare the column `modality.MODALITY`.
     """
 
     sinks: int = 0

@@ -14,16 +14,17 @@ from kvbench.eviction.protection import parse_protection
 # What the engine asks of a method beside its scores and quotas.
 DECLARATIONS = (
     *("needs", "columns", "states", "protect", "trigger", "allowed", "observe", "on_tokens"),
-    *("probes", "drafts", "weights", "min_budget"),
+    *("probes", "drafts", "weights", "min_budget", "notes"),
 )
 PROPERTIES = ("reads_tokens", "per_query_head", "stacked", "decode_bounded")
 
 
 def delegate(cls: type, functions: tuple[str, ...], properties: tuple[str, ...]) -> None:
-    """Give a class these functions and properties; each calls its namesake in the method `self.inner`.
+    """Define functions and properties in a class that wraps the method `self.inner`; each calls the same name of
+    `inner`.
 
-    The class protects what is protected in `inner`, also where an option of `inner` replaces its protection; and its
-    budget has room for the class's own protection and for all that `inner` needs.
+    The protection of `inner` applies, including a replacement by the option `protection` of `inner`. The smallest
+    budget is the larger of the class's own and that of `inner`.
     """
     for name in functions:
         setattr(cls, name, _of_inner({"protect": "keeps_always"}.get(name, name)))
@@ -37,15 +38,16 @@ def delegate(cls: type, functions: tuple[str, ...], properties: tuple[str, ...])
 
 
 def check_base(method: Any, *refusals: tuple[Callable[[Method], bool], str]) -> None:
-    """Raise OptionError if the option `base` of a method names no method, or one that is refused.
+    """Raise OptionError if the option `base` of a method names an unknown method, or a method that `refusals` exclude.
 
-    refusals: pairs of a condition on `method.inner`, and the kind of method that `base` must name instead.
+    refusals: pairs of a condition that excludes `method.inner`, and words for the kind of method to name instead.
     """
     try:
         inner = method.inner
     except UserError as error:
         raise OptionError("base", f"is no method: {error}") from None
-    for refused, wanted in refusals:
+    even = (lambda inner: not (inner.ragged or method.uniform), "a method that scores heads of uneven lengths")
+    for refused, wanted in (*refusals, even):
         if refused(inner):
             raise OptionError("base", f"must name {wanted}; got {quote(method.base)}.")
 

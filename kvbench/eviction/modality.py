@@ -13,10 +13,10 @@ MODALITY = Column(name="modality")
 def check_images(name: str, method: Method) -> None:
     """Raise UserError if a method does not serve prompts with images. name: the method's name."""
     needs = method.needs()
-    if needs.rope:
+    if needs.rope or needs.attention:
         raise UserError(
-            f"method {quote(name)} undoes RoPE by one position per token, but image tokens have three. Use another "
-            "method for prompts with images."
+            f"method {quote(name)} does or undoes RoPE by one position per token, but image tokens have three. Use "
+            "another method for prompts with images."
         )
     if needs.prompt:
         raise UserError(

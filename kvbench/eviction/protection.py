@@ -10,9 +10,9 @@ scores the others. Under one protection for all, methods differ in their scores 
     recent=N    the newest N tokens
     prompt      the whole prompt; prompt=N: its first N tokens; prompt=50%: at most this share of the budget
 
-Terms are joined by + or by commas. Of a prompt that does not fit, as many first tokens are protected as leave room for
-`recent` and one more entry, as in the code of Random Attention. In a conversation of several turns, the prompt is that
-of the first turn.
+Terms are joined by + or by commas. If the prompt does not fit into the budget, only its first tokens are protected: as
+many as leave room for `recent` and one more entry, as in the code of Random Attention. In a conversation of several
+turns, the prompt is the first turn's prompt.
 """
 
 from __future__ import annotations

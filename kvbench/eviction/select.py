@@ -142,9 +142,10 @@ def _jointly(
 
 
 def _with_room(shares: torch.Tensor, views: Sequence[LayerView], musts: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Return quotas [b, L, Hk] with the same sum per sequence, each with room for its head's protected entries.
+    """Adjust the quotas `shares` [b, L, Hk] so that each has room for its head's protected entries (`musts`).
 
-    A method's quotas have room for its own protection, but perhaps not for the one that replaces it.
+    A quota is first cut to the entries that its head holds; from then on the sum per sequence stays the same. This is
+    needed where the option `protection` protects more entries than the method, which made the quotas, does.
     """
     held = torch.cat([v.per_sequence(v.held()) for v in views], dim=1)
     low = torch.cat(
@@ -156,7 +157,7 @@ def _with_room(shares: torch.Tensor, views: Sequence[LayerView], musts: Sequence
 
 
 def kept_always(method: Method, view: LayerView) -> Protect:
-    """Return the protection in force (`Method.keeps_always`) at the budget and interval of a view."""
+    """Return the protection that applies (`Method.keeps_always`) at the budget and interval of a view."""
     return method.keeps_always(view.budget).at(view.interval)
 
 
@@ -233,12 +234,12 @@ def keep_mask(
 
     Args:
         score: [b, Hk, N] float32; all masks have this shape too. For scope "model", axis 1 joins layers and heads.
-        valid: None if all entries are valid; must: entries that stay whatever their score, or None.
+        valid: mask of valid entries; None: all are. must: mask of entries that stay whatever their score, or None.
         count: entries to keep per head; a tensor [b, Hk] gives each head's quota.
         scope: "head" picks within each head. Otherwise the heads of axis 1 share the sum of their counts, and each head
             keeps at least its best entry.
         selector: picks entries by their `order_key`; default: the largest keys.
-        ahead: entries that stay before all others but those of `must`, or None.
+        ahead: entries that rank above all others except `must`, whatever their scores; None: no entries.
     """
     selector = selector or TopK()
     if valid is not None:

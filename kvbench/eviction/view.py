@@ -16,6 +16,7 @@ from kvbench.lazy import torch
 
 if TYPE_CHECKING:
     from kvbench.eviction.api import Probe
+    from kvbench.eviction.own_attention import OwnAttention
     from kvbench.eviction.rope import Rope
 
 
@@ -34,6 +35,10 @@ class LayerView:
     whole: bool = False  # True: all entries are valid, so helpers skip the mask
     queries: torch.Tensor  # [b, Hq, w, d] post-RoPE, oldest first
     query_positions: torch.Tensor  # [b, w] int64
+    # [b, w, D] inputs of the layer's attention of the newest w tokens, oldest first, see `Needs.hidden`. A sequence of
+    # fewer tokens has its own in the last places. None unless the method needs them.
+    hidden: torch.Tensor | None = None
+    attention: OwnAttention | None = None  # None unless the method needs it
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)  # each [b, Hk, N] float32
     states: Mapping[str, torch.Tensor] = field(default_factory=dict)  # each [b, ...] float32
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of the whole model, see `Method.weights`
@@ -73,7 +78,7 @@ class LayerView:
 
     @property
     def decided(self) -> tuple[tuple[int, int], ...]:
-        """The (layer, ordinal) of each layer that `per_sequence` puts on axis 1; () if `StackView.together` is ()."""
+        """The (layer, ordinal) of each layer on axis 1 of `per_sequence`; () if a `StackView` shows layers apart."""
         return ((self.layer, self.ordinal),)
 
     @property
@@ -92,8 +97,8 @@ class LayerView:
     ) -> torch.Tensor:
         """Return the attention of `queries` to the entries, by default [b, Hk, N]: a mean over query heads and queries.
 
-        The arguments are those of `window_attention`. among: [b, Hk, N] bool; the softmax runs over these entries only,
-        and always over a probe's own keys.
+        domain, order, reduce_g and reduce_q: see `window_attention`. among: [b, Hk, N] bool; the softmax runs over
+        these entries only, and always over a probe's own keys.
         """
         visible = self.mask
         if among is not None:

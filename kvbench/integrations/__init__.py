@@ -1,4 +1,4 @@
-"""kvbench inside other tools: a model for lm-eval, and a cache for transformers' `generate`.
+"""kvbench inside other tools (a model for lm-eval, a cache for transformers' `generate`), and kvpress inside kvbench.
 
 Imports the engine and the packages below it.
 """

@@ -64,7 +64,8 @@ class BatchImages:
         return torch.stack([self.rows[row].modality for row in rows])[:, None]
 
     def positions(self, index: torch.Tensor, seen: int) -> torch.Tensor:
-        """Return the rotary positions of tokens after the first `seen` ones of the padded rows. index: [b, t]."""
+        """Return the rotary positions of t tokens that follow the first `seen` tokens of the padded rows. index: [b,
+        t], the tokens' indices in the text."""
         if self.axes is None:
             return index
         return index + self.deltas if seen else self.axes

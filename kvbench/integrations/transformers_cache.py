@@ -268,7 +268,7 @@ class EvictionCache(FixedBatch):
             self._start(call, tokens)
         else:
             assert self.slots is not None
-            self._writer.load([1] * self.slots.slots, keep_queries=True)
+            self._writer.load([1] * self.slots.slots, keep_newest=True)
             positions = torch.tensor(self.slots.seen, device=self.slots.device)
             self._writer.begin(positions, torch.ones_like(positions))
 

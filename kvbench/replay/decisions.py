@@ -5,9 +5,9 @@
 While an answer is read, the method makes the same decisions as while the answer was generated, up to rounding
 (`kvbench.replay.reader`). Methods and budgets come from the run's configuration; a row only chooses among them.
 
-An answer is left out if the method's version, source or artefacts differ from those in the row. It is also left out if
-the reading has another number of tokens or evictions, or another first eviction, than the row states. A stored answer
-lacks its end token, so an eviction after the last token is not recorded.
+An answer is left out if the method's version, source or artefacts (weights, plug-ins, draft models) differ from the
+row's. It is also left out if the reading has another number of tokens or evictions, or another first eviction, than the
+row states. A stored answer lacks its end token, so an eviction after the last token is not recorded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def check(config: RunConfig) -> None:
         if value != usual:
             raise UserError(
                 f"the run has --{name} {value}; kvbench records decisions of runs with --{name} {usual} only. Choose "
-                "such a run."
+                "a run with this setting."
             )
 
 

@@ -1,7 +1,8 @@
 """Losses and cosines that papers print (`kvbench.sources.published`), beside the figures of a replay.
 
 A printed number belongs to a row of the same model, task, method and budget, and of the same interval if the paper
-states one. The papers do not name the questions of these tables: `TASKS` has those of kvbench's suites.
+states one. The papers do not name the questions of these tables; `TASKS` names the tasks of kvbench's suites in their
+place.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ INTERVAL = re.compile(r"L=(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A number of a paper as a replay's figure. interval: None if the paper states none."""
+    """A number that a paper prints, and the column of a replay (`figure`) whose figure it is compared with. interval:
+    None if the paper states none."""
 
     row: Published
     figure: str  # the column of the replay
@@ -57,13 +59,14 @@ class Printed:
 
 
 def beside(model: str, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a line per row of a replay and number that a paper prints for it: our figure, its error, and theirs."""
+    """Return a line for each printed number that belongs to one of the rows: our figure, its error, and the paper's
+    number."""
     return [_line(row, printed) for row in rows for printed in every() if printed.fits(model, row)]
 
 
 @functools.cache
 def every() -> tuple[Printed, ...]:
-    """Return all printed numbers that are figures of a replay."""
+    """Return all numbers of papers that a figure of a replay can be compared with."""
     rows = (row for row in published() if row.metric in FIGURES)
     found = ((row, label_of(row.method.lower(), str(row.entries))) for row in rows)
     return tuple(Printed(row, FIGURES[row.metric], method, _interval(row)) for row, method in found if method)

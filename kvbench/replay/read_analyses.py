@@ -65,8 +65,8 @@ def read(
 
 
 def _narrow(traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Iterator[list[ForcedTrace]]:
-    """Yield batches of traces. A batch is so small that the attention of WINDOW queries takes at most SCRATCH_FLOATS
-    numbers; a trace that needs more is a batch of its own.
+    """Yield batches of traces. In a batch, the attention of WINDOW queries takes at most SCRATCH_FLOATS numbers; a
+    trace that needs more forms a batch alone.
     """
     heads = max((g.query_heads for g in loaded.geometry if g.evicts), default=1)
     for batch in batches(traces, loaded, CHUNK):

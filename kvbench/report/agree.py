@@ -115,7 +115,8 @@ def intervals_apart(rows: Rows) -> list[str]:
 
 
 def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
-    """Split rows by the values of the columns. Return (label, rows) pairs. A row without a value is in every part."""
+    """Split rows by the values of the columns. Return (label, rows) pairs. A row that has no value in a column is in
+    every part."""
     parts = [("", rows)]
     for column in columns:
         parts = [
@@ -226,7 +227,7 @@ def _split_further(label: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
 
 
 def _difference(word: str, values: Text, of: Any, remedy: str) -> Iterator[Difference]:
-    """Yield a Difference if the rows that the mask `of` chooses have several values."""
+    """Yield a Difference if the rows that the mask `of` chooses have several values. word: what differs, in words."""
     mine = Text(values.codes.copy(), values.names)
     mine.codes[~of] = -1
     if len(mine.present()) > 1:

@@ -182,8 +182,9 @@ def _table(
     averages: Averages,
     explained: Sequence[str],
 ) -> AverageTable:
-    """Return a table of averages with one line per method and budget. `members`: for each task, or length, its cells
-    with their means. `explained`: the averages for which a note names the missing members."""
+    """Return a table of averages with one line per method and budget. `last`: the table below which it is printed.
+    `members`: for each task, or length, its cells with their means. `averages`: for each average its weights by task or
+    length. `explained`: the averages for which a note names the missing members."""
     parts: dict[tuple[str, str], dict[str, Part]] = {}
     for member, cells in members.items():
         for cell, mean in cells:

@@ -113,7 +113,8 @@ def options_of(text: str) -> dict[str, Any]:
 
 
 def cells_of(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Budget | None, Rows]]:
-    """Yield (label, budget, rows) of each cell, in the order of tables: by budget, then by method."""
+    """Yield (label, budget, rows) of each cell, in the order of tables: by budget, then by method. shared: for each
+    method the options that have one value in all its rows."""
     import numpy as np
 
     share = np.nan_to_num(rows.number("budget_share"), nan=NO_BUDGET)
@@ -185,8 +186,8 @@ def clusters_of(rows: Rows) -> dict[str, str]:
 
 
 def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:
-    """Return the `method_label` of each row. An old row that lacks a new option gets the same label as a row with the
-    option's default."""
+    """Return the `method_label` of each row. shared: see `cells_of`. An old row that lacks a new option gets the same
+    label as a row with the option's default."""
     import numpy as np
 
     methods, options = rows.text("method"), rows.text("options")

@@ -65,7 +65,7 @@ def split(prompt: str, listed: list[ListedImage]) -> list[str | ListedImage]:
 
 
 def kept_shares(row: Mapping[str, Any]) -> list[str]:
-    """Return the kept shares of a row in words: "25% of images kept"; none for a question without images."""
+    """Return the kept shares of a row in words: "25% of images kept"; an empty list for a question without images."""
     shares = ((kind, row.get(column)) for column, kind in KEPT.items())
     return [f"{share:.0%} of {kind} kept" for kind, share in shares if share is not None and share == share]
 

@@ -86,8 +86,8 @@ def longest_tokens(rows: Rows, later: Any) -> float:
 def evictable_share(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Any:
     """Return for each row the share of its sequence's full cache that methods may evict, as the plan computes it.
 
-    The rest are sliding windows and states of recurrent layers. NaN where run.json does not describe layers, or
-    the row has no measurements. layers: by the name of the run.
+    The rest are sliding windows and states of recurrent layers. later: see `later_tokens`. NaN where run.json does not
+    describe layers, or the row has no measurements. layers: by the name of the run.
     """
     import numpy as np
 

@@ -4,7 +4,8 @@
     matched(M), matched(R)    scores of both under the same protection
 
     protection adds   matched(M) - own(M)
-    scoring adds      matched(M) - matched(R)     what a table of own protections shows is own(M) - own(R)
+    scoring adds      matched(M) - matched(R)
+    own scoring       own(M) - own(R)             as usual tables show it; mixes both effects
 
 All differences are paired over the questions that both cells have.
 """
@@ -29,10 +30,11 @@ OPTION = "protection"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """A method under a protection that replaces its own. own: without rows under its own protection, None.
+    """A method under a protection that replaces its own. matched: its score under this protection. own: its score under
+    its own protection; None without rows under it.
 
-    protection_adds, scoring_adds, own_scoring: the differences of the module's docstring; None if a cell is lacking.
-    judged: verdict on `scoring_adds`.
+    protection_adds, scoring_adds, own_scoring: the differences that the docstring of the module defines. Each is None
+    if one of its two cells was not run. judged: the verdict on `scoring_adds`.
     """
 
     method: str
@@ -122,7 +124,7 @@ def _of_group(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> list[Mat
 def _apart(method: str, options: str, shared: Mapping[str, Any]) -> tuple[str, str | None]:
     """Return a method's label without its protection, and the protection.
 
-    The protection of two combined methods is None if it is not the same in both.
+    The protection of two combined methods is None if they have different protections.
     """
     given = options_of(options)
     replaced = [value for name, value in given.items() if name.rpartition(".")[2] == OPTION]

@@ -59,7 +59,8 @@ SHOWN = ("method", "budget", "own", "matched", "protection adds", "own scoring",
 
 @dataclass(frozen=True, slots=True)
 class MatchedReport(Report):
-    """Every method that ran under a protection other than its own, beside `random` and beside itself."""
+    """A report that compares each method under a protection other than its own with `random` under the same protection,
+    and with itself under its own protection."""
 
     name: ClassVar[str] = "matched"
     about: ClassVar[str] = (

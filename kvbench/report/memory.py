@@ -189,7 +189,7 @@ class Held:
     evictable: Any  # see `evictable_share`
 
     def at(self, rows: Rows) -> Held:
-        """Return the same figures for the chosen rows only."""
+        """Return the same figures for `rows` only, which are some of the rows."""
         at = self.rows.places.searchsorted(rows.places)  # both in order
         figures = (self.entries, self.nominal, self.measured, self.allowed, self.ratio, self.over, self.evictable)
         return Held(rows, *(figure[at] for figure in figures))

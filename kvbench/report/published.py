@@ -68,8 +68,8 @@ class Printed:
 
 
 def of_cell(task: str, cell: ScoreCell, models: Collection[str], lengths: Collection[int]) -> Iterator[Printed]:
-    """Yield the printed scores that belong to a cell of a task. models: the models of the table's rows; with several,
-    no score belongs to the cell. lengths: the limits on the tokens of an answer in these rows."""
+    """Yield the printed scores that belong to a cell of a task. models: the models of the table's rows; if there are
+    several, no score belongs to the cell. lengths: the limits on the tokens of an answer in these rows."""
     if len(models) != 1:
         return
     (model,) = models
@@ -138,10 +138,8 @@ def _printed(row: Published) -> Printed | None:
 
 
 def label_of(name: str, budget: str) -> str | None:
-    """Return the label that kvbench gives to a paper's method; None if kvbench has no such method.
-
-    name: in small letters.
-    """
+    """Return the label that kvbench gives to a paper's method; None if kvbench has no such method. name, budget: the
+    paper's, the name in small letters."""
     if name == "duoattention":
         return STREAMING.get(budget)
     if name.startswith(REWARD):

@@ -2,8 +2,8 @@
 
 Papers print no error bars. If both scores are over the same questions, only the random draw of answers differs. Both
 errors are therefore estimated from how much our samples of a question differ: ours with our number of samples, the
-paper's with the paper's number. If the run did not ask every question of the task, its error is the one over questions
-instead.
+paper's with the paper's number. If the run did not ask every question of the task, our error is the standard error over
+questions instead.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ SHOWN = ("method", "budget", "here", "published", "difference", "within both", "
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """The printed scores of one task beside ours. lacking: those of the same model and task that have no cell."""
+    """The printed scores of one task beside ours. lacking: the printed scores of the same model and task for which no
+    cell was run."""
 
     table: TaskTable
     lines: list[Beside]
@@ -109,7 +110,7 @@ class PublishedTable:
 
 @dataclass(frozen=True, slots=True)
 class PublishedReport(Report):
-    """Every cell with a score that a paper prints for the same model, task, method and budget."""
+    """A report of the cells for which a paper prints a score of the same model, task, method and budget."""
 
     name: ClassVar[str] = "published"
     about: ClassVar[str] = (

@@ -113,7 +113,9 @@ def write(report: Report, folder: Path) -> list[Path]:
             with replacing(folder / file) as target:
                 target.write((content + "\n").encode())
     except OSError as error:
-        raise SetupError(f"cannot write the report in {quote(folder)} ({reason(error)}).") from None
+        raise SetupError(
+            f"cannot write the report in {quote(folder)} ({reason(error)}). Give another folder."
+        ) from None
     return [folder / file for file in texts]
 
 

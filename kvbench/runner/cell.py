@@ -59,8 +59,8 @@ class MethodState:
         )
 
     def used(self, task: str) -> dict[str, str] | None:
-        """Return the artefacts that the rows of a task store: those of the method, and the plug-in that defines the
-        task.
+        """Return the hashes and revisions that the rows of a task store: of the method's artefacts, and of the plug-in
+        that defines the task.
 
         None if there are none.
         """
@@ -153,8 +153,8 @@ class CellPlanner:
         )
 
     def _images(self, task: str, prompts: Sequence[Prompt], whole: bool) -> tuple[int, int]:
-        """Return the bytes of the vision part in the pass with the most images: their peak, and those that remain after
-        it.
+        """Return the bytes of the vision part in the pass with the most images: the peak, and the bytes that remain
+        afterwards.
 
         whole: whether a pass reads a whole prompt. A chunked pass reads the images of one chunk, or a single image that
         is longer than a chunk.

@@ -2,8 +2,8 @@
 
 When memory runs out, the cell is planned again with half the slots and continues with the rows not written yet. Each
 row states with how many slots it was generated, how many the first plan had, and how often memory ran out. A sequence
-that does not fit alone becomes a row with status `oom`. Every cell starts with the slots of its own plan: if they
-depended on the cells that this process ran before, a resumed run would make other rows.
+that does not fit alone becomes a row with status `oom`. Every cell starts with the slots of its own plan, whatever
+happened in earlier cells: otherwise a resumed run would generate other rows.
 """
 
 from __future__ import annotations

@@ -53,10 +53,11 @@ def _grid(images: Any) -> dict[str, Any] | None:
 
 
 def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how the processors of `COUNTED` count tokens, which tokens are around an image, and their options.
+    """Return what a processor of `COUNTED` adds to `Vision`: how it counts an image's tokens, which tokens it writes
+    before and after an image, and its options.
 
-    Raises UserError for another processor, and if one announces more or fewer tokens than it writes; SetupError if a
-    setting is missing among the model's files.
+    Raises UserError for another processor, or if the processor writes another number of tokens than it counts;
+    SetupError if a setting is missing among the model's files.
     """
     kind = settings.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(config.model_type)
     what = f"model {quote(name)} (model type {quote(config.model_type)}): tasks cannot place its images in prompts"
@@ -89,8 +90,8 @@ def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapp
 
 
 def _tokens(processor: Any, around: int, height: int, width: int) -> int:
-    """Return how many tokens stand for an image of this size. around: tokens before and after it, included in the count
-    of transformers."""
+    """Return how many tokens stand for an image of this size. around: tokens before and after the image; transformers
+    counts them too, and they are subtracted."""
     return int(processor._get_num_multimodal_tokens(image_sizes=[(height, width)]).num_image_tokens[0]) - around
 
 

@@ -2,7 +2,7 @@
 
 The files are:
 
-- the method's own module;
+- the method's own module, and those of its base classes;
 - the modules that it imports, directly or indirectly, from `kvbench.methods`, from `kvbench.eviction` and, if it is a
   plug-in, from its own package;
 - the same files of every method that it contains (both parts of ``snapkv+gkv``, the base of ``ada-kv``);
@@ -51,9 +51,9 @@ def source_of(method: Method) -> Source:
     """Return the source of a method; the method's options decide which other methods belong to it."""
     modules: dict[str, _Module] = {}
     for part in _parts(method):
-        name = type(part).__module__
-        own = name.partition(".")[0]
-        _follow(name, SHARED if own == "kvbench" else (*SHARED, own), modules)
+        for name in (cls.__module__ for cls in type(part).__mro__ if issubclass(cls, Method)):
+            own = name.partition(".")[0]
+            _follow(name, SHARED if own == "kvbench" else (*SHARED, own), modules)
     _follow(SELECTION, SHARED, modules)
     files = {module.label: module.sha256 for module in sorted(modules.values(), key=lambda module: module.label)}
     lines = "".join(f"{digest}  {label}\n" for label, digest in files.items())

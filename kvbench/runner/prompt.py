@@ -26,7 +26,7 @@ class Prompt:
     max_new_tokens: most tokens that a sample generates in one turn. max_tokens: most that it reads and generates
     together.
     cut: number of tokens removed, because the text was too long. compress_at: in a query-agnostic run, how many tokens
-    stand before the question. images: those of the first turn, for the engine. pictures: facts about the images of all
+    stand before the question. images: the first turn's images, for the engine. pictures: facts about the images of all
     turns, as rows store them. read_pictures: returns the model's inputs for each of these images.
     """
 
@@ -157,9 +157,9 @@ def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
 
 
 def _behind(at: int, images: Images, before: int, after: int) -> int:
-    """Return the length of the context in tokens after every image token was replaced by the image's tokens.
+    """Return the length of the context in tokens once each image token is replaced by all tokens of its image.
 
-    at: its length with one token per image. before, after: number of tokens around those of an image.
+    at: the length with one token per image. before, after: number of tokens that stand before and after an image's.
     """
     for first, stop in images.spans:
         if first - before < at:

@@ -68,6 +68,9 @@ class RunPlan:
         methods = {choice: MethodState.of(choice, inputs.config, info) for choice in config.methods}
         for text in trained_at.warnings(config, {choice: state.method for choice, state in methods.items()}, info):
             say(text)
+        for choice, state in methods.items():
+            for text in state.method.notes():
+                say(f"method {quote(choice.label)}: {text}")
         planner = CellPlanner(
             config=config,
             model=model["model"],
@@ -148,7 +151,10 @@ def _form(config: RunConfig, info: models.ModelInfo, dtype: torch.dtype, say: No
     if not form.kept:
         say(f"model {quote(config.model)} stores its weights as {form.name}; in memory they are {dtype_name(dtype)}.")
     elif info.folder is None or model_weights.lacking(info.folder):
-        say(f"the weights of {quote(config.model)} are not here yet; the plan counts them as not quantised.")
+        say(
+            f"the weights of {quote(config.model)} are not on this machine yet; the plan assumes that they are not "
+            "quantised."
+        )
     return form
 
 

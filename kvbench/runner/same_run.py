@@ -175,7 +175,8 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
 
 
 def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterable[str]) -> str:
-    """Return the names of changed source files for a message. own: all files of the changed methods."""
+    """Return the names of changed source files as text for a message. own: the labels of all files of the changed
+    methods."""
     was, has = (_hashes(record.get("method_files", [])) for record in (before, now))
     return few(sorted(bare(file) for file in own if was.get(file) != has[file]), MOST) or "it imports other files"
 

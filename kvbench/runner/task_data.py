@@ -37,9 +37,10 @@ def fetch(config: RunConfig) -> None:
 
 
 def all_missing(first: DataMissing, names: Sequence[str], config: RunConfig, data: Data) -> KVBenchError:
-    """Return one error that lists all tasks without data, as far as this is known without a network.
+    """Return one error that names every task whose data are not on this machine, as far as this shows without a
+    network.
 
-    first: the first error. names: the tasks to check; tasks whose data are known to be here are left out.
+    first: the error of the first such task. names: the tasks to check, except tasks whose data are known to be here.
     """
     others = {n: load_task(n, config.task_file).manifest for n in names if n != first.task}
     errors = [first, *data.missing({n: manifest for n, manifest in others.items() if manifest is not None})]

@@ -38,7 +38,7 @@ def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: Mo
             run = ", ".join(f"{name} {_listed(here[name])}" for name in trained if here[name])
             yield (
                 f"method {quote(name)}: its weights were trained for {at} ({quote(card_path(path))}); "
-                f"this run has {run}."
+                f"this run has {run}, at which the method may lose more."
             )
 
 

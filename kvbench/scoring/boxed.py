@@ -12,7 +12,8 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 
 def after_thinking(text: str, thinking: bool | None) -> str:
-    """Return the text after the last closed thinking block; all of it without a block; "" if the block never ends.
+    """Return the text after the last closed thinking block; the whole text if it has no block; "" if the block never
+    ends.
 
     With `thinking` True, an output without a closing tag counts as unfinished even without an opening tag, because some
     chat templates put the opening tag into the prompt. With None (unknown), it is unfinished only if the text holds an

@@ -39,7 +39,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def score_row(dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> float:
-    """Score an output by the reference answer that it matches best, with the metric of its data set.
+    """Score an output (`prediction`) by the reference answer that it matches best, with the metric of its data set.
 
     all_classes: names of all classes, for a classification set.
 
@@ -83,8 +83,8 @@ def rouge_l(prediction: str, answer: str) -> float:
 
     rouge fails on empty texts, and on long sentences: it recurses once per word of both texts, so about a thousand
     words reach Python's recursion limit. Chinese texts without an ASCII full stop may be that long. The official
-    scripts also count a failure as 0. A new thread and Python's own limit, which torch's compiler raises, make the
-    score independent of the caller.
+    scripts also count a failure as 0. This function calls rouge in a new thread and under Python's default recursion
+    limit, because torch's compiler raises the limit. The score therefore does not depend on the caller.
     """
     rouge, scores = _package("rouge"), [0.0]
 

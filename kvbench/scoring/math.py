@@ -25,7 +25,8 @@ LONGEST = 500  # characters of an extracted answer that a row keeps
 
 
 def score_math(text: str, answer: str, *, thinking: bool | None, integer: bool = False) -> Score:
-    """Score an output against a reference answer given as LaTeX or a number, without a box."""
+    """Score an output (`text`) against a reference answer given as LaTeX or a number, without a box. thinking: whether
+    the model thinks; None: unknown. integer: also compute `int_match`."""
     box = last_box(after_thinking(text, thinking))
     with _count_timeouts() as timeouts:
         gold = _parse(boxed(answer))

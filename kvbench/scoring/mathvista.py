@@ -132,8 +132,8 @@ def _plain(text: str) -> str:
 def _number(part: str, introduced: bool) -> str | None:
     """Return the last number in a part of a text. Exponents, such as those of units, do not count as numbers.
 
-    introduced: the answer begins the part. Then the first number behind the first clause's last "=" is returned or,
-    without one, the part's first number.
+    introduced: whether the answer begins the part. If it does, the result is the first number behind the last "=" of
+    the part's first clause or, if there is none, the first number of the part.
     """
     part = _EXPONENT.sub("", part)
     if not introduced:
@@ -143,7 +143,8 @@ def _number(part: str, introduced: bool) -> str | None:
 
 
 def _value(found: Sequence[tuple[str, ...]]) -> str | None:
-    """Return the number that a match of `_NUMBER` means, as Python writes it; None without a match."""
+    """Return the number that the first match of `_NUMBER` means, as Python writes it; None without a match. found: the
+    matches."""
     for sign, *numbers in found:
         above, *below = (number.replace(",", "") for number in numbers if number)
         value = str(float(above) / float(below[0])) if below and float(below[0]) else above
@@ -154,7 +155,8 @@ def _value(found: Sequence[tuple[str, ...]]) -> str | None:
 def _option(part: str, choices: Sequence[str], introduced: bool) -> str | None:
     """Return the letter of the option that a text names by letter, or else the longest option that it contains.
 
-    introduced: the answer begins the text, so that a letter before a blank and an option's text there count first.
+    choices: the options. introduced: whether the answer begins the text. If it does, an option or a letter at the
+    beginning of the text counts before any later one.
     """
     if named := _letter(_FIRST_LETTER.match(part), choices):
         return named
@@ -173,8 +175,8 @@ def _letter(found: re.Match[str] | None, choices: Sequence[str]) -> str | None:
 
 
 def _longest(choices: Sequence[str], part: str, before: str, look: Callable[..., object]) -> str | None:
-    """Return the longest option that occurs in a text. before: pattern of the text before it; look: `re.match` or
-    `re.search`."""
+    """Return the longest option that occurs in a text; None without one. before: a pattern that must match just before
+    the option. look: `re.match` (at the beginning of the text) or `re.search` (anywhere)."""
     there = [c for c in choices if look(rf"{before}{re.escape(_plain(c).strip() or c)}(?!\w)", part, re.IGNORECASE)]
     return max(there, key=len, default=None)
 

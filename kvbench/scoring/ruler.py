@@ -51,7 +51,8 @@ def score_output(
 
 
 def share(hits: Sequence[bool]) -> float:
-    """Return the share of references that were found, from 0 to 1; `string_match_all` averages it over outputs."""
+    """Return the share of references that were found, from 0 to 1. hits: for each reference whether it was found.
+    `string_match_all` averages this share over outputs."""
     return sum(hits) / len(hits)
 
 

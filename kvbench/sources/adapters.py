@@ -70,8 +70,13 @@ def find(name: str | None) -> Adapter | None:
             )
         raise SetupError(f"adapter {quote(name)} has no {WEIGHTS}. Copy it again.")
     model_weights.check_file(folder / WEIGHTS)
-    if missing := [package for package in ("peft", "accelerate") if importlib.util.find_spec(package) is None]:
-        raise SetupError(f"--adapter needs {' and '.join(missing)}: pip install 'kvbench[adapters]'.")
+    require_packages("--adapter")
     return Adapter(
         folder=folder, config=config, files={file: model_files.file_hash(folder / file) for file in (CONFIG, WEIGHTS)}
     )
+
+
+def require_packages(option: str) -> None:
+    """Raise SetupError if a package for adapters is missing. option: the user's option that needs it."""
+    if missing := [package for package in ("peft", "accelerate") if importlib.util.find_spec(package) is None]:
+        raise SetupError(f"{option} needs {' and '.join(missing)}: pip install 'kvbench[adapters]'.")

@@ -88,7 +88,7 @@ def _offline() -> Iterator[None]:
 
 
 def ask(kind: Kind, name: str, revision: str | None) -> Answer:
-    """Return the commit and files of a repository. Raises HubError."""
+    """Return the commit and the file names that a repository has at a revision. Raises HubError."""
     if kind == "model" and not may_ask(name):
         raise HubError(
             "unnamed", PermissionError(f"only a run's folder names {name}, not the user; it is not downloaded")
@@ -128,7 +128,7 @@ def may_read(kind: Kind, name: str, file: str, commit: str) -> None:
 def hush() -> None:
     """Silence the hub client's retry log; kvbench reports the outcome.
 
-    Its progress bars are silenced too where stderr is no terminal, or by `KVBENCH_NO_PROGRESS`.
+    The client's progress bars are silenced too if stderr is no terminal or `KVBENCH_NO_PROGRESS` is set.
     """
     import huggingface_hub
 

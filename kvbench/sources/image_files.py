@@ -91,7 +91,7 @@ def _rgb(name: str, image: PIL.Image.Image) -> PIL.Image.Image:
     from PIL import Image, ImageOps
 
     if image.mode.startswith(("I", "F")):
-        raise _unusable(name, "has more than 8 bits per colour. Save it with 8")
+        raise _unusable(name, "has more than 8 bits per colour. Save it with 8 bits")
     image.seek(0)
     image = ImageOps.exif_transpose(image)
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:

@@ -86,7 +86,8 @@ def tensors(file: BinaryIO) -> tuple[int, list[Span]] | None:
 
 
 def _is_span(start: object, end: object) -> bool:
-    """Return whether these are valid offsets. `model_weights.check` reports a file that ends before its last offset."""
+    """Return whether two values are valid offsets of a tensor's first byte and of the byte after its last.
+    `model_weights.check` reports a file that ends before its last offset."""
     return type(start) is int and type(end) is int and 0 <= start <= end <= _LARGEST
 
 
@@ -113,7 +114,8 @@ def _content_hash(path: Path) -> str:
 
 
 def _blocks(spans: list[Span]) -> Iterator[int]:
-    """Yield the offset of each block to hash: all blocks of a small tensor, some of a large one.
+    """Yield the offset of each block to hash: all blocks of a small tensor, some of a large one. spans: the byte range
+    of each tensor.
 
     A large tensor gets an odd number of blocks, so that one is in its middle.
     """

@@ -82,8 +82,11 @@ def is_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or "\\" in name or os.path.exists(name)
 
 
-def describe(name: str, revision: str | None = None) -> ModelInfo:
-    """Describe a model from local files. Raises SetupError for an unusable folder, UserError for an invalid name."""
+def describe(name: str, revision: str | None = None, *, weights: bool = True) -> ModelInfo:
+    """Describe a model from local files. Raises SetupError for an unusable folder, UserError for an invalid name.
+
+    weights: whether a folder without weights is unusable.
+    """
     if name == TINY:
         from kvbench import tiny
 
@@ -94,7 +97,7 @@ def describe(name: str, revision: str | None = None) -> ModelInfo:
             raise SetupError(f"model folder {quote(name)} does not exist.")
         if not os.path.isdir(folder):
             raise SetupError(f"{quote(name)} is a file; --model takes a folder or a hub name.")
-        return _local(name, folder)
+        return _local(name, folder, weights=weights)
     if not hub.is_name(name):
         raise UserError(f"{quote(name)} is neither a folder nor a hub name like 'org/model'.")
     cached = _cached(name, revision)
@@ -102,11 +105,12 @@ def describe(name: str, revision: str | None = None) -> ModelInfo:
     return ModelInfo(name=name, folder=cached, config=_config(cached / "config.json") if cached else {})
 
 
-def _local(name: str, folder: Path) -> ModelInfo:
+def _local(name: str, folder: Path, *, weights: bool = True) -> ModelInfo:
     _refuse_adapter(name, [path.name for path in folder.iterdir()])
     if not (folder / "config.json").is_file():
         raise SetupError(f"{quote(name)} has no config.json; it is not a model folder.")
-    model_weights.check(name, folder)
+    if weights:
+        model_weights.check(name, folder)
     return ModelInfo(name=name, folder=folder, config=_config(folder / "config.json"))
 
 

@@ -112,7 +112,8 @@ def stored_bytes(folder: Path, element: int) -> StoredBytes | None:
 
 
 def _bytes(kind: str, shape: list[int], element: int) -> int:
-    """Return a tensor's bytes in memory. Matrices that are not quantised are converted when they are loaded."""
+    """Return a tensor's bytes in memory. Unquantised matrices are converted while they are loaded, to `element` bytes
+    per number. kind: the number type in the file."""
     count = 1
     for size in shape:
         count *= size

@@ -13,7 +13,8 @@ from kvbench.sources import hub
 
 
 def unreadable(name: str, where: str, error: Exception) -> SetupError:
-    """Return the error for a model whose tokenizer or configuration transformers cannot load."""
+    """Return the error for a model whose tokenizer or configuration transformers cannot load. where: the folder or hub
+    name that transformers read."""
     reason = hub.why(error)
     if reason == "code":
         return own_code(name)
@@ -32,7 +33,8 @@ def own_code(name: str) -> SetupError:
 
 
 def refused(what: str, reason: hub.Why, revision: str | None = None) -> str:
-    """Return the message for a refusal that models and data sets share; "" for other reasons."""
+    """Return the message for a refusal by the hub that concerns models and data sets alike; "" for other reasons. what:
+    the model or data set in words."""
     named = quote(revision) if revision else "that revision"
     sentences: dict[str, str] = {
         "missing": f"the hub has no {what} (or it is private and HF_TOKEN is not set).",

@@ -1,4 +1,4 @@
-"""Durable results: a row that was acknowledged survives kill -9, a full disk and a power cut.
+"""Stores results durably: once the journal has confirmed a row, the row survives kill -9, a full disk and a power cut.
 
 A runner uses `RunFolder`; a report uses `read_run` and `read_columns`. docs/results.md describes the files. Importing
 this package is cheap: pyarrow and pandas load when a table is made or read.

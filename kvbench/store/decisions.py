@@ -69,7 +69,9 @@ def write(folder: Path, rows: Sequence[Decisions]) -> Path:
         with replacing(folder / NAME) as file:
             pq.write_table(table, file, compression="zstd", write_page_checksum=True)
     except OSError as error:
-        raise SetupError(f"cannot write {quote(folder / NAME)} ({reason(error)}).") from None
+        raise SetupError(
+            f"cannot write {quote(folder / NAME)} ({reason(error)}). Make the folder writable and free some space."
+        ) from None
     return folder / NAME
 
 
@@ -120,7 +122,8 @@ def _schema() -> Any:
 
 
 def _row(row: dict[str, Any], parsed: Callable[[str], Any]) -> Decisions:
-    """Return the decisions in one line of the file. Raises ValueError for lists that do not fit together."""
+    """Return the decisions in one line of the file. parsed: parses a list that is stored as JSON. Raises ValueError for
+    lists that do not fit together."""
     lists = {name: parsed(row[name]) for name in _LISTS}
     tokens, seen, dropped = lists.values()
     if not (_all(tokens, str) and _all(seen, int) and _all(dropped, int) and len(tokens) == len(dropped)):

@@ -74,7 +74,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file and return its descriptor.
+    """Open a regular file and return its descriptor. flags: as for `os.open`.
 
     Raises SetupError for a link, a folder, a pipe or a device, OSError if the file cannot be opened.
     """

@@ -1,8 +1,8 @@
 """Identifies processes across machines and restarts, to tell whether the owner of a lock still runs.
 
 Systems reuse process ids. A process is therefore named by its id, the boot id of its machine, and its start time in
-clock ticks. Without /proc (macOS), boot id and start time are unknown: if another process has got the id, the first
-process seems to run still.
+clock ticks. Without /proc (macOS), boot id and start time are unknown: if another process has got the id, kvbench takes
+it for the first process.
 """
 
 from __future__ import annotations

@@ -146,8 +146,8 @@ class RunLock:
         return True
 
     def _take_over(self, owner: Owner | None, asked: bool) -> str:
-        """Return the warning for taking over the lock of `owner`; None: its card is missing. asked: the user gave
-        --take-over. Raises RunInUseError if the lock must not be taken over."""
+        """Return the warning to print when the lock of `owner` is taken over. owner: None if the lock file has no card.
+        asked: the user gave --take-over. Raises RunInUseError if the lock must not be taken over."""
         if owner is not None and owner.is_here(self.me):
             if is_alive(owner.pid, owner.ticks):
                 raise self._in_use(owner)

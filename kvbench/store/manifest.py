@@ -44,7 +44,8 @@ Differences = dict[str, tuple[Any, Any]]  # by name of the setting: (the run's v
 def build(
     name: str, config: Mapping[str, Any], environment: Mapping[str, Any], command: Sequence[str], planned: int | None
 ) -> dict[str, Any]:
-    """Return the content of a new run.json."""
+    """Return the content of a new run.json. config: all settings. environment: versions, devices and inputs. command:
+    the words of the command line. planned: the number of rows; None: unknown."""
     content = {
         "format": FORMAT,
         "name": name,
@@ -125,7 +126,7 @@ def _check_hashes(path: Path, content: dict[str, Any]) -> None:
     if edited:
         changed = f"{', '.join(edited)} {'differs from its hash' if len(edited) == 1 else 'differ from their hashes'}"
     elif now["hash"] != content["hash"]:
-        changed = "the hash of the whole differs"
+        changed = "the hash of the whole record differs"
     else:
         return
     raise UserError(f"{quote(path)} was changed by hand: {changed}. Undo that, or {NEW_RUN}.")
@@ -146,7 +147,8 @@ def check_format(file: str, format: object) -> None:
 
 
 def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> Differences:
-    """Return the settings that differ. A nested setting has a dotted name. None equals a missing setting."""
+    """Return the settings in which `run` and `other` differ. A nested setting has a dotted name. None equals a missing
+    setting."""
     ours, theirs = _flat(run), _flat(other)
     return {n: (ours.get(n), theirs.get(n)) for n in {**ours, **theirs} if ours.get(n) != theirs.get(n)}
 

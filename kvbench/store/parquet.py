@@ -86,8 +86,8 @@ def _repeated(stored: pa.Schema, schema: pa.Schema) -> list[str]:
 
 
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
-    """Raise Damaged if the footer claims more rows than the file has bytes, or more unpacked bytes than so many rows
-    may take. A row takes at least a byte, because every row has its own key."""
+    """Raise Damaged if the footer claims more rows than `size`, the bytes of the file, or more unpacked bytes than
+    `row_bytes` per row. A row takes at least a byte of the file, because every row has its own key."""
     if footer.num_rows > size:
         raise Damaged(f"it claims {footer.num_rows} rows in {size} bytes")
     claimed = 0

@@ -101,8 +101,8 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
 
 
 def _cells(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the cells that have rows, with the number of rows as `count_all`. Rows with the same budget as a share are
-    one cell, although their budgets in entries differ."""
+    """Return the cells that have rows: the settings of each, and its number of rows as `count_all`. Rows with the same
+    budget as a share are one cell, although their budgets in entries differ."""
     import pyarrow.compute as pc
 
     named = table.select(_CELL).unify_dictionaries()
@@ -200,7 +200,7 @@ def _parse(path: Path, schema: pa.Schema) -> pa.Table:
     try:
         file = os.fdopen(open_plain(path), "rb")
     except OSError as error:
-        raise UserError(f"cannot read {quote(path)} ({reason(error)}).") from error
+        raise UserError(f"cannot read {quote(path)} ({reason(error)}). Check its path and permissions.") from error
     with file:
         if file.read(4) not in (b"PAR1", b""):
             raise UserError(f"{bare(path.name)} has no kvbench metadata. Name a file that kvbench wrote.")

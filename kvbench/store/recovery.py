@@ -47,12 +47,12 @@ class Entry:
 
     @property
     def final(self) -> bool:
-        """Whether the row has no answer, and another attempt would end the same."""
+        """Whether the row has no answer and another attempt would fail in the same way."""
         return self.row["status"] in FINAL
 
     @property
     def scored(self) -> int:
-        """How often `kvbench score` has scored the answer again."""
+        """How many times `kvbench score` has scored the answer again."""
         return int(self.row.get("score_pass") or 0)
 
 

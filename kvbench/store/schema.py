@@ -46,7 +46,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("task_version", "name", "", "raised when prompt, extraction or metric change"),
     Column("doc_id", "text", "", "id of the question within the task"),
     Column("sample", "int32", "", "number of the sample among the question's samples, from 0"),
-    Column("cluster_id", "text", "", "source that this question shares with others; for standard errors"),
+    Column("cluster_id", "text", "", "source of the question, such as a text; standard errors cluster by it"),
     Column("category", "name", "", "the task's own grouping (subject, length)"),
     Column("method", "name", "", "eviction method"),
     Column("method_version", "name", "", "raised when the method's results change"),
@@ -125,7 +125,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("entries_mean", "float64", "entries", "entries, mean over decode steps"),
     Column("entries_prefill_peak", "float64", "entries", "most entries while the prompt was read"),
     Column("kv_bytes_peak", "int64", "bytes", "live cache at its peak, with all that the method stores"),
-    Column("kv_bytes_extra", "int64", "bytes", "part of kv_bytes_peak: positions, columns, stored queries, states"),
+    Column("kv_bytes_extra", "int64", "bytes", "part of kv_bytes_peak beside keys and values"),
     Column("kv_bytes_mean", "int64", "bytes", "live cache, mean over decode steps"),
     Column("kv_bytes_slot", "int64", "bytes", "bytes allocated for the sequence's slot"),
     Column("state_bytes", "int64", "bytes", "part of kv_bytes_peak: states of recurrent layers, never evicted"),
@@ -212,7 +212,8 @@ def as_stored(column: str, value: Any) -> Any:
 
 
 def read_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a row from a journal with every column. None if `check_row` could not have returned this row."""
+    """Return a row of a journal, completed so that it has every column. None if it is no row that `check_row`
+    returns."""
     checked: dict[str, Any] = {}
     for name, fits in _FITS:
         value = checked[name] = row.get(name)
@@ -274,7 +275,7 @@ _FITS = tuple((column.name, _fitting(column)) for column in COLUMNS)
 
 
 def clean_text(text: str) -> str:
-    """Return the text with U+FFFD in place of half surrogate pairs, which models do write and UTF-8 cannot hold."""
+    """Return the text with U+FFFD in place of unpaired surrogates, which models do write and UTF-8 cannot hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

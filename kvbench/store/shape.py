@@ -18,14 +18,14 @@ _SCALAR = (str, int, float, bool, type(None))
 
 
 def _given(value: Any) -> bool:
-    """Return whether a value is a text that a user may give, such as a path: short, without NUL and half surrogate
-    pairs."""
+    """Return whether a value is a text that a user may give, such as a path: short, without NUL and unpaired
+    surrogates."""
     return isinstance(value, str) and len(value) <= LONGEST and "\0" not in value and _encodes(value)
 
 
 def _text(value: Any) -> bool:
-    """Return whether a value is a text that kvbench may write, such as a hash or a version: short, without NUL, half
-    surrogate pairs and control characters."""
+    """Return whether a value is a text that kvbench may write, such as a hash or a version: short, without NUL,
+    unpaired surrogates and control characters."""
     return _given(value) and not any(unicodedata.category(character) == "Cc" for character in value)
 
 

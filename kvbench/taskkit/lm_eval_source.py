@@ -52,7 +52,8 @@ class Definition:
         return 0 if written else int(self.config.num_fewshot or 0)
 
     def resolved(self) -> dict[str, Any]:
-        """Return the YAML file's content as lm-eval's task class takes it, with the named functions imported."""
+        """Return the content of the YAML file in the form that lm-eval's task class takes: the Python functions that it
+        names are imported."""
         from lm_eval.tasks._yaml_loader import load_yaml
 
         return {k: v for k, v in load_yaml(self.path).items() if k not in ("tag", "group", "task_list")}
@@ -62,7 +63,8 @@ class Definition:
 def definition(name: str) -> Definition:
     """Return the definition of the lm-eval task with this name.
 
-    Raises UserError for an unknown task, a group, or a kind that kvbench does not run; SetupError without lm-eval.
+    Raises UserError for an unknown task, a group, or a kind of task that kvbench does not run; SetupError if lm-eval is
+    not installed.
     """
     try:
         import lm_eval.tasks
@@ -205,7 +207,9 @@ class LocalRows:
             manifest, columns = other, its
         asked = [dict(row) for row in source.rows(task, manifest)]
         if not asked:
-            raise SetupError(f"the data of task {quote(task)} in {quote(folder)} have no rows; add documents.")
+            raise SetupError(
+                f"the data of task {quote(task)} in {quote(folder)} have no rows. Add the rows of its data set."
+            )
         if columns is not None:
             asked = [{column: row[column] for column in columns} for row in asked]
         if not of.examples:

@@ -293,7 +293,8 @@ def _number(value: Any) -> float | None:
 def _messages(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
     """Return chat messages as JSON.
 
-    lm-eval calls this in place of a chat template; kvbench applies the template later.
+    lm-eval calls this function in place of a chat template; kvbench applies the template later. `add_generation_prompt`
+    is ignored.
     """
     return json.dumps(messages)
 

@@ -76,7 +76,8 @@ class LongProc(Task):
         )
 
     def cluster(self, row: Mapping[str, Any]) -> str:
-        """Return the name of the source that a row shares with others; "" if it has its own."""
+        """Return the name of the source (such as a document) that a row may share with other rows; "" if no row shares
+        it."""
         return ""
 
     def select(self, rows: Any) -> Any:
@@ -84,7 +85,7 @@ class LongProc(Task):
         return rows
 
     def texts(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what stands for each name in the template."""
+        """Return the values that fill the prompt template, by the names of its placeholders. row: a row of the data."""
         raise NotImplementedError
 
     def reference(self, row: Mapping[str, Any]) -> Any:
@@ -92,5 +93,6 @@ class LongProc(Task):
         raise NotImplementedError
 
     def grade(self, text: str, reference: Any) -> dict[str, float]:
-        """Return accuracy, partial_accuracy and extraction_rate (1 if the text holds an answer) of a model's text."""
+        """Return accuracy, partial_accuracy and extraction_rate (1 if the text holds an answer) of a model's text.
+        reference: from the method `reference`."""
         raise NotImplementedError

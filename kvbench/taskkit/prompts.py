@@ -139,8 +139,10 @@ def render(
 ) -> str:
     """Return the prompt for the turn after `answers`: all user messages so far, with the answers between them.
 
-    The turn's answer prefix comes after the assistant header, so that the model continues the prefix. Raises UserError
-    for a document with a history if `chat` is False.
+    The turn's answer prefix comes after the assistant header, so that the model continues the prefix. chat: whether to
+    use the chat template. thinking: the template's thinking switch; None: the template's own. chat_template: a template
+    in place of the tokenizer's; origin: its file, for messages. Raises UserError for a document with a history if
+    `chat` is False.
     """
     turns = doc.turns[: len(answers) + 1]
     if not chat:
@@ -178,7 +180,8 @@ def content(turn: Turn) -> str | list[dict[str, str]]:
 
 
 def encode(tokenizer: Any, text: str, chat: bool) -> list[int]:
-    """Return the token ids of a rendered prompt."""
+    """Return the token ids of a rendered prompt. chat: whether the chat template rendered it; without the template, the
+    tokenizer adds its special tokens."""
     ids = tokenizer(text, add_special_tokens=not chat, return_attention_mask=False)["input_ids"]
     return [int(i) for i in ids]
 
@@ -205,7 +208,7 @@ def _context_end(text: str, turn: Turn) -> int:
     """Return the number of characters of a rendered prompt up to the end of the turn's context.
 
     A template writes images in its own way. In a turn with images, the search is therefore for the text after the last
-    one.
+    image.
     """
     context, whole = turn.context, turn.user
     if turn.images:

@@ -20,8 +20,8 @@ THOUGHT = f"<think>\nA thought.\n</think>\n\n{ANSWER}"
 class ModelReader:
     """The tokenizer, chat template and context length of a model, as a `kvbench.task.Reader`.
 
-    chat: whether prompts use the chat template; origin: the template's file, if the user gave one; vision: for
-    questions with images.
+    chat: whether prompts use the chat template; origin: the template's file, if the user gave one; vision: the image
+    processor, for questions with images; None: the model reads text only, or no question has images.
     """
 
     tokenizer: Any
@@ -41,7 +41,8 @@ class ModelReader:
         return int(self.tokenizer(text, add_special_tokens=False, return_attention_mask=False)["input_ids"][-1])
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
-        """Return how many tokens a prompt has besides the user's text: the chat template's or the special tokens."""
+        """Return how many tokens a prompt has besides the user's text: those of the chat template or, without one, the
+        special tokens. thinking: the template's thinking switch; None: the template's own."""
         word = "word"
         doc = Doc(doc_id="", turns=(Turn(question=word),), reference=None)
         return len(self.ids(self.text(doc, thinking=thinking))) - self.count(word)
@@ -120,8 +121,8 @@ class Talk:
     """The turns of a document after the first, for `kvbench.records.Request`.
 
     If `keep` is set and the chat template only appends text, the engine continues each turn from the cache of the turn
-    before. Otherwise each turn is a new prompt: the user asked for it, the template changes earlier turns (many drop
-    their thinking), or a later turn has images.
+    before. Otherwise each turn is a new prompt. There are three reasons: the user asked for it, the template changes
+    earlier turns (many templates drop their thinking), or a later turn has images.
     """
 
     doc: Doc

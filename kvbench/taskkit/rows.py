@@ -26,19 +26,24 @@ def documents(
         try:
             docs.append(make(row))
         except KeyError as error:
-            raise SetupError(f"data of task {quote(task.name)} have no {lacks}{quote(error.args[0])}.") from None
+            raise SetupError(
+                f"data of task {quote(task.name)} have no {lacks}{quote(error.args[0])}. Give data that have it."
+            ) from None
         except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise SetupError(
                 f"data of task {quote(task.name)}, row {number}, have a value of a wrong form ({bare(error)}). "
                 "Download the data again or correct the row."
             ) from error
     if ids and len({doc.doc_id for doc in docs}) < len(docs):
-        raise SetupError(f"data of task {quote(task.name)}: some values of {quote(ids)} occur twice.")
+        raise SetupError(
+            f"data of task {quote(task.name)}: some values of {quote(ids)} occur twice. Remove the repeated rows."
+        )
     return docs
 
 
 def reasoning(model_type: str, *, n: int = 1, max_new_tokens: int) -> GenSpec:
-    """Return the sampling settings of papers on reasoning tasks: temperature 0.6, top-p 0.95; top-k 20 for Qwen3."""
+    """Return the sampling settings that papers use for reasoning tasks: temperature 0.6, top-p 0.95; top-k 20 for
+    Qwen3. n: the number of samples per question."""
     top_k = 20 if model_type.startswith("qwen3") else 0
     return GenSpec(n=n, max_new_tokens=max_new_tokens, temperature=0.6, top_p=0.95, top_k=top_k, thinking=True)
 

@@ -42,9 +42,9 @@ class Picture:
 class Vision:
     """The image processor of a model, from transformers, and the token that stands for a part of an image.
 
-    count: returns how many of these tokens an image of this height and width has. options: for the image processor.
-    around: ids of the tokens before and after those of an image. template: the chat template that handles images, if
-    the tokenizer's template does not.
+    count: returns how many of these tokens an image of this height and width has. options: arguments of the image
+    processor. around: the ids of the tokens that the model family puts before and after those of an image. template:
+    the chat template that handles images, if the tokenizer's template does not.
     """
 
     processor: Any
@@ -79,7 +79,8 @@ class Vision:
         return sum(picture.tokens + sum(map(len, self.around)) for picture in self.pictures(turns))
 
     def expand(self, ids: Sequence[int], pictures: Sequence[Picture]) -> tuple[list[int], Images | None]:
-        """Replace each image token in `ids` by as many as its image has tokens. `ids` holds the token once per image.
+        """Replace each image token in `ids` by one image token per token of its image. `ids` holds the token once per
+        image.
 
         Returns the ids, and the images for the engine (None without images).
         """
@@ -112,7 +113,8 @@ class Vision:
 
 
 def _rows(made: Mapping[str, Any], images: int) -> list[int]:
-    """Return how many rows of the pixel values belong to each image: one per patch, one per tile, or a single row."""
+    """Return how many rows of the pixel values belong to each image: one per patch, one per tile, or a single row.
+    made: the output of the image processor. images: their number."""
     if "image_grid_thw" in made:
         return [int(rows) for rows in made["image_grid_thw"].prod(-1)]
     return [int(rows) for rows in made.get("num_patches", [1] * images)]

@@ -23,7 +23,7 @@ HASHES = {"questions": "other questions", "fingerprint": "another model"}  # wha
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as tokens; a failed one has none.
+    """An answer as tokens; a failed answer has no tokens.
 
     right: False if the judge finds it wrong, or if its generation failed; ended: whether it ends with an end token.
     """

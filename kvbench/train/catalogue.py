@@ -11,7 +11,7 @@ from typing import Any
 from kvbench.errors import UserError, quote
 from kvbench.registry import recipes
 from kvbench.train import presets
-from kvbench.train.entry import Entry
+from kvbench.train.entry import LORA, Entry
 from kvbench.train.presets import tiny
 
 _GATES: dict[str, Any] = dict(
@@ -27,7 +27,7 @@ _GATE_OPTIONS: dict[str, Any] = {"width": 512, "bias": 10.0, "form": "weight", "
 _GATE_OPTIONS |= {"budget": 128, "interval": 128, "horizon": 1, "recompute": "auto"}
 _EVICTION: dict[str, Any] = {"budget": 48, "interval": 32}
 _OWN_CACHE: dict[str, Any] = {"method": "gkv", "budget": 2048, "interval": 128}
-_OWN_CACHE |= {"slots": 16, "micro": 1, "recompute": "auto", "precision": "float32"}
+_OWN_CACHE |= {"slots": 16, "micro": 1, "recompute": "auto", "precision": "float32", **LORA}
 _OWN_CACHE_TINY: dict[str, Any] = {"budget": 96, "interval": 32, "slots": 64, "micro": 16}
 _SCORER: dict[str, Any] = {"budget": 1024, "interval": 256, "long": 0, "long_budget": 2048, "long_interval": 512}
 _SCORER |= {"features": "paper6"}
@@ -138,7 +138,8 @@ for _name, _entry in BUILT_IN.items():
 
 
 def entry_of(name: str) -> Entry:
-    """Return the declaration of a registered recipe. Raises UserError for an unknown name or a class without one."""
+    """Return the declaration of a registered recipe. Raises UserError for an unknown name or a class without a
+    declaration."""
     member = recipes.get(name)
     declared = member if isinstance(member, Entry) else getattr(member, "entry", None)
     if not isinstance(declared, Entry):

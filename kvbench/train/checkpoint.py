@@ -24,7 +24,7 @@ from kvbench.train.processes import Processes
 def save(path: Path, optimiser: ShardedAdamW, state: Mapping[str, Any], processes: Processes) -> None:
     """Replace the checkpoint file in one step, so that a kill leaves either the old or the new checkpoint whole.
 
-    All processes call this; the first one writes. It holds one whole tensor at a time.
+    All processes call this; the first one writes, and holds one whole tensor in memory at a time.
     """
     with replacing(path) if processes.first else nullcontext() as file:
         if file is not None:

@@ -83,7 +83,12 @@ class _Maker:
         return prompt, (*self._encode(answer), *self._end())
 
     def _text(self, text: str) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """Split a raw text: the model continues a long first part, or training uses all of it but the first token."""
+        """Return the prompt and the given answer (or None) that a raw text yields.
+
+        With the option `answers` "data", the prompt is the first token and the given answer is the rest of the text.
+        Otherwise the prompt is the beginning of the text, as long as `max_prompt` and the context allow, and the model
+        answers it by continuing the text.
+        """
         ids = tuple(self.loaded.tokenizer(text, return_attention_mask=False, verbose=False)["input_ids"])
         if self.collection.answers == "data":
             return ids[:1], ids[1:]

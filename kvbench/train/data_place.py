@@ -30,7 +30,7 @@ class DataPlace:
 
 
 def check_data(data: str) -> None:
-    """Raise UserError if a place can hold no data: no such file, or a malformed address. Sends no request."""
+    """Raise UserError if `data` is neither an existing file or folder nor a well-formed address. Sends no request."""
     if data.startswith(HUB):
         _manifest(data)
     else:
@@ -45,7 +45,8 @@ def short_name(data: str) -> str:
 def locate(data: str) -> DataPlace:
     """Return where the rows are on this machine; downloads a data set that is not in the cache.
 
-    Raises UserError for a malformed address, SetupError if the data set cannot be had.
+    Raises UserError for a malformed address, SetupError if the data set can be neither found in the cache nor
+    downloaded.
     """
     if not data.startswith(HUB):
         return DataPlace(Path(data), short_name(data))

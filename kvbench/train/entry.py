@@ -24,6 +24,8 @@ OPTIMISER: Mapping[str, Any] = {
     "beta2": 0.98,
     "weight_decay": 0.0,
 }
+# Of recipes that train the model: rank (0: all weights are trained, without an adapter), scale, and linear layers.
+LORA: Mapping[str, Any] = {"lora": 0, "lora_alpha": 32.0, "lora_places": "all"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ and outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError
 from kvbench.eviction.learned import Shapes
 from kvbench.train.foresight_states import FEATURES, WITHIN, Choice, Evictions
-from kvbench.train.recipe import TraceRecipe, check_choices, check_least, with_gradient
+from kvbench.train.recipe import Settings, TraceRecipe, check_choices, check_least, with_gradient
+from kvbench.train.rehearsal import Answers
 from kvbench.train.traces import Trace
 
 LEAST = 1e-4  # smallest standard deviation, for inputs that are nearly constant
@@ -28,8 +29,8 @@ MEASURED = 32  # traces from which mean and deviation of the inputs are estimate
 class TrainedScorer:
     """A scorer in training, whose tensors take standardised inputs; `scorer()` returns its equivalent for raw inputs.
 
-    start: initial tensors; mean, deviation: those of the raw inputs, [L, Hk, D]; unit: raw outputs are the trained
-    outputs times this factor.
+    start: initial tensors; mean, deviation: mean and standard deviation of the raw inputs, [L, Hk, D]; unit: raw
+    outputs are the trained outputs times this factor.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class TrainedScorer:
         self.mean, self.deviation, self.unit = mean, deviation, unit
 
     @classmethod
-    def random(cls, shapes: Shapes, readings: Sequence[Sequence[Choice]], seed: int, unit: float) -> TrainedScorer:
+    def random(cls, shapes: Shapes, readings: Iterable[Sequence[Choice]], seed: int, unit: float) -> TrainedScorer:
         """Return a randomly initialised scorer whose tensors have the sizes `shapes`.
 
         readings: recorded evictions, which give the mean and deviation of the scorer's inputs.
@@ -53,7 +54,7 @@ class TrainedScorer:
         return cls(start, *moments(shapes, readings), unit)
 
     @classmethod
-    def of(cls, scorer: Mapping[str, torch.Tensor], readings: Sequence[Sequence[Choice]]) -> TrainedScorer:
+    def of(cls, scorer: Mapping[str, torch.Tensor], readings: Iterable[Sequence[Choice]]) -> TrainedScorer:
         """Return a finished scorer in the form that can be trained further, rewritten for standardised inputs.
 
         readings: recorded evictions, which give the mean and deviation of the scorer's inputs.
@@ -85,17 +86,29 @@ class TrainedScorer:
         return with_gradient(loss, self.parameters.values())
 
 
-def moments(shapes: Shapes, readings: Sequence[Sequence[Choice]]) -> tuple[torch.Tensor, torch.Tensor]:
+def moments(shapes: Shapes, readings: Iterable[Sequence[Choice]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean and standard deviation [L, Hk, D] of a scorer's inputs over recorded evictions.
 
-    They are 0 and 1 in layers without evictions.
+    They are 0 and 1 in layers without evictions. The readings are taken one after the other and none is kept: one
+    reading of a long answer takes gigabytes. Their moments are combined in float64 (Chan, Golub, LeVeque 1983).
     """
-    every = [choice for choices in readings for choice in choices]
-    mean, deviation = (every[0].x.new_full(shapes["w1"][:-1], value) for value in (0.0, 1.0))
-    for layer in {choice.layer for choice in every}:
-        x = torch.cat([c.x.transpose(0, 1).flatten(1, 2) for c in every if c.layer == layer], dim=1)
-        mean[layer], deviation[layer] = x.mean(dim=1), x.std(dim=1, correction=0).clamp_min(LEAST)
-    return mean, deviation
+    size = shapes["w1"][:-1]
+    counts = [0] * size[0]
+    device = torch.device("cpu")
+    mean, squares = (torch.zeros(size, dtype=torch.float64) for _ in range(2))
+    for choices in readings:
+        device = choices[0].x.device
+        mean, squares = mean.to(device), squares.to(device)
+        for choice in choices:
+            layer, x = choice.layer, choice.x.transpose(0, 1).flatten(1, 2).double()  # [Hk, b * entries, D]
+            before, more = counts[layer], x.shape[1]
+            counts[layer] = before + more
+            delta = x.mean(dim=1) - mean[layer]
+            squares[layer] += x.var(dim=1, correction=0) * more + delta.square() * (before * more / counts[layer])
+            mean[layer] += delta * (more / counts[layer])
+    seen = torch.tensor(counts, device=device)[:, None, None]
+    deviation = (squares / seen.clamp_min(1)).sqrt().clamp_min(LEAST)
+    return mean.float(), torch.where(seen > 0, deviation, 1.0).float()
 
 
 class ScorerRecipe(TraceRecipe):
@@ -129,6 +142,19 @@ class ScorerRecipe(TraceRecipe):
         check_least(more, budget=2, interval=1, long=0, long_budget=2, long_interval=1, hidden=1)
         if not more.get("margin", 1.0) > 0:
             raise UserError(f"--opt margin must be above 0; got {more['margin']:g}.")
+
+    @classmethod
+    def answers(cls, settings: Settings, longest: int) -> Answers:
+        """Return what a rehearsal answers: `budget` entries stay, and all but the newest `interval` compete."""
+        more = settings.more
+        longer = "long_" if 0 < more.get("long", 0) < longest else ""
+        budget, interval = more[f"{longer}budget"], more[f"{longer}interval"]
+        recent = min(interval, max(1, budget // 4))
+
+        def marked(length: int) -> int:
+            return length - recent if length > budget else min(interval, length)
+
+        return Answers(number=budget, marked=marked)
 
     def _evicted(self, traces: Sequence[Trace]) -> list[Trace]:
         """Return the traces that are long enough for an eviction. Raises UserError when none is."""

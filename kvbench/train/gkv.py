@@ -8,42 +8,35 @@ the model answers correctly, with an evicted and with a full cache.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from kvbench import __version__, registry
+from kvbench import registry
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.fingerprint import fingerprint
 from kvbench.engine.model.load import DTYPES, LoadedModel
-from kvbench.engine.model.weights import (
-    Base,
-    card_path,
-    config_hash,
-    find,
-    load_weights,
-    model_fields,
-    read_card,
-    save_weights,
-)
+from kvbench.engine.model.weights import Base, find, load_weights, read_card, save_weights
 from kvbench.engine.rules import KeptLog
-from kvbench.errors import SetupError, UserError, bare, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
 from kvbench.records import Request, Sampling
-from kvbench.store.files import reason, replacing
+from kvbench.sources.adapters import MERGE
+from kvbench.train import lora
+from kvbench.train.generation_memory import Generation
 from kvbench.train.recipe import Recipe, Settings, check_choices, check_least, drawing
+from kvbench.train.rehearsal import Answers
 from kvbench.train.sparse_pass import RECOMPUTE, recomputes
 from kvbench.train.traces import Question
+from kvbench.train.trained_model import model_files, save_folder
 
-FORMAT = "kvbench-model/1"
+ADAPTER = "adapter"  # folder of a trained adapter
 PRECISIONS = ("float32", "bfloat16")
 
 
@@ -53,7 +46,7 @@ class SparseRecipe(Recipe):
     `settings.more`: method (with its options in parentheses), budget, interval, `softness`, slots (answers generated
     at once), micro (answers per forward pass with a gradient), recompute (auto, on, off), precision (of weights and
     gradients; the optimiser updates float32 copies of bfloat16 weights). A method that takes no budget ignores
-    `budget`.
+    `budget`. With `lora` > 0, the rank, only an adapter is trained (`kvbench.train.lora`).
     """
 
     kind, figure, higher = "model", "accuracy", True
@@ -69,6 +62,7 @@ class SparseRecipe(Recipe):
         self.temperature = float(more[self.softness])
         dtype = DTYPES[more["precision"]]
         loaded.model.to(dtype).requires_grad_(True)
+        self.adapter = lora.Lora(loaded.model, more, settings.seed) if more["lora"] else None
         self.loaded, self.test = replace(loaded, dtype=dtype), test
         self.again = recomputes(loaded.model, more["recompute"])
         if (needed := self.method.weights()) is not None:  # a training with other weights evicts otherwise
@@ -89,6 +83,7 @@ class SparseRecipe(Recipe):
                 f"method {name} cannot be used in this training: a method that evicts must do so to a budget, and no "
                 "oracle may decide. Give another one with --opt method=NAME."
             )
+        lora.check(loaded.model, method, more)
         check_budget(str(more["method"]), method, int(more["budget"]) if method.takes_budget else None)
         try:
             loaded.model.generation_config.validate(strict=True)
@@ -101,10 +96,12 @@ class SparseRecipe(Recipe):
 
     @classmethod
     def check_origin(cls, place: str) -> None:
+        if (Path(place) / ADAPTER).is_dir():
+            raise UserError(f"{cls.name} does not continue from an adapter. {MERGE}.")
         raise UserError(f"{cls.name} trains a model: give --model {bare(Path(place) / cls.kind)}, not --continue-from.")
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        return dict(self.loaded.model.named_parameters())
+        return {name: p for name, p in self.loaded.model.named_parameters() if p.requires_grad}
 
     def held_out(self) -> dict[str, float]:
         """Return the share of held-out questions that greedy answers get right, with the evicted and the full cache.
@@ -117,21 +114,43 @@ class SparseRecipe(Recipe):
             figures["full_accuracy"] = self._accuracy(full, None)
         return figures
 
+    @classmethod
+    def answers(cls, settings: Settings, longest: int) -> Answers:
+        budget = int(settings.more["budget"])
+        return Answers(number=budget, marked=lambda length: min(budget, length))
+
+    def rehearse_held_out(self) -> None:
+        """Do nothing: `generations` has all that the held-out figures generate."""
+
+    def generations(self) -> Sequence[Generation]:
+        longest = max(len(q.ids) + q.max_new_tokens for q in self.test)
+        sizes: dict[str, Any] = {"interval": self.interval, "slots": self.slots, "longest": longest}
+        full: Method = registry.methods.get("full")()
+        return (
+            Generation(phase="answers under eviction", method=self.method, budget=self.budget, **sizes),
+            Generation(phase="answers with the full cache", method=full, budget=None, **sizes),
+        )
+
     def card(self) -> dict[str, Any]:
         return {"held_out": len(self.test)}
 
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-        """Write the trained model; if the eviction method has weights, copy them into the model's folder.
+        """Write the trained model or adapter. If the eviction method has weights, write a copy that fits the result.
 
-        made: facts about the training for the card.
+        It lies in the model's folder, or beside that of the adapter. made: facts about the training for the card.
         """
-        folder, card = save_model(out / self.kind, self.loaded, base_model=base.name, made=made)
+        if self.adapter is None:
+            folder, card = save_folder(out / self.kind, model_files(self.loaded), base, made=made)
+            beside, trained = folder, replace(base, fingerprint=fingerprint(self.loaded.model))
+        else:
+            write = partial(self.adapter.save, base_model=base.name)
+            folder, card = save_folder(out / ADAPTER, write, base, made=made)
+            beside, trained = out, replace(base, fingerprint=None)  # merged weights depend on the type they have then
         if (needed := self.method.weights()) is not None:
             config = self.loaded.model.config
             tensors = load_weights(needed, self.loaded.folder, config, "cpu", self.loaded.fingerprint)
-            trained = replace(base, fingerprint=fingerprint(self.loaded.model))
             about = {"how": f"copied from {base.name}; {self.name} used them while it trained this model"}
-            save_weights(folder / f"{needed.kind}.safetensors", needed.kind, tensors, trained, made=about)
+            save_weights(beside / f"{needed.kind}.safetensors", needed.kind, tensors, trained, made=about)
         return folder, card
 
     def drawn(self, step: int, count: int) -> list[int]:
@@ -185,43 +204,3 @@ def request(
         sampling=sampling or Sampling(),
         seed=seed,
     )
-
-
-def save_model(
-    folder: Path, loaded: LoadedModel, *, base_model: str, made: Mapping[str, Any]
-) -> tuple[Path, dict[str, Any]]:
-    """Replace a folder by the model's configuration, weights and tokenizer, and write a card beside the folder.
-
-    Return folder and card; transformers and kvbench can load the folder. made: facts about the training for the card.
-    Raises SetupError when a file cannot be written.
-    """
-    config = loaded.model.config
-    part = folder.with_name(f".{folder.name}.part")  # replaces the folder once it is complete
-    try:
-        shutil.rmtree(part, ignore_errors=True)
-        loaded.model.save_pretrained(part)
-        loaded.tokenizer.save_pretrained(part)
-        card = {
-            "format": FORMAT,
-            "base_model": base_model,
-            "model": model_fields(config),
-            "config_sha256": config_hash(config),
-            "sha256": {path.name: _hash(path) for path in sorted(part.glob("*.safetensors"))},
-            "kvbench": __version__,
-            "made": dict(made),
-        }
-        for path in part.iterdir():
-            path.chmod(0o644)
-        shutil.rmtree(folder, ignore_errors=True)
-        part.rename(folder)
-        with replacing(card_path(folder)) as file:
-            file.write((json.dumps(card, indent=2) + "\n").encode())
-        card_path(folder).chmod(0o644)
-    except OSError as error:
-        raise SetupError(f"{quote(error.filename or folder)} cannot be written: {reason(error)}.") from error
-    return folder, card
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -51,7 +51,7 @@ def is_tiny(loaded: LoadedModel) -> bool:
 
 
 def examples(loaded: LoadedModel, count: int, seed: int, longest: int) -> list[Example]:
-    """Return `count` examples: for the built-in model problems of lookup-8, for others those of `passkey_examples`.
+    """Return `count` examples: problems of lookup-8 for the built-in model, `passkey_examples` for other models.
 
     longest: the most tokens of a text. Raises SetupError when this, or the model's context, is too short for a text.
     """

@@ -1,8 +1,8 @@
 """Logits of a differentiable forward pass in blocks of positions, so that memory holds the logits of one block only.
 
-`final_states` returns what the model's language-model head reads. `logits_of` runs what the model does after its
-decoder (head, scaling, cap) on some of these states: the model's own forward pass, in which the decoder returns the
-given states. So every architecture has its own logits.
+`final_states` returns the hidden states that the model's language-model head reads. `logits_of` computes logits from
+some of these states by the model's own forward pass, in which the decoder returns the given states at once; only head,
+scaling and cap follow. So every architecture has its own logits.
 
 Letters: b sequences, n positions, D hidden size, V vocabulary.
 """
@@ -29,9 +29,9 @@ def final_states(
 ) -> torch.Tensor:
     """Run a differentiable forward pass; return the hidden states [b, n, D] that the head reads.
 
-    handler: None if the caller has routed the model's attention, as it must where the backward pass computes layers
-    again. last: of how many of the last positions; 0: of all. Other arguments as in `kvbench.train.forward.forward`.
-    Raises UserError when the model's forward pass does not call a decoder.
+    handler: None if the caller has routed the model's attention already. The caller must do so if the backward pass
+    recomputes layers. last: return the states of this many last positions; 0: of all. Other arguments as in
+    `kvbench.train.forward.forward`. Raises UserError when the model's forward pass does not call a decoder.
     """
     found: list[Any] = []
     hooks = [d.register_forward_hook(lambda module, args, out: found.append(out)) for d in _decoders(model)]
@@ -55,7 +55,7 @@ def logits_of(model: Any, states: torch.Tensor) -> torch.Tensor:
 
 
 def by_blocks(read: Read, *states: torch.Tensor, predictions: int | None = None) -> torch.Tensor:
-    """Return what `read` makes of hidden states [b, n, D], joined along the positions: [b, n, ...].
+    """Apply `read` to blocks of positions of the hidden states [b, n, D]; return the joined results, [b, n, ...].
 
     read: receives a block's first position, and the block's part [b, t, D] of each tensor; returns [b, t, ...].
     predictions: the most positions of a block, over all sequences; None: `PREDICTIONS`. The backward pass computes

@@ -1,9 +1,9 @@
 """The loop that trains the weights of every learned method.
 
-After a kill the same call continues from the last checkpoint and reaches the same losses. A training may also become
-longer, if no rate so far depends on its length. `log.jsonl` in the training's folder has one line per step,
-`held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share each batch and average their
-gradients; the first process writes.
+After a kill the same call continues from the last checkpoint and reaches the same losses. The number of steps may be
+raised later, if no learning rate so far depends on that number. `log.jsonl` in the training's folder has one line per
+step, `held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share each batch and average
+their gradients; the first process writes.
 """
 
 from __future__ import annotations

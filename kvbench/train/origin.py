@@ -1,4 +1,4 @@
-"""The finished training from which another one continues: its weights are the other one's initial values."""
+"""The finished training whose weights are the initial values of a new training (`--continue-from`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvbench.train.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The weights file of a finished training, and its SHA-256, by which the other training's settings name it."""
+    """The weights file of a finished training, and the file's SHA-256, which the settings of the new training store."""
 
     weights: Weights
     sha256: str

@@ -1,4 +1,4 @@
-"""Presets of the built-in recipes: the settings of the papers, and those of the built-in model.
+"""Presets of the built-in recipes: the settings of the papers, and settings for the built-in model.
 
 A value that only the released code or its model cards state is marked (r). `Preset.about` names what no source states;
 those settings keep the recipe's default. Adam without weight decay is AdamW with weight decay 0. Imports no torch.

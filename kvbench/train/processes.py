@@ -62,7 +62,8 @@ class Processes:
                 distributed.broadcast(part, src=rank)
 
     def gather(self, own: torch.Tensor, size: int) -> torch.Tensor:
-        """Return a row of `size` numbers, joined from all parts, in the first process; in others their own part."""
+        """Return, in the first process, a row of `size` numbers joined from all parts; in other processes, their own
+        part."""
         if self.count == 1:
             return own
         if not self.first:

@@ -6,6 +6,7 @@ Importing this module loads no torch, so that a plug-in with a recipe can be lis
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from kvbench.train.entry import check_least as check_least
 if TYPE_CHECKING:
     from kvbench.engine.model.load import LoadedModel
     from kvbench.engine.model.weights import Base
+    from kvbench.train.generation_memory import Generation
+    from kvbench.train.rehearsal import Answers
     from kvbench.train.traces import Trace
 
 T = TypeVar("T")
@@ -86,6 +89,7 @@ class Recipe(ABC):
         name: as in ``kvbench train NAME``.
         kind: the kind of weights that the recipe writes (`kvbench.eviction.api.Weights`).
         figure: the held-out figure that training should improve; `higher`: whether larger is better.
+        stores: most bytes of `stored`.
         at_once: how many items of a batch a call of `loss` may get, to limit the memory of its graph; the loop adds up
             the gradients. None: the whole part of the batch that this process computes.
     """
@@ -95,6 +99,7 @@ class Recipe(ABC):
     kind: ClassVar[str] = ""
     figure: ClassVar[str] = "loss"
     higher: ClassVar[bool] = False
+    stores: ClassVar[int] = sys.maxsize
     at_once: ClassVar[int | None] = None
 
     def __init__(self, settings: Settings) -> None:
@@ -107,6 +112,32 @@ class Recipe(ABC):
         `prepare` calls it before the model answers questions.
         """
         return None
+
+    @classmethod
+    def answers(cls, settings: Settings, longest: int) -> Answers:
+        """Return what a rehearsal (`kvbench.train.memory`) answers where the recipe asks for values of tensors.
+
+        longest: tokens of the longest item.
+        """
+        from kvbench.train.rehearsal import Answers
+
+        return Answers()
+
+    def rehearse_loss(self, share: slice) -> torch.Tensor:
+        """Return the loss of a step in a rehearsal, whose memory is that of `loss`."""
+        return self.loss(0, share)[0]
+
+    def rehearse_held_out(self) -> None:
+        """Compute the held-out figures in a rehearsal, except what `generations` lists."""
+        self.held_out()
+
+    def generations(self) -> Sequence[Generation]:
+        """Return the generations of answers in steps and held-out figures, whose memory a plan counts by itself."""
+        return ()
+
+    def stored(self) -> Mapping[str, Sequence[torch.Tensor]]:
+        """Return the tensors that the recipe keeps of the items read so far, by item, to read each item once."""
+        return {}
 
     @classmethod
     def check_origin(cls, place: str) -> None:

@@ -41,6 +41,11 @@ class Lifetimes:
             gone[head, positions.long()] = False
         self._until[key][layer] = until.masked_fill_(gone, seen)
 
+    def rehearse(self, key: int, layers: Mapping[int, int], seen: int, budget: int, device: torch.device) -> None:
+        """Record an eviction after `seen` tokens that leaves any `budget` entries. layers: heads of each layer."""
+        for layer, heads in layers.items():
+            self(key, seen, layer, [torch.zeros(budget, dtype=torch.int64, device=device)] * heads)
+
     def clear(self) -> None:
         self._until.clear()
 

@@ -1,7 +1,7 @@
 """Forward and backward passes of a model under eviction masks, for as many sequences at once as memory allows.
 
-Letters: b sequences, S tokens in the longest sequence, n of the last positions (so many that they cover every answer),
-V vocabulary.
+Letters: b sequences, S tokens in the longest sequence, n last positions of a sequence, which include every answer, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def add_up(
     Args:
         micro: sequences per micro-batch.
         again: recompute a layer's activations for its gradient instead of holding them.
-        teacher: its model predicts with the full cache.
+        teacher: opens a block and yields the model that predicts with the full cache inside it; None: no teacher.
     """
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)

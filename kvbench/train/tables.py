@@ -1,4 +1,5 @@
-"""Estimates tables of heads, which methods read, from what a model does on texts. Nothing is trained; a CPU is enough.
+"""Estimates tables of heads, which methods read, from a model's attention or queries on texts. Nothing is trained; a
+CPU is enough.
 
 `TABLES` names the tables and the functions that estimate them from a model and its texts.
 """
@@ -59,7 +60,7 @@ def make(
     """Estimate a table of a model ("tiny", a folder or a hub name), and write it to the folder `out`.
 
     samples: how many texts the model reads. on_example: called with the number of texts read so far. Raises SetupError
-    or UserError when the model cannot be loaded, or is not suited to such a table.
+    or UserError when the model cannot be loaded, or when the table cannot be estimated for it.
     """
     loaded = load(str(describe(model).folder or model), device=device)
     refuse_training(loaded)

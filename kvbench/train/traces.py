@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from kvbench import registry
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import SetupError, UserError, quote
@@ -25,10 +24,10 @@ from kvbench.taskkit.synthetic.problem import HELD_OUT
 from kvbench.taskkit.synthetic.variants import VARIANTS, Variant
 from kvbench.train.answers import Answer, Answers, SharedAnswers
 from kvbench.train.collection import Collection
+from kvbench.train.generation_memory import collecting, slots_for
 from kvbench.train.processes import Processes
 
 SEED_BITS = 29  # below HELD_OUT = 10^9
-SLOTS = 32
 Judge = Callable[[str], bool]
 
 
@@ -55,7 +54,7 @@ class Question:
     def given_answer(self) -> Answer:
         """Return the given answer, cut to the most tokens that an answer may have; call it only if there is one.
 
-        It counts as right, for it is not compared with the right answer.
+        It counts as right without a comparison.
         """
         assert self.given is not None
         return Answer(self.given[: self.max_new_tokens], right=True, ended=len(self.given) <= self.max_new_tokens)
@@ -147,7 +146,7 @@ def collect(
     Args:
         seed: the seed of the sampling noise.
         file: answers in it are not generated again; new ones are added to it. Several processes need it.
-        on_answer: called with the number of answers so far, of the stored ones and this process's own.
+        on_answer: called with the number of answers so far: those stored before, and this process's own.
         on_drop: called for every answer that is not used, with the reason.
     """
     collection, asked = collection or Collection(), {q.name: q for q in questions}
@@ -199,8 +198,9 @@ def _ask(
     if todo:
         # Sizes as if this process answered all: the last bits of logits depend on the shapes of the batch.
         longest = max(len(q.ids) + q.max_new_tokens for q in asked.values())
-        full = registry.methods.get("full")()
-        engine = Engine(loaded, full, budget=None, interval=128, slots=min(SLOTS, len(asked)), max_tokens=longest)
+        how = collecting(longest, len(asked))
+        slots = slots_for(loaded, how)
+        engine = Engine(loaded, how.method, budget=None, interval=how.interval, slots=slots, max_tokens=longest)
         for done in engine.generate(todo):
             q = asked[done.request.doc_id]
             right = done.status == "ok" and (q.judge is None or q.is_right(done.text))

@@ -182,7 +182,7 @@ def test_a_moved_file_is_the_same_file(session: dict) -> None:
         ("plugin more", "--plugin 'changed/evil.py' ("),
         ("file changed", "is not the file that run 'r2' began with"),
         ("file renamed", "is task 'file/other'; run 'r2' has file/q."),
-        ("none", "--task-file 'token=abc/q.jsonl' differs from the run's default."),
+        ("none", "--task-file 'token=abc/q.jsonl': the run has no task from a file."),
         ("template changed", "--chat-template 't.jinja' ("),
         ("template scored", "is not the file that run 'r4' began with (000000000000)."),
         ("template piped", "is a pipe"),

@@ -88,7 +88,7 @@ def test_replay_takes_it(session: dict) -> None:
 
 
 def test_what_does_not_fit_is_one_line(session: dict) -> None:
-    assert "--protect does not fit method 'gkv': it must keep the newest 16 tokens" in session["window"].err
+    assert "--protect does not fit method 'gkv': the protection must keep the newest 16 tokens" in session["window"].err
     assert "--protect must be own, none, or some of prompt" in session["word"].err
     assert "--budget must be at least 21; got 20" in session["small"].err
 

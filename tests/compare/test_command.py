@@ -196,12 +196,15 @@ def test_plan(compare) -> None:
         (("main", "again", "--save", "x"), "error: --save takes BASE alone; leave out 'again'.\n"),
         (
             ("main", "--plan", "--margin", "0.05", "--format", "markdown"),
-            "error: --format 'markdown' draws a comparison; with --plan choose text or json.\n",
+            "error: --format 'markdown' shows a comparison, and --plan makes none; choose text or json.\n",
         ),
         (("main", "--save", "x.json", "--strict"), "error: --save takes BASE alone; leave out --strict.\n"),
         (("main", "--plan", "--map", "gkv=mine"), "error: --plan takes BASE alone; leave out --map.\n"),
-        (("main", "again", "--task", "walk"), "error: --task belongs to --replay; add --replay or leave it out.\n"),
-        (("main", "again", "--gate", "none.toml"), "error: cannot read 'none.toml' (no such file or directory).\n"),
+        (("main", "again", "--task", "walk"), "error: --task belongs to --replay; add --replay or leave out --task.\n"),
+        (
+            ("main", "again", "--gate", "none.toml"),
+            "error: cannot read 'none.toml' (no such file or directory). Check its path and permissions.\n",
+        ),
         (("main", "nothing"), "error: no run 'nothing'."),
     ],
 )

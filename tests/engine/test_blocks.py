@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvbench.engine.blocks import block_length, stores_queries
+from kvbench.engine.blocks import block_length, stores_newest
 from kvbench.engine.sequence import Sequence
 from kvbench.eviction.trigger import Every, Never
 from kvbench.records import Request
@@ -38,4 +38,4 @@ def test_a_block_ends_at_the_first_tick_and_queries_are_stored_for_ticks_that_re
             for tick in range(step, step + width)  # the stored query is still among the newest `width`
         )
         always = trigger.growth is None or width >= trigger.growth
-        assert stores_queries(sequences, trigger, width, steps) == (width > 0 and (always or read))
+        assert stores_newest(sequences, trigger, width, steps) == (width > 0 and (always or read))

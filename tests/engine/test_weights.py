@@ -107,7 +107,7 @@ def test_a_card_that_does_not_fit_its_file_is_refused(folder):
     card = json.loads((folder / "headkv.json").read_text())
     for changes, match in (
         ({"kind": "duo"}, "kind 'duo'"),
-        ({"sha256": "0"}, "not those of the card"),
+        ({"sha256": "0"}, "do not belong to the card"),
         ({"config_sha256": "0"}, "configuration hash"),
         ({"shapes": {"importance": [4, 3]}}, "have shapes"),
         ({"model": None}, "names no model"),

@@ -196,3 +196,17 @@ def test_what_the_page_says_of_oracles_with_a_shared_budget() -> None:
     assert agrees(most, max(gains))
     assert (sum(d < 0 for d in over), sum(d > 0 for d in over)) == (words[fewer], words[other])
     assert agrees(worst, max(over))
+
+
+def test_the_table_of_held_out_figures_with_all_weights_and_an_adapter() -> None:
+    found = rows("training/gkv-held-out.csv")
+    page = table(section(TRAINING, "### All weights, bfloat16, and an adapter"), "trained")
+    assert len(page) == len({(row["trained"], row["precision"], row["lr"]) for row in found})
+    for row in page:
+        own = [r for r in found if all(r[key] == row[key] for key in ("trained", "precision"))]
+        own = [r for r in own if float(r["lr"]) == float(row["rate"])]
+        assert row["numbers"].replace(",", "") == own[0]["numbers"]
+        for step in (column for column in row if column.isdigit()):
+            assert agrees(row[step], pick(own, step=step)["accuracy"]), (row, step)
+        assert agrees(row["full"], own[-1]["full_accuracy"])
+        assert float(own[-1]["accuracy"]) > float(own[0]["accuracy"]) + 0.1  # training improves the held-out figure

@@ -94,7 +94,7 @@ def test_a_record_that_is_no_row_counts_as_damaged(filled: Filled, name: str) ->
         (lambda r: r.update(command=["x"], created="y"), "'command', 'created' differ from their hashes"),
         (lambda r: r.update(extra=1), "'extra' differs from its hash"),
         (lambda r: r.pop("planned"), "'planned' differs from its hash"),
-        (lambda r: r.update(hash="0" * 64), "the hash of the whole differs"),
+        (lambda r: r.update(hash="0" * 64), "the hash of the whole record differs"),
     ],
 )
 def test_an_edit_anywhere_is_refused_by_name(filled: Filled, change: Callable, part: str) -> None:

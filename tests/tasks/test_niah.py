@@ -9,8 +9,8 @@ from support.ruler import MadeUp, reader
 from kvbench.sources.data import Data
 from kvbench.task import Output
 from kvbench.taskkit.names import expand, get_task
-from kvbench.taskkit.ruler.depth import SANDWICH
 from kvbench.taskkit.ruler.material import Sources
+from kvbench.taskkit.ruler.needles import FACTS, NAMES, SANDWICH
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +60,33 @@ def test_the_sandwich():
     assert 0 < part.aux["rouge1_recall"] < 0.5
     for text in ("", "...", "\n"):
         assert task.score(doc, answer(text)).aux["rouge1_recall"] == 0.0
+
+
+LINKS = {"a", "and", "as", "at", "from", "for", "has", "in", "is", "of", "the", "to", "was", "with"}
+
+
+def test_a_question_on_a_fact_has_other_words_than_the_sentence():
+    for said, asked in FACTS.items():
+        assert not (set(said.lower().split()) - LINKS) & (set(asked.lower().split()) - LINKS)
+    assert len(set(FACTS.values())) == len(FACTS)
+    assert len(set(NAMES)) == len(NAMES)
+
+
+def test_paraphrased_needles():
+    task = get_task("niah/paraphrase")
+    task.reader = reader(chat=True)
+    docs = task.docs(Data(env={}))
+    assert len({doc.turns[0].question for doc in docs}) == len(FACTS)
+    for doc in docs:
+        (name,) = doc.reference
+        context = doc.turns[0].context
+        named = [other for other in NAMES if f"{other} " in context]
+        assert (len(named), context.count(name)) == (4, 1)
+        fact = next(said for said, asked in FACTS.items() if asked in doc.turns[0].question)
+        assert f"{name} {fact}." in context
+        assert name not in doc.turns[0].question
+        assert task.score(doc, answer(f" {name}.")).value == 1.0
+        assert task.score(doc, answer(" nobody")).value == 0.0
 
 
 def test_essays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -265,7 +265,7 @@ def test_training_learns_to_agree_with_the_oracle(loaded, traces, tmp_path: Path
 def test_readings_beyond_the_memory_are_made_again(loaded, traces, monkeypatch):
     settings = dataclasses.replace(SETTINGS, more=MORE | {"budget": 64, "interval": 32})
     kept = ForesightRecipe(loaded, settings, *traces)
-    monkeypatch.setattr("kvbench.train.recipes.foresightkv.KEPT_BYTES", 2 * kept._bytes // len(kept._read))
+    monkeypatch.setattr("kvbench.train.recipes.foresightkv.ForesightRecipe.stores", 2 * kept._bytes // len(kept._read))
     some = ForesightRecipe(loaded, settings, *traces)
     assert len(some._read) == 2 < len(kept._read)
     assert some.loss(3, slice(0, 4))[0] == kept.loss(3, slice(0, 4))[0]

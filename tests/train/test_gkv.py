@@ -24,6 +24,7 @@ from kvbench.errors import UserError
 from kvbench.train import sparse_pass
 from kvbench.train.collection import Collection
 from kvbench.train.data_file import read_questions
+from kvbench.train.entry import LORA
 from kvbench.train.loop import LOG, train
 from kvbench.train.recipe import Settings
 from kvbench.train.recipes import gkv_rl
@@ -34,7 +35,7 @@ from kvbench.train.sparse_pass import Part, add_up
 from kvbench.train.traces import Question, Trace, built_in, collect
 
 MORE = {"method": "gkv", "budget": 112, "interval": 32, "slots": 32, "micro": 8, "recompute": "off"}
-MORE |= {"precision": "float32", "temperature": 0.6, "kl_temperature": 0.6}
+MORE |= {"precision": "float32", **LORA, "temperature": 0.6, "kl_temperature": 0.6}
 ROLL = MORE | {"temperature": 1.5, "group": 6}
 RANDOM = {**MORE, "method": "gkv(window=4)", "budget": 16, "interval": 8, "temperature": 1.0}
 
@@ -279,9 +280,10 @@ def test_an_answer_that_a_batch_has_twice_counts_twice(loaded, asked, answers, m
 
 def test_the_teacher_stays_as_it_was(loaded, asked, answers, tmp_path):
     recipe = DistillRecipe(loaded, settings(steps=2), answers, asked[1])
-    before = copy.deepcopy(recipe.teacher.state_dict())
+    with recipe.teacher() as teacher:
+        before = copy.deepcopy(teacher.state_dict())
     train(recipe, tmp_path, base=Base(name="tiny", config=loaded.model.config))
-    assert all(torch.equal(before[name], value) for name, value in recipe.teacher.state_dict().items())
+    assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
     trained = loaded.model.state_dict()
     assert any(not torch.equal(before[name], value) for name, value in trained.items())
 

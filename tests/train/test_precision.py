@@ -16,6 +16,7 @@ from kvbench.engine.model.load import load
 from kvbench.engine.model.weights import Base
 from kvbench.train.checkpoint import state_of
 from kvbench.train.collection import Collection
+from kvbench.train.entry import LORA
 from kvbench.train.loop import CHECKPOINT, LOG, train
 from kvbench.train.recipe import Settings
 from kvbench.train.recipes.gkv_distill import DistillRecipe
@@ -23,7 +24,7 @@ from kvbench.train.recipes.gkv_rl import RLRecipe, Rollout
 from kvbench.train.traces import built_in, collect
 
 MORE = {"method": "gkv(window=4)", "budget": 32, "interval": 8, "slots": 32, "micro": 8, "recompute": "off"}
-MORE |= {"kl_temperature": 4.0, "temperature": 2.0, "group": 4}
+MORE |= {**LORA, "kl_temperature": 4.0, "temperature": 2.0, "group": 4}
 PRECISIONS = ("float32", "bfloat16")
 
 
@@ -67,8 +68,9 @@ def test_losses_in_bfloat16_are_those_in_float32_up_to_rounding(trained):
 
 def test_model_and_teacher_are_bfloat16_and_the_optimiser_float32(trained):
     made, folder, _ = trained["bfloat16"]
-    for model in (made.loaded.model, made.teacher):
-        assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    with made.teacher() as teacher:
+        for model in (made.loaded.model, teacher):
+            assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     written = load_file(folder / "model/model.safetensors")
     assert all(torch.equal(written[name], p) for name, p in made.parameters().items())
     with safe_open(folder / CHECKPOINT, framework="pt") as file:

@@ -15,6 +15,7 @@ from kvbench import tiny
 from kvbench.cli.app import main
 from kvbench.engine.model.load import load
 from kvbench.errors import UserError
+from kvbench.train.entry import LORA
 from kvbench.train.loop import LOG
 from kvbench.train.recipe import Settings
 from kvbench.train.recipes.gkv_distill import DistillRecipe
@@ -23,7 +24,7 @@ from kvbench.train.sparse_pass import Part
 from kvbench.train.traces import built_in
 
 MORE = {"method": "full", "budget": 64, "interval": 8, "slots": 32, "micro": 8, "recompute": "off"}
-MORE |= {"precision": "float32", "temperature": 2.0, "group": 2}
+MORE |= {"precision": "float32", **LORA, "temperature": 2.0, "group": 2}
 
 
 def recipe(**more) -> RLRecipe:

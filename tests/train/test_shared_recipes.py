@@ -31,7 +31,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "gkv-rl": {"group": 4, "slots": 8},
 }
 CASES = {name: SMALL.get(name, {}) for name in BUILT_IN}
-CASES |= {"gkv-distill bfloat16": {"precision": "bfloat16"}}
+CASES |= {"gkv-distill bfloat16": {"precision": "bfloat16"}, "gkv-distill lora": {"lora": 4}}
+CASES |= {"gkv-rl lora": SMALL["gkv-rl"] | {"lora": 4}}
 LOSS = {"gkv-distill bfloat16": 5e-3}  # a sum of bfloat16 gradients depends on their order
 
 

@@ -35,7 +35,7 @@ def dense_pass(
     """Run a whole sequence without a cache (`reference.dense_logits`), and record the queries of every layer.
 
     history: the log of evictions; the pass hides evicted entries by a mask. keys: the names of the sequence in this
-    log; images: those of the prompt, with which `ids` begins.
+    log; images: the images of the prompt with which `ids` begins.
     """
     queries: dict[int, torch.Tensor] = {}
     route, expanding = reference.route, projections(loaded.model)

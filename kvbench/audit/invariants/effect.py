@@ -10,7 +10,7 @@ from kvbench.audit.outcome import Broken
 
 
 def effect(exam: Exam, layout: AuditLayout) -> None:
-    """From a quarter of a budget to four times it, a method keeps other entries and more of them, and logits change."""
+    """At the larger of two budgets a method keeps more entries than at the smaller, and some logits differ."""
     takes_budget(exam)
     trials = exam.two_budgets(layout)
     [request] = next(iter(trials.values())).requests

@@ -147,8 +147,7 @@ class Exam:
         return budget * self.copies
 
     def protects(self) -> list[Protect]:
-        """Return the method's protection in the first request: the one for the prompt's eviction, and the one while
-        decoding."""
+        """Return two protections of the method in the first request: at the prompt's eviction, and while decoding."""
         length = len(self.requests[0].prompt_ids)
         budget = entry_budget(self.method, self.budget, length, self.group)
         phases = (self.method.during("prefill"), self.method.during("decode"))
@@ -170,8 +169,8 @@ class Exam:
     def two_budgets(self, layout: AuditLayout) -> dict[int, Trial]:
         """Run one long prompt at a quarter of the exam's budget and at four times this budget; return both trials.
 
-        The keys are the budgets, the smaller first; it is at least the smallest that the method takes. The prompt is
-        longer than both. Raises NotApplicable if the model's context is too short for it.
+        The keys are the two budgets, the smaller first. The smaller is raised to the method's smallest budget. The
+        prompt is longer than both budgets. Raises NotApplicable if the model's context is too short for the prompt.
         """
         least = self.method.min_budget() * self.copies
         quarter, large = (int(self.size * factor) // self.copies * self.copies for factor in SMALL_AND_LARGE)
@@ -211,7 +210,7 @@ class Exam:
         return dense_pass(self.loaded, ids, history, noise_keys(request, sample), request.images)
 
     def greedy(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the greedy tokens of the engine, and those of `model.generate` with an `EvictionCache`.
+        """Return the greedy tokens of the engine, and the greedy tokens of `model.generate` with an `EvictionCache`.
 
         Both continue the same two long prompts, or a single one if the method runs probes.
         """

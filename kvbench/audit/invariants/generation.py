@@ -166,7 +166,7 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
 
 
 def full(exam: Exam, layout: AuditLayout) -> None:
-    """With a budget above the length of every sequence, logits and tokens are those of the full cache."""
+    """With a budget above the length of every sequence, logits and tokens equal the full cache's."""
     takes_budget(exam)
     theirs, mine = exam.full(), exam.unlimited(layout)
     for request, sample in theirs.sequences():
@@ -236,7 +236,7 @@ def evicts(exam: Exam) -> None:
 
 
 def _drops(exam: Exam, way: Way) -> None:
-    """Raise NotApplicable if a method that evicts has dropped no entry: such generations prove nothing."""
+    """Raise NotApplicable if a method that evicts has dropped no entry: then the generations prove nothing."""
     if exam.method.evicts and not any(e.dropped for e in evictions(exam, exam.main(way))):
         raise NotApplicable(DROPPED_NOTHING)
 

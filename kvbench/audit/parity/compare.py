@@ -42,7 +42,7 @@ class StepResult:
 
 @dataclass(slots=True, kw_only=True)
 class DrawnView(LayerView):
-    """A view whose noise is given."""
+    """A view that returns the random numbers `drawn` as its noise, instead of a hash."""
 
     drawn: torch.Tensor  # [1, H, N]
 

@@ -153,7 +153,8 @@ def _retention_step(case: Case, method: Any, step: int, views: list[LayerView]) 
 
 
 def _surrogate(case: Case) -> Pairs:
-    """Yield what the surrogate predicts for the tokens of each step, and for all tokens where the file has that."""
+    """Yield pairs of the surrogate's predictions, by kvbench and in the file: for the tokens of each step, and for all
+    tokens if the file has these."""
     ours = predictions(case).flatten(0, 1)
     for step in range(len(case.seen)):
         for mine, theirs in zip(ours, case.scores(step) or ()):

@@ -168,8 +168,8 @@ def _taken(name: str, owner: str | None, option: str, value: str) -> list[tuple[
     """Return an option that the user typed as the (option, value) pairs that `choose.parse` takes for the method
     `name`.
 
-    The list is empty if the option belongs to another method, or if `name` states its options itself. owner: the method
-    that the user typed before the option; None if the user typed none.
+    The list is empty if the option belongs to another method, or if `name` holds its own options, as "gkv(alpha=0.9)"
+    does. owner: METHOD in METHOD.NAME=VALUE; None if the user typed NAME=VALUE.
     """
     if "(" in name:
         return []

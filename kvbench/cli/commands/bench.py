@@ -56,7 +56,7 @@ def bench(
     device: Annotated[Text, _own("device", "auto, cpu, cuda.", "DEVICE")] = None,
     dtype: Annotated[Text, _own("dtype", f"{', '.join(DTYPES)}.", "DTYPE")] = None,
     memory: Annotated[
-        Text, _own("memory", "Plan for a GPU with this much memory, and use no more of a GPU.", "GIB")
+        Text, _own("memory", "Memory of the GPU to plan for; the command uses no more of a larger GPU.", "GIB")
     ] = None,
     decode_attn: Annotated[Text, options.same_as_run("decode_attn")] = None,
     threads: Annotated[Text, _own("threads", "Processor threads.", "N")] = None,

@@ -67,11 +67,12 @@ def compare(
     plan: Annotated[bool, plain("--plan", "Print how many questions the margin needs; takes BASE alone.")] = False,
     save: Annotated[str | None, plain("--save", "Save BASE as a baseline file; takes BASE alone.", "FILE")] = None,
     replay: Annotated[
-        bool, plain("--replay", "Read the answers again, record which entries are kept, and compare them.")
+        bool,
+        plain("--replay", "Let the methods of both sides read answers again, and compare which entries they keep."),
     ] = False,
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
 ) -> int:
-    """Is NEW worse than BASE? Equal answers where they must be equal, else a one-sided paired test per cell."""
+    """Test whether NEW is worse than BASE: equal answers if nothing that decides them changed, else paired tests."""
     if format not in FORMATS:
         raise UserError(f"--format {quote(format)}: choose {', '.join(FORMATS)}.")
     from kvbench.compare.reading import read_side
@@ -109,14 +110,15 @@ def _check(
     if alone and new is not None:
         raise UserError(f"{alone} takes BASE alone; leave out {quote(new)}.")
     if alone and format not in ("text", "json"):
-        raise UserError(f"--format {quote(format)} draws a comparison; with {alone} choose text or json.")
+        raise UserError(f"--format {quote(format)} shows a comparison, and {alone} makes none; choose text or json.")
     if alone and others:
         raise UserError(f"{alone} takes BASE alone; leave out {others[0]}.")
     if not alone and new is None:
         raise UserError("give a second run: kvbench compare BASE NEW. --save and --plan take BASE alone.")
     given = [name for name in AGAIN if name != "plugin" and typed[name]]
     if given and not replay:
-        raise UserError(f"--{given[0].replace('_', '-')} belongs to --replay; add --replay or leave it out.")
+        flag = f"--{given[0].replace('_', '-')}"
+        raise UserError(f"{flag} belongs to --replay; add --replay or leave out {flag}.")
 
 
 def _policy(margin: str | None, gate: str | None, strict: bool) -> Policy:
@@ -212,7 +214,7 @@ def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json:
 def _say(outcome: Outcome, *, quiet: bool) -> None:
     """Print notices, warnings and failures on stderr.
 
-    quiet: leave out undecided cells and failures, which are printed as GitHub annotations.
+    quiet: leave out undecided cells and failures, because they are printed on stdout as GitHub annotations.
     """
     from kvbench.compare import words
 

@@ -88,7 +88,9 @@ def fetch(
         _print_fetched(done)
     problems.stop()
     if wanted and not quiet:
-        terminal.note(f"{len(done)} of {len(wanted)} tasks are in {folder}: --data {folder} or KVBENCH_DATA={folder}.")
+        terminal.note(
+            f"{len(done)} of {len(wanted)} tasks are in {folder}; --data {folder} or KVBENCH_DATA={folder} uses them."
+        )
 
 
 def _downloads(named: dict[str, Manifest | None], problems: Problems, *, quiet: bool) -> dict[str, Manifest]:

@@ -91,6 +91,8 @@ def list_(
         terminal.data(entries)
     else:
         _print_table(entries)
+        for prefix in registry.methods.families if kind == "methods" else ():
+            terminal.note(f"{prefix}:NAME are methods too: docs/{prefix}.md lists the names.")
 
 
 def _print_table(entries: list[dict[str, Any]]) -> None:

@@ -105,7 +105,7 @@ def _from_file(options: Any) -> dict[str, Any]:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the name of the module in which an error was raised."""
+    """Return the name of the module whose code raised an error, the innermost of its traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

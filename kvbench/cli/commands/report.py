@@ -55,7 +55,11 @@ def report(
     memory: Annotated[bool, plain("--memory", "Show nominal and measured bytes instead of scores.")] = False,
     published: Annotated[bool, plain("--published", "Show our scores beside those that papers print.")] = False,
     matched: Annotated[
-        bool, plain("--matched", "Show what scoring and protection add, from rows with and without --protect.")
+        bool,
+        plain(
+            "--matched",
+            "Show how much protection and scoring each add to a method's score, from rows with and without --protect.",
+        ),
     ] = False,
     require_complete: Annotated[
         bool, plain("--require-complete", "End with exit code 4 if a run is unfinished.")

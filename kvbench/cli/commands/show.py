@@ -82,7 +82,7 @@ def _show_samples(
 def one_run(name: str, out: Path) -> Path:
     """Return the folder of one run. name: a path, or the name of a run in the results folder `out`.
 
-    Raises UserError if the name stands for no run, for several runs, or for a table.
+    Raises UserError if the name stands for no run, for several runs, or for a file (a table of rows).
     """
     runs = find_runs([name], out)
     if not os.path.isdir(runs[0]) and len(runs) == 1:
@@ -133,7 +133,8 @@ def _print_summary(document: dict[str, Any]) -> None:
 
 
 def _wrapped(key: str, value: str) -> str:
-    """Return a line of the summary, broken at the terminal's width. Lines in `COPIED` are not broken."""
+    """Return a line of the summary, broken at the terminal's width. Lines whose key is in `COPIED` are not broken,
+    because users copy them."""
     width = terminal.console().width if key not in COPIED else sys.maxsize
     indent = " " * 10
     return textwrap.fill(

@@ -15,6 +15,7 @@ import typer
 from kvbench.cli.counter import Counter
 from kvbench.cli.draw import draw
 from kvbench.cli.options import Plugins, Text, Texts, plain, takes
+from kvbench.cli.train_plan import print_plan, refuse_without_plan
 from kvbench.cli.train_settings import command_line, settings_of
 from kvbench.config.parsers import number, parse, whole
 from kvbench.config.plugins import load_plugins
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from kvbench.train.tables import Table
 
 EPILOG = """Examples:
+  kvbench train gkv-rl --model Qwen/Qwen3-4B --preset paper --dry-run --gpu-memory 80GB --processes 8    # memory
   kvbench train lookaheadkv --model tiny --out runs/lookahead                  # the built-in model's own problems
   kvbench train lookaheadkv --model Qwen/Qwen3-4B --data questions.jsonl --out runs/q4 --opt rows=32 --opt rank=8
   kvbench train gkv-distill --model tiny --out runs/distilled                  # runs/distilled/model is a model
@@ -58,7 +60,7 @@ TABLE_SAMPLES = 32
 @takes("thinking")
 def train(
     kind: Annotated[str, typer.Argument(metavar="METHOD", help=WHAT)],
-    out: Annotated[str, plain("--out", "Folder for the trained weights, or the table.", "DIR")],
+    out: Annotated[Text, plain("--out", "Folder for the trained weights, or the table.", "DIR")] = None,
     model: Annotated[
         str, typer.Option("--model", metavar="MODEL", help="Model: folder, hub name, or tiny (built in).")
     ] = TINY,
@@ -79,15 +81,25 @@ def train(
     steps: Annotated[Text, plain("--steps", "Number of optimiser steps.", "N")] = None,
     lr: Annotated[Text, plain("--lr", "Peak learning rate.", "X")] = None,
     batch: Annotated[Text, plain("--batch", "Number of answers per step.", "N")] = None,
-    preset: Annotated[Text, plain("--preset", "Settings of this name instead of the defaults: paper.", "NAME")] = None,
+    preset: Annotated[Text, plain("--preset", "Preset whose settings replace the defaults: paper.", "NAME")] = None,
     opt: Annotated[Texts, plain("--opt", SETTINGS, "NAME=VALUE")] = None,
     continue_from: Annotated[
         Text, plain("--continue-from", "Folder of a finished training: begin with its weights.", "DIR")
     ] = None,
-    evaluate: Annotated[Text, plain("--evaluate", "Compute the held-out figures every N steps, too.", "N")] = None,
+    evaluate: Annotated[
+        Text,
+        plain("--evaluate", "Compute the held-out figures every N steps, not only before and after training.", "N"),
+    ] = None,
     plugin: Plugins = None,
     seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")] = "0",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
+    dry_run: Annotated[bool, plain("--dry-run", "Print the plan and its memory; load no weights.")] = False,
+    gpu_memory: Annotated[
+        Text, plain("--gpu-memory", "With --dry-run: plan for a GPU with this memory, like 80GB.", "SIZE")
+    ] = None,
+    processes: Annotated[
+        Text, plain("--processes", "With --dry-run: plan for N processes, each with its own GPU.", "N")
+    ] = None,
     plot: Annotated[Text, plain("--plot", "Folder for figures of the training log, SVG and PDF.", "DIR")] = None,
     json: Annotated[bool, plain("--json", "Last line of stdout is one JSON document.")] = False,
     quiet: Annotated[bool, plain("--quiet -q", "Print no progress and no table.")] = False,
@@ -96,7 +108,8 @@ def train(
 ) -> None:
     """Train what a method needs for a model, or estimate a table of heads from the model's attention.
 
-    Writes DIR/METHOD.safetensors (DIR/model where the model itself is trained) and its card, a .json of the same name.
+    Writes DIR/METHOD.safetensors (DIR/model or DIR/adapter where the model itself is trained) and its card, a .json of
+    the same name.
     After a kill the same command continues from the last checkpoint. A method finds its file beside the model, or by
     its option.
     """
@@ -123,24 +136,35 @@ def train(
     with problems.collect():
         prompting = Prompting(**{name: (settings | given).get(name, default) for name, default in PROMPTING.items()})
     only_trained: dict[str, Any] = {"--data": data, "--steps": steps, "--lr": lr, "--preset": preset, "--plot": plot}
-    only_trained |= {"--continue-from": continue_from, "--evaluate": evaluate}
+    only_trained |= {"--continue-from": continue_from, "--evaluate": evaluate, "--dry-run": dry_run}
     only_trained |= {f"--{name.replace('_', '-')}": name in given for name in words}
     with problems.collect():
         if kind in TABLES and (unused := [n for n, v in only_trained.items() if v]):
             raise UserError(f"{kind} is estimated, not trained; it takes no {unused[0]}.")
     with problems.collect():
-        if preset and data is None and prompting.settings():
+        if preset and data is None and prompting.settings() and not dry_run:
             raise UserError(f"--preset {bare(preset)} is for questions of a file; give --data FILE.")
     with problems.collect():
-        describe(model)
+        describe(model, weights=not dry_run)
     with problems.collect():
         if data is not None:
             check_data(data)
     with problems.collect():
         if plot is not None:
             plots.check()
+    with problems.collect():
+        if not dry_run:
+            refuse_without_plan(gpu_memory, processes)
+    with problems.collect():
+        if out is None and not dry_run:
+            raise UserError("--out is missing: give the folder for the result.")
     problems.stop()
     settings |= given
+    if dry_run:
+        asked: dict[str, Any] = {"memory": gpu_memory, "processes": processes, "json": json, "quiet": quiet}
+        print_plan(kind, model, settings | {"seed": 0} | given, data=data, device=device, **asked)
+        return
+    assert out is not None
     training = _Training(
         kind,
         model,

@@ -36,7 +36,8 @@ class LayerGeometry:
     """The shape of one attention layer, as its entries are stored.
 
     window: the sliding window in tokens, None for full attention. latent: in latent attention, how many of a key's
-    first numbers also serve as the value (`value_dim` is then 0); otherwise 0. See the module `latent`.
+    first numbers also serve as the value (`value_dim` is then 0); otherwise 0. See the module `latent`. hidden: numbers
+    of a hidden state, the input of the layer's attention.
     """
 
     index: int
@@ -49,6 +50,7 @@ class LayerGeometry:
     softcap: float | None = None
     sinks: bool = False
     latent: int = 0
+    hidden: int = 0
 
     def entry_bytes(self, element: int) -> int:
         """Return the bytes of one token in all KV heads. element: bytes per number of K and V.
@@ -99,7 +101,9 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
         index = call.layer
         if index in layers:
             name = quote(type(model).__name__)
-            raise UserError(f"model {name} calls attention layer {index} twice, which is not supported.")
+            raise UserError(
+                f"model {name} calls attention layer {index} twice, which is not supported. Choose another model."
+            )
         b, hq, t, _ = call.query.shape
         layers[index] = LayerGeometry(
             index=index,
@@ -112,6 +116,7 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
             softcap=call.softcap,
             sinks=call.sinks is not None,
             latent=0 if call.latent is None else call.latent.rank,
+            hidden=int(getattr(text, "hidden_size", 0) or 0),
         )
         return call.value.new_zeros(b, t, hq, layers[index].read_dim)
 
@@ -128,7 +133,7 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
         raise UserError(
             f"architecture {quote(type(model).__name__)} is not supported: {len(missing)} of {wanted} layers have "
             "neither a KV cache nor a state that kvbench can manage: layers of type "
-            f"{layer_type(model, missing[0])}, with their own kind of state or attention."
+            f"{layer_type(model, missing[0])}, with their own kind of state or attention. Choose another model."
         )
     geometry = tuple(layers[i] for i in sorted(layers))
     _check_windows(model.config, geometry)
@@ -146,20 +151,21 @@ def layer_type(model: Any, index: int) -> str:
 
 
 def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
-    """Raise UserError if a layer applies its sliding window only by a mask: routed attention gets no mask."""
+    """Raise UserError if a layer applies its sliding window only by a mask: the engine's attention gets no mask."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None)
     slides = bool(getattr(text, "sliding_window", None)) and getattr(text, "use_sliding_window", True) is not False
     for layer in layers:
         if layer.window is None and (kinds[layer.index] in SLIDING if kinds else slides):
             raise UserError(
-                f"model type {quote(text.model_type)} does not pass its sliding window to attention, as it must."
+                f"model type {quote(text.model_type)} is not supported: it does not pass its sliding window to "
+                "attention. Choose another model."
             )
 
 
 @contextlib.contextmanager
 def own_failures(model: Any, failure: type[UserError] = ProbeFailed) -> Iterator[None]:
-    """Raise `failure` for an error of the model's code in the block.
+    """Replace an error that the model's code raises in the block by `failure`, a UserError.
 
     Errors of kvbench itself, of memory and of devices are raised as they are.
     """
@@ -181,15 +187,18 @@ def largest_group(geometry: Sequence[LayerGeometry]) -> int:
 
 
 def for_lengths(geometry: Sequence[LayerGeometry], longest: int) -> tuple[LayerGeometry, ...]:
-    """Return the geometry with full attention in place of sliding windows of `longest` or more tokens.
+    """Return the geometry with full attention in layers whose sliding window has `longest` or more tokens.
 
-    No sequence is longer than such a window, so the window hides no key.
+    longest: tokens of the longest sequence; a window that is at least as long hides no key.
     """
     return tuple(replace(g, window=None) if g.window is not None and g.window >= longest else g for g in geometry)
 
 
 def check_evicts(geometry: Sequence[LayerGeometry], longest: int) -> None:
-    """Raise UserError when every layer has a sliding window: a method then has no layer to evict."""
+    """Raise UserError when every layer has a sliding window: a method then has no layer to evict.
+
+    longest: tokens of the longest sequence, for the message.
+    """
     if not any(g.evicts for g in geometry):
         window = max(g.window or 0 for g in geometry)
         raise UserError(
@@ -220,11 +229,19 @@ def refuse_unsupported(config: Any) -> None:
     foreign = kinds - {"full_attention", "sliding_attention"} - STATEFUL - MEMORYLESS
     name = quote(text.model_type)
     if foreign:
-        raise UserError(f"model type {name} has layers of kind {', '.join(sorted(foreign))}, which are not supported.")
+        raise UserError(
+            f"model type {name} has layers of kind {', '.join(sorted(foreign))}, which are not supported. "
+            "Choose another model."
+        )
     if getattr(config, "is_encoder_decoder", False):
-        raise UserError(f"model type {name} is an encoder-decoder; kvbench serves decoder-only models.")
+        raise UserError(
+            f"model type {name} is an encoder-decoder; kvbench serves decoder-only models. Choose another model."
+        )
     if text.model_type in OWN_POSITIONS:
-        raise UserError(f"model type {name} counts positions in its own way, which is not supported.")
+        raise UserError(
+            f"model type {name} counts positions from another number than 0, which is not supported. "
+            "Choose another model."
+        )
     rope = getattr(text, "rope_parameters", None) or {}
     longest = getattr(text, "max_position_embeddings", 0) or 0
     kind, before = rope.get("rope_type"), rope.get("original_max_position_embeddings") or longest

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from kvbench.engine.attention.kernel_choice import on_gpu
 from kvbench.engine.attention.latent import PROJECTION, Latent, Latents, projections
 from kvbench.engine.attention.sdpa import grouped_sdpa
 from kvbench.engine.cache.recurrent import RecurrentStates
@@ -183,7 +184,7 @@ def set_implementation(model: Any, name: str) -> None:
     if not (stateful or getattr(model, "_supports_attention_backend", False)):
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: "
-            "it does not use transformers' attention interface."
+            "it does not use transformers' attention interface. Choose another model."
         )
     model.set_attn_implementation(name)
 
@@ -227,15 +228,22 @@ def _functions(
         for extra_name, argument in extra.items():
             if argument is not None and extra_name not in _HARMLESS:
                 owner = quote(type(module).__name__)
-                raise UserError(f"{owner} passes {quote(extra_name)} to attention, which kvbench does not support.")
+                raise UserError(
+                    f"{owner} passes {quote(extra_name)} to attention, which kvbench does not support. "
+                    "Choose another model."
+                )
         if attention_mask is not None:  # kvbench passes no mask, and transformers makes none for this function
             raise UserError(
-                f"{quote(type(module).__name__)} passes its own mask to attention, which kvbench does not support."
+                f"{quote(type(module).__name__)} passes its own mask to attention, which kvbench does not support. "
+                "Choose another model."
             )
         layer: Any = module
         handler, read, latents = _routings[name]
         if is_causal is False or getattr(layer, "is_causal", True) is False:
-            raise UserError(f"{quote(type(module).__name__)} attends in both directions; kvbench serves causal models.")
+            raise UserError(
+                f"{quote(type(module).__name__)} attends in both directions; kvbench serves causal models. "
+                "Choose another model."
+            )
         call = AttentionCall(
             layer=int(layer.layer_idx),
             query=query,
@@ -279,7 +287,7 @@ def grouped_attention(
     hk = keys.shape[1]
     q = query.reshape(b, hk, hq // hk, t, d)
     plain = softcap is None and sinks is None
-    if plain and (query.is_cuda or (query.dtype == torch.float32 and t > 1)):
+    if plain and (on_gpu(query) or (query.dtype == torch.float32 and t > 1)):
         out = grouped_sdpa(q, keys, values, bias, scaling)
     else:  # for few queries on a CPU this is also faster than SDPA, several times so in bfloat16
         out = _matmul_attention(q, keys, values, bias, scaling, softcap, sinks)
@@ -295,7 +303,8 @@ def _matmul_attention(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the attention [b, Hk, g, t, Dv] with float32 logits. q: [b, Hk, g, t, D]; else as `grouped_attention`."""
+    """Return the attention [b, Hk, g, t, Dv] with float32 logits. q: [b, Hk, g, t, D]; others as in
+    `grouped_attention`."""
     logits = (q.flatten(2, 3) @ keys.transpose(-1, -2)).view(*q.shape[:-1], -1)  # [b, Hk, g, t, n]
     logits = logits.float().mul_(scaling)
     if softcap is not None:

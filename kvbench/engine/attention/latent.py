@@ -9,7 +9,7 @@ so attention runs over the entries [c, k_rot] alone, as one KV head whose value 
 matrices move to the queries and to the result (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). That is exact, and it is
 what serving engines store: R + r numbers per token and layer.
 
-The latent is what the module's `kv_b_proj` reads; every size follows from the tensors' shapes.
+The latent is the input of the module's `kv_b_proj`; every size follows from the tensors' shapes.
 `positions.check_latents` compares both forms on each model.
 """
 
@@ -66,7 +66,8 @@ class Latents:
         return Latent(up[:, :plain], up[:, plain:])
 
     def _weight(self, projection: Any, rank: int, like: torch.Tensor) -> torch.Tensor:
-        """Return the matrix [out, R] that the projection multiplies latents with. like: a tensor of the same kind.
+        """Return the matrix [out, R] that the projection multiplies latents with. like: a tensor of the wanted dtype,
+        on the wanted device.
 
         If the projection is quantised or has an adapter, the matrix is found by applying the projection to unit
         vectors.

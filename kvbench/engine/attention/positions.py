@@ -23,7 +23,8 @@ TOKENS = 6
 
 
 class _Stop(BaseException):
-    """Ends a forward pass early. No Exception, so that `except Exception` in the model's code does not catch it."""
+    """Ends a forward pass early. It is a BaseException, so that `except Exception` in the model's code does not catch
+    it."""
 
 
 @torch.no_grad()
@@ -39,7 +40,7 @@ def check_positions(model: Any) -> None:
     if _differ(together, alone, model):
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: the queries of a token at a given position "
-            "change when the model reads it without the tokens before it."
+            "change when the model reads it without the tokens before it. Choose another model."
         )
 
 
@@ -47,9 +48,9 @@ def check_positions(model: Any) -> None:
 def check_states(model: Any, states: Sequence[StateShape]) -> None:
     """Check that a model continues the states of its layers, and uses the positions that it is given.
 
-    The last token of a text that is read in pieces must have the queries and logits of one pass. Attention is switched
-    off (its output is zero), so the states alone connect the pieces. Raises UserError for a model that starts its
-    states anew with each piece.
+    The last token of a text must have the same queries and logits whether the text is read in pieces or in one pass.
+    Attention is switched off (its output is zero), so the states alone connect the pieces. Raises UserError for a model
+    that starts its states anew with each piece.
     """
     ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
     queries: list[torch.Tensor] = []
@@ -71,7 +72,7 @@ def check_states(model: Any, states: Sequence[StateShape]) -> None:
     if any(_differ(*both, model) for both in zip(whole, last, strict=True)):
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: its layers do not continue their state "
-            "when a text is read in pieces."
+            "when a text is read in pieces. Choose another model."
         )
 
 
@@ -79,8 +80,9 @@ def check_states(model: Any, states: Sequence[StateShape]) -> None:
 def check_latents(model: Any) -> None:
     """Check that attention over latents equals attention over the keys and values of all heads, in every latent layer.
 
-    The model reads a few tokens in each form. Attention hands on zeros in both, so that all layers get equal inputs.
-    Raises UserError for a model whose layers differ, for example by a bias on the expanded keys.
+    The model reads a few tokens in each of the two forms. All attention layers output zeros, so that every layer gets
+    equal inputs in both forms. Raises UserError if the attention of a layer differs between the forms, for example
+    because of a bias on the expanded keys.
     """
     ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
     grid = torch.arange(TOKENS, device=ids.device)
@@ -101,7 +103,7 @@ def check_latents(model: Any) -> None:
     if any(_differ(*both, model) for both in zip(outputs(latent=False), outputs(latent=True), strict=True)):
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: its latent attention expands latents in a "
-            "way that kvbench does not know."
+            "way that kvbench does not know. Choose another model."
         )
 
 
@@ -113,7 +115,7 @@ def _differ(a: torch.Tensor, b: torch.Tensor, model: Any) -> bool:
 def first_queries(model: Any, ids: torch.Tensor, position: int | None) -> torch.Tensor:
     """Return the first attention layer's queries [b, Hq, t, D] after RoPE.
 
-    position: that of the first token; None: the model chooses the positions.
+    position: the first token's position; None: the model chooses the positions.
     """
     queries: list[torch.Tensor] = []
 

@@ -10,9 +10,10 @@ compute it.
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias, causal_lower_right
+
+from kvbench.engine.attention.kernel_choice import attention, on_gpu
 
 # cuDNN's backend would build a plan for every prompt length. Flash attention takes no mask; the next one does.
 _CUDA_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -32,7 +33,7 @@ def grouped_sdpa(
 ) -> torch.Tensor:
     """Return the attention [b, Hk, g, t, Dv]. query: [b, Hk, g, t, D]; keys, values, bias: see `grouped_attention`."""
     b, hk, g, t, _ = query.shape
-    if query.is_cuda:
+    if on_gpu(query):
         rows = _one_query if t == 1 else _groups_as_batch
         with sdpa_kernel(_CUDA_BACKENDS):
             return rows(query, keys, values, bias, scaling).view(b, hk, g, t, -1)
@@ -48,17 +49,15 @@ def _one_query(
 
     bias: [..., g * t or 1, n], a mask per query or one for all.
     """
-    return F.scaled_dot_product_attention(query.flatten(2, 3), keys, values, attn_mask=bias, scale=scaling)
+    return attention(query.flatten(2, 3), keys, values, bias, scaling)
 
 
 def _groups_as_batch(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """Attend with each of the b * Hk groups as a sequence of its own with g query heads."""
+    """Attend with the b * Hk groups as b * Hk sequences, each with g query heads and one KV head."""
     g = query.shape[2]
     if bias is not None and not isinstance(bias, CausalBias) and bias.shape[:2] != (1, 1):
         bias = bias.expand(*keys.shape[:2], *bias.shape[2:]).flatten(0, 1)[:, None]
     shared_keys, shared_values = (x.flatten(0, 1)[:, None].expand(-1, g, -1, -1) for x in (keys, values))
-    return F.scaled_dot_product_attention(
-        query.flatten(0, 1), shared_keys, shared_values, attn_mask=bias, scale=scaling
-    )
+    return attention(query.flatten(0, 1), shared_keys, shared_values, bias, scaling)

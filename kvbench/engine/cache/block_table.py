@@ -1,8 +1,8 @@
 """`BlockTable`: which pages of a pool belong to which head, and how many entries each head holds.
 
 The host allocates memory, so its arrays are authoritative. The device has a copy of the tables and the lengths; on a
-CPU the copy is the same memory. A table changes at few places per step, and only these are copied; the few lengths are
-all copied.
+CPU the copy is the same memory. A step changes a table at few places, and only these are copied to the device. The
+lengths are few, so all are copied.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 K of all layers of one geometry is one tensor [rows, kv_heads, capacity, head_dim], V another; a row is one layer of one
 slot (see `stack`). In each head of a row, the first `length` places hold entries. Compaction to C entries fills holes:
-kept entries in the first C places stay, and kept entries behind them move into the places of dropped ones. So
-compaction moves at most the entries added since the last eviction, whatever the size of the cache.
+kept entries in the first C places stay, and kept entries behind place C move into the places of dropped entries. So
+compaction moves at most as many entries as were added since the last eviction, whatever the size of the cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DenseStore(EvictingStore):
     def __init__(self, stack: DenseStack, place: int) -> None:
         rows = stack.of_layer(place)
         states = {name: state[rows] for name, state in stack.states.items()}
-        super().__init__(stack.members[place], stack.queries[rows], states)
+        super().__init__(stack.members[place], stack.queries[rows], stack.hidden[rows], states)
         self.capacity = stack.capacity
         self.keys, self.values, self.positions = stack.keys[rows], stack.values[rows], stack.positions[rows]
         self.columns = {name: column[rows] for name, column in stack.columns.items()}
@@ -166,9 +166,9 @@ class DenseCache(SlotCache):
 
 
 def _refuse_fewer(keep: torch.Tensor, count: int) -> None:
-    """Refuse a decision that keeps fewer than `count` entries in a head. keep: [b, Hk, n] mask of the kept entries.
+    """Raise BudgetViolation if a head keeps fewer than `count` entries. keep: [b, Hk, n] bool, the kept entries.
 
-    A slot has one length for all its heads, so entries that such a decision drops would still count as held.
+    A slot has one length for all its heads: a head with fewer entries would show dropped entries as if it held them.
     """
     missing = (count - keep.sum(dim=-1)).amax().clamp(min=0)
     refuse(missing, lambda n: BudgetViolation(f"a head kept {count - n} entries; the dense layout needs {count}."))

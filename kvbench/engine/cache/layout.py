@@ -17,6 +17,7 @@ from kvbench.engine.cache.slot_cache import Shape, SlotCache
 from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Method
 from kvbench.eviction.columns import expanded
+from kvbench.eviction.declare import WHOLE
 from kvbench.eviction.options import budget_in_force
 
 Layout = Literal["auto", "dense", "paged"]
@@ -76,6 +77,17 @@ def stored_queries(method: Method, interval: int, longest: int) -> tuple[int, in
     return min(before, longest), min(after, longest)
 
 
+def stored_hidden(method: Method, interval: int, longest: int) -> tuple[int, int]:
+    """Return how many of the newest hidden states a layer stores: while a prompt is read, and in each slot afterwards.
+
+    While a prompt is read layer by layer, only one layer stores more than a slot does.
+    """
+    decode = method.during("decode")
+    after = 0 if decode.trigger(interval).growth is None else decode.needs().hidden
+    before = max(method.during("prefill").needs().prompt_hidden, after)
+    return min(before, longest), min(after, longest)
+
+
 def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tuple[LayerGeometry, ...]:
     """Return the geometry of the cache for a method and sequences of at most `longest` tokens.
 
@@ -109,6 +121,11 @@ def _check_latent(g: LayerGeometry, method: Method) -> None:
             f"method {quote(weights.kind)} reads weights made for each KV head, and in latent attention all heads "
             "share one entry. Use a method without weights."
         )
+    if g.latent and method.needs().attention:
+        raise UserError(
+            f"{type(method).__name__} reads keys and values of every head, and in latent attention all heads share one "
+            "entry. Use another method."
+        )
     if g.latent and method.needs().layer_weights:
         raise UserError(
             f"{type(method).__name__} multiplies each head's values by the output projection, and in latent attention "
@@ -118,10 +135,11 @@ def _check_latent(g: LayerGeometry, method: Method) -> None:
 
 def check_prefill(method: Method, prefill: str, name: str = "") -> None:
     """Raise UserError when a method does not work with chunked prefill. name: the method's name, for the error text."""
-    if prefill == "chunked" and method.during("prefill").needs().probes:
-        label = quote(name or type(method).__name__)
+    needs, label = method.during("prefill").needs(), quote(name or type(method).__name__)
+    whole = "runs probes over" if needs.probes else "reads the hidden states of" if needs.prompt_hidden == WHOLE else ""
+    if prefill == "chunked" and whole:
         raise UserError(
-            f"method {label} runs probes over the whole prompt, but --prefill chunked evicts parts of it before. "
+            f"method {label} {whole} the whole prompt, but --prefill chunked evicts parts of it before. "
             "Use --prefill full."
         )
 
@@ -145,7 +163,8 @@ def shape_of(
     slots: int,
     states: tuple[StateShape, ...] = (),
 ) -> Shape:
-    """Return the size of a cache for sequences of these lengths. geometry: that of the model, not the result of `fit`.
+    """Return the size of a cache for sequences of these lengths. geometry: the model's geometry, not the result of
+    `fit`.
 
     states: the states of recurrent layers.
     """
@@ -159,6 +178,7 @@ def shape_of(
         columns=expanded(method.columns(), group) if method.evicts else (),
         states=method.states() if method.evicts else (),
         queries=stored_queries(method, interval, lengths.total)[1] if method.evicts else 0,
+        hidden=stored_hidden(method, interval, lengths.total)[1] if method.evicts else 0,
         recurrent=states,
     )
 

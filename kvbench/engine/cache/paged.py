@@ -46,7 +46,7 @@ class PagedStore(EvictingStore):
     def __init__(self, stack: PagedStack, place: int) -> None:
         rows = stack.of_layer(place)
         states = {name: state[rows] for name, state in stack.states.items()}
-        super().__init__(stack.members[place], stack.queries[rows], states)
+        super().__init__(stack.members[place], stack.queries[rows], stack.hidden[rows], states)
         self.stack, self.rows, self.pool = stack, rows, stack.pool
 
     def table(self) -> torch.Tensor:
@@ -136,7 +136,7 @@ class PagedStack(Stack):
     def carry_out(self, cut: Cut, counts: np.ndarray, movers: int) -> None:
         """Move the kept entries of a decision to the front of their heads, and free the pages behind them.
 
-        counts, movers: the numbers in `cut` after the host has read them.
+        counts, movers: the host's copies of `cut.counts` and `cut.movers`.
         """
         batch = cut.batch
         front = _front(cut.keep, cut.counts)

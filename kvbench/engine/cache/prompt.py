@@ -27,9 +27,10 @@ from kvbench.eviction.view import LayerView
 class PromptCache:
     """The KV caches of b equally long prompts, with all their layers.
 
-    queries: number of newest queries that every layer stores; size: tokens to allocate memory for at first; noise_keys:
-    per prompt, the seed of the method's random numbers; recurrent: empty states of recurrent layers; images: those of
-    the prompt; with images b is 1.
+    queries: number of newest queries that every layer stores; hidden: numbers of newest hidden states, while the prompt
+    is read and afterwards (`forget_hidden`); size: tokens to allocate memory for at first; noise_keys: per prompt, the
+    seed of the method's random numbers; recurrent: empty states of recurrent layers; images: the prompt's images, for
+    which b must be 1.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class PromptCache:
         *,
         prompt_len: int,
         queries: int,
+        hidden: tuple[int, int],
         size: int,
         noise_keys: Sequence[int],
         device: torch.device,
@@ -46,8 +48,10 @@ class PromptCache:
         log: KeptLog | None = None,
         images: PromptImages | None = None,
     ) -> None:
-        self.geometry, self.rules, self.queries, self.size, self.log = geometry, rules, queries, size, log
+        self.geometry, self.rules, self.size, self.log = geometry, rules, size, log
+        self.queries, self.hidden = queries, hidden
         self.acting = rules.method.during("prefill")
+        self._hidden_seen = self.acting.needs().prompt_hidden  # by views
         self.evicting = [g for g in geometry if g.evicts]
         self.ordinals = {g.index: i for i, g in enumerate(self.evicting)}
         self.layers: dict[int, PromptLayer] = {}
@@ -63,7 +67,8 @@ class PromptCache:
         """Return the layer of this index, created on first use with the dtype and device of `like`."""
         if index not in self.layers:
             b = len(self.noise_keys)
-            self.layers[index] = PromptLayer(self._by_index[index], b, self.size, self.rules.method, self.queries, like)
+            stored = self.queries, self.hidden[0]
+            self.layers[index] = PromptLayer(self._by_index[index], b, self.size, self.rules.method, *stored, like)
             self.measure()
         return self.layers[index]
 
@@ -109,6 +114,7 @@ class PromptCache:
             batch,
             queries=queries,
             query_positions=query_positions.expand(b, -1),
+            hidden=layer.newest_hidden(self._hidden_seen) if probe is None else None,
             states=layer.states,
             probe=probe,
             probe_keys=own[0] if own else None,
@@ -159,6 +165,7 @@ class PromptCache:
         keys."""
         self.rules = self.rules.decoding()
         self.acting = self.rules.method
+        self._hidden_seen = self.acting.needs().hidden
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
 
     def tick(self, growth: int | None) -> None:
@@ -181,6 +188,7 @@ class PromptCache:
             rules,
             prompt_len=self.prompt_len,
             queries=self.queries,
+            hidden=self.hidden,
             size=0,
             noise_keys=self.noise_keys,
             device=self.device,
@@ -196,6 +204,10 @@ class PromptCache:
         both = sum(layer.bytes() for cache in (self, other) for layer in cache.layers.values())
         self.peak_bytes = max(self.peak_bytes, both + self.state_bytes())
         return other
+
+    def forget_hidden(self, layer: PromptLayer) -> None:
+        """Drop the hidden states that only evictions of the prompt read."""
+        layer.forget_hidden(self.hidden[1])
 
     def forget_windows(self) -> None:
         """Drop the entries that have left the sliding windows of their layers."""

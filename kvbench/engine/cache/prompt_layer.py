@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
-from kvbench.engine.rules import Rows
+from kvbench.engine.rules import Rows, no_hidden_states
 from kvbench.eviction.api import Method
 from kvbench.eviction.columns import expanded
 
@@ -31,21 +31,25 @@ class PackedLayer:
     columns: dict[str, torch.Tensor]
     states: dict[str, torch.Tensor]
     queries: torch.Tensor  # [Hq, w, D] the newest ones, oldest first
+    hidden: torch.Tensor  # [1, w, hidden size] the newest ones, oldest first, with a w of their own
 
     def held(self) -> tuple[torch.Tensor, ...]:
         """Return the positions of each head's entries."""
         return self.positions.split(self.lengths)
 
     def bytes(self) -> int:
-        tensors = [self.keys, self.values, self.positions, self.queries, *self.columns.values(), *self.states.values()]
-        return sum(t.nbytes for t in tensors)
+        beside = (self.queries, self.hidden, *self.columns.values(), *self.states.values())
+        return sum(t.nbytes for t in (self.keys, self.values, self.positions, *beside))
 
 
 class PromptLayer:
-    """One layer of the KV caches of b prompts."""
+    """One layer of the KV caches of b prompts.
+
+    queries, hidden: how many of the newest queries and hidden states it stores, see `forget_hidden`.
+    """
 
     def __init__(
-        self, geometry: LayerGeometry, b: int, rows: int, method: Method, queries: int, like: torch.Tensor
+        self, geometry: LayerGeometry, b: int, rows: int, method: Method, queries: int, hidden: int, like: torch.Tensor
     ) -> None:
         g = self.geometry = geometry
         device = like.device
@@ -59,11 +63,23 @@ class PromptLayer:
         }
         width = queries if g.evicts else 0
         self.queries = torch.zeros(b, g.query_heads, width, g.head_dim, device=device, dtype=like.dtype)
+        self.hidden = torch.zeros(b, 1, 0, g.hidden, device=device, dtype=like.dtype)
+        self._hidden_width = hidden if g.evicts else 0
         self.rows = 0
         self.valid: torch.Tensor | None = None  # [b, Hk, rows]; None: every place holds an entry
 
-    def append(self, key: torch.Tensor, value: torch.Tensor, query: torch.Tensor, start: int) -> None:
-        """Add t tokens from position `start`: key, value [b, Hk, t, D], query [b, Hq, t, D]."""
+    def append(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        query: torch.Tensor,
+        start: int,
+        hidden: torch.Tensor | None = None,
+    ) -> None:
+        """Add t tokens from position `start`: key, value [b, Hk, t, D], query [b, Hq, t, D], hidden [b, t, size].
+
+        hidden: None if the model does not hand it over; then UserError if the layer stores hidden states.
+        """
         t = key.shape[2]
         end = self.rows + t
         if end > self.keys.shape[2]:
@@ -77,6 +93,10 @@ class PromptLayer:
             self.valid = torch.cat([self.valid, torch.ones_like(self.valid[:, :, :1]).expand(-1, -1, t)], dim=2)
         if width := self.queries.shape[2]:
             self.queries = torch.cat([self.queries, query[:, :, -width:]], dim=2)[:, :, -width:]
+        if width := self._hidden_width:
+            if hidden is None:
+                raise no_hidden_states(self.geometry.index)
+            self.hidden = torch.cat([self.hidden, hidden[:, None, -width:]], dim=2)[:, :, -width:]
         self.rows = end
 
     def keep(self, mask: torch.Tensor) -> None:
@@ -101,6 +121,19 @@ class PromptLayer:
                 self.columns[name][:, :, : value.shape[-1]] = value
             else:
                 self.states[name] = value
+
+    def newest_hidden(self, count: int) -> torch.Tensor | None:
+        """Return the hidden states of the newest `count` tokens, or of all if there are fewer: [b, w, hidden size].
+
+        None for 0 tokens.
+        """
+        return self.hidden[:, 0, -count:] if count else None
+
+    def forget_hidden(self, width: int) -> None:
+        """Keep no more than the newest `width` hidden states, now and when tokens are added."""
+        self._hidden_width = min(self._hidden_width, width)
+        if (others := self.hidden.shape[2] - width) > 0:
+            self.hidden = self.hidden[:, :, others:].clone()
 
     def truncate(self, rows: int) -> None:
         """Keep the first `rows` entries of every head and drop the others."""
@@ -135,6 +168,7 @@ class PromptLayer:
             columns={name: live(column) for name, column in self.columns.items()},
             states={name: state[row] for name, state in self.states.items()},
             queries=self.queries[row],
+            hidden=self.hidden[row],
         )
 
     def held(self) -> float:
@@ -142,8 +176,8 @@ class PromptLayer:
         return float(self.rows if self.valid is None else self.valid.float().sum(dim=-1).mean())
 
     def bytes(self) -> int:
-        """Return the bytes of K, V, positions (4 each), columns, states and stored queries."""
-        tensors = [self.keys, self.values, self.queries, *self.columns.values(), *self.states.values()]
+        """Return the bytes of K, V, positions (4 each), columns, states, and stored queries and hidden states."""
+        tensors = [self.keys, self.values, self.queries, self.hidden, *self.columns.values(), *self.states.values()]
         return sum(t.nbytes for t in tensors) + 4 * self.positions.numel()
 
     def _take(self, order: torch.Tensor) -> None:

@@ -39,7 +39,7 @@ class RecurrentStates(Cache):
     """The states of all layers of a model, as its forward pass reads and replaces them.
 
     layers: number of the model's layers; per_layer: states of each kind that a layer may have. The first forward pass
-    creates them.
+    creates the states.
     """
 
     is_compileable = False

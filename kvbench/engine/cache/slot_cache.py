@@ -38,37 +38,63 @@ class Shape:
     columns: tuple[Column, ...] = ()
     states: tuple[State, ...] = ()
     queries: int = 0  # number of newest queries stored per slot
+    hidden: int = 0  # number of newest hidden states stored per slot
     recurrent: tuple[StateShape, ...] = ()  # states of recurrent layers
+
+    @property
+    def newest(self) -> int:
+        """Number of newest tokens of which a slot stores queries or hidden states."""
+        return max(self.queries, self.hidden)
 
 
 class Store:
-    """Base of the layers of a cache; holds the newest queries and the method's states of each slot.
+    """Base of the layers of a cache; holds each slot's newest queries and hidden states, and the method's states.
 
-    queries: [S, Hq, width, D]; the query of position p lies at p % width. states: each [S, ...].
+    queries: [S, Hq, width, D]; hidden: [S, 1, width, hidden size], each with its own width; what belongs to position p
+    lies at p % width. states: each [S, ...].
     """
 
-    def __init__(self, geometry: LayerGeometry, queries: torch.Tensor, states: dict[str, torch.Tensor]) -> None:
-        self.geometry, self.queries, self.states = geometry, queries, states
+    def __init__(
+        self,
+        geometry: LayerGeometry,
+        queries: torch.Tensor,
+        hidden: torch.Tensor,
+        states: dict[str, torch.Tensor],
+    ) -> None:
+        self.geometry, self.queries, self.hidden, self.states = geometry, queries, hidden, states
 
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
         """Copy this layer of one sequence of `seen` tokens to several slots. index: the slots as a tensor."""
         for name, state in self.states.items():
             state[index] = packed.states[name]
-        if width := self.queries.shape[2]:
-            count = min(width, packed.queries.shape[1])
-            at = torch.arange(seen - count, seen, device=index.device) % width
-            self.queries[index[:, None], :, at] = packed.queries[:, packed.queries.shape[1] - count :].transpose(0, 1)
+        for ring, newest in ((self.queries, packed.queries), (self.hidden, packed.hidden)):
+            if width := ring.shape[2]:
+                count = min(width, newest.shape[1])
+                at = torch.arange(seen - count, seen, device=index.device) % width
+                ring[index[:, None], :, at] = newest[:, newest.shape[1] - count :].transpose(0, 1)
 
-    def keep_queries(self, query: torch.Tensor, positions: torch.Tensor) -> None:
-        """Store one new query of every slot: query [S, Hq, 1, D], positions [S]."""
-        slots, heads, width, dim = self.queries.shape
-        ring = (torch.arange(slots * heads, device=positions.device) * width).view(slots, heads)
-        ring = (ring + (positions % width)[:, None]).view(-1)
-        self.queries.view(-1, dim).index_copy_(0, ring, query.reshape(slots * heads, -1))
+    def keep_newest(self, query: torch.Tensor, hidden: torch.Tensor | None, positions: torch.Tensor) -> None:
+        """Store what methods read of one new token of every slot: query [S, Hq, 1, D], hidden [S, 1, hidden size].
+
+        positions: [S].
+        """
+        if self.queries.shape[2]:
+            _put(self.queries, query, positions)
+        if self.hidden.shape[2]:
+            assert hidden is not None  # else the prompt's were lacking too
+            _put(self.hidden, hidden, positions)
 
     def extra_bytes(self) -> int:
-        """Return the bytes of one slot's queries and states."""
-        return sum(t[0].nbytes for t in (self.queries, *self.states.values()))
+        """Return the bytes of one slot's queries, hidden states and states."""
+        return sum(t[0].nbytes for t in (self.queries, self.hidden, *self.states.values()))
+
+
+def _put(ring: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> None:
+    """Store a vector per slot and head in a ring [S, heads, width, D]. positions: [S]."""
+    slots, heads, width, dim = ring.shape
+    at = (torch.arange(slots * heads, device=positions.device) * width).view(slots, heads)
+    at = (at + (positions % width)[:, None]).view(-1)
+    ring.view(-1, dim).index_copy_(0, at, new.reshape(slots * heads, -1))
 
 
 class RingStore(Store):
@@ -78,7 +104,8 @@ class RingStore(Store):
         assert geometry.window is not None
         g, self.capacity = geometry, min(geometry.window, shape.longest)
         no_queries = torch.zeros(shape.slots, g.query_heads, 0, g.head_dim, device=device, dtype=dtype)
-        super().__init__(geometry, no_queries, {})
+        no_hidden = torch.zeros(shape.slots, 1, 0, g.hidden, device=device, dtype=dtype)
+        super().__init__(geometry, no_queries, no_hidden, {})
         self.keys = torch.zeros(shape.slots, g.kv_heads, self.capacity, g.head_dim, device=device, dtype=dtype)
         self.values = torch.zeros(shape.slots, g.kv_heads, self.capacity, g.value_dim, device=device, dtype=dtype)
 
@@ -170,11 +197,11 @@ class SlotCache(ABC):
 
     @abstractmethod
     def live_bytes(self, slot: int) -> int:
-        """Return the bytes that a slot's sequence uses now: K, V, positions, columns, stored queries, states, rings."""
+        """Return the bytes that a slot's sequence uses now: K, V, positions, columns, `stored_bytes`, rings."""
 
     @abstractmethod
     def extra_bytes(self, slot: int) -> int:
-        """Return the part of `live_bytes` beside keys and values: positions, columns, stored queries, states."""
+        """Return the part of `live_bytes` beside keys and values: positions, columns, `stored_bytes`."""
 
     @abstractmethod
     def bytes(self) -> int:
@@ -184,7 +211,7 @@ class SlotCache(ABC):
         return self.bytes() // self.slots
 
     def fixed_bytes(self, seen: int) -> int:
-        """Return the bytes of a slot that no eviction frees: stored queries, states, rings filled by `seen` tokens."""
+        """Return the bytes of a slot that no eviction frees: `stored_bytes`, and rings filled by `seen` tokens."""
         return self.stored_bytes + sum(min(seen, rows) * size for rows, size in self._rings)
 
     @cached_property
@@ -195,7 +222,7 @@ class SlotCache(ABC):
 
     @cached_property
     def stored_bytes(self) -> int:
-        """Bytes of one slot's stored queries and states, the same for any number of tokens."""
+        """Bytes of one slot's stored queries, hidden states and states, the same for any number of tokens."""
         return sum(layer.extra_bytes() for layer in self.layers) + self.state_bytes
 
     @cached_property

@@ -1,4 +1,4 @@
-"""`Stack`: all evicting layers of one geometry in common tensors, so that an eviction can take them at once.
+"""`Stack`: all evicting layers of one geometry in common tensors, so that one view can show them all to a method.
 
 Axis 0 of its tensors runs over rows. A row is one layer of one slot: row i * slots + s belongs to slot s in the i-th
 layer of the stack. Decode steps see a layer through its `EvictingStore`, evictions see rows.
@@ -42,8 +42,9 @@ class Stack(ABC):
         g = self.geometry = members[0]
         self.members, self.slots, self.device = tuple(members), shape.slots, device
         rows = len(members) * shape.slots
-        # The query of position p lies at p % width.
+        # The query, and the hidden state, of position p lie at p % width.
         self.queries = torch.zeros(rows, g.query_heads, shape.queries, g.head_dim, device=device, dtype=dtype)
+        self.hidden = torch.zeros(rows, 1, shape.hidden, g.hidden, device=device, dtype=dtype)
         self.states = {s.name: torch.zeros(rows, *g.state_shape(s), device=device) for s in shape.states}
         self._indices = np.array([member.index for member in members])
 
@@ -70,13 +71,11 @@ class Stack(ABC):
 
     def newest_queries(self, batch: RowBatch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the newest `count` queries [b, Hq, count, D], oldest first, and their positions [b, count]."""
-        _, heads, width, dim = self.queries.shape
-        positions = batch.seen[:, None] - count + torch.arange(count, device=batch.seen.device)
-        if count == 0:
-            return self.queries.new_zeros(len(batch.rows), heads, 0, dim), positions
-        base = (batch.index[:, None] * heads + torch.arange(heads, device=batch.index.device)) * width  # [b, Hq]
-        rows = base[:, :, None] + (positions % width)[:, None, :]
-        return self.queries.view(-1, dim).index_select(0, rows.view(-1)).view(len(rows), heads, count, dim), positions
+        return _newest(self.queries, batch, count)
+
+    def newest_hidden(self, batch: RowBatch, count: int) -> torch.Tensor | None:
+        """Return the hidden states of the newest `count` tokens [b, count, hidden size], oldest first; None for 0."""
+        return _newest(self.hidden, batch, count)[0][:, 0] if count else None
 
     def states_of(self, batch: RowBatch) -> dict[str, torch.Tensor]:
         return {name: state[batch.at] for name, state in self.states.items()}
@@ -99,8 +98,8 @@ class Stack(ABC):
 
     @abstractmethod
     def filled(self, rows: np.ndarray) -> np.ndarray:
-        """Return a number for each row. Callers group rows by it, because `complete` takes only rows with equal
-        numbers."""
+        """Return a key per row, [b] int: one call of `complete` takes only rows with equal keys. In the dense layout
+        the key is the row's length; in the paged layout all keys are 0."""
 
     @abstractmethod
     def complete(self, batch: RowBatch, new: int) -> None:
@@ -117,6 +116,18 @@ class Stack(ABC):
     @abstractmethod
     def compact(self, batch: RowBatch, keep: torch.Tensor) -> None:
         """Drop the entries that the mask `keep` [b, Hk, n] does not mark. `SlotCache.settle` finishes the eviction."""
+
+
+def _newest(ring: torch.Tensor, batch: RowBatch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the newest `count` vectors of the batch's rows from a ring [rows, heads, width, D], oldest first:
+    [b, heads, count, D], and their positions [b, count]."""
+    _, heads, width, dim = ring.shape
+    positions = batch.seen[:, None] - count + torch.arange(count, device=batch.seen.device)
+    if count == 0:
+        return ring.new_zeros(len(batch.rows), heads, 0, dim), positions
+    base = (batch.index[:, None] * heads + torch.arange(heads, device=batch.index.device)) * width  # [b, heads]
+    rows = base[:, :, None] + (positions % width)[:, None, :]
+    return ring.view(-1, dim).index_select(0, rows.view(-1)).view(len(rows), heads, count, dim), positions
 
 
 def scratch_bytes(device: torch.device, total: int) -> int:
@@ -139,8 +150,8 @@ def alike(geometry: Sequence[LayerGeometry]) -> Iterator[list[LayerGeometry]]:
 def moves(holes: torch.Tensor, movers: torch.Tensor, places: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Pair the kept entries of a head that must move (movers) with the places that become free (holes), each in order.
 
-    holes, movers: masks [b, Hk, n] bool, each with its own n. Returns the indices of the movers and those of the holes
-    that they move to, both [b, Hk, places]; the end of each list is -1 where pairs are lacking. No number is read back
+    holes, movers: masks [b, Hk, n] bool, each with its own n. Returns two tensors [b, Hk, places]: the indices of the
+    movers, and the indices of the holes to which they move; -1 fills up the end of each list. No number is read back
     from the device; the caller therefore states `places`, an upper bound on the movers of a head.
     """
 

@@ -43,7 +43,7 @@ class CompiledLayers:
             self._either(layer.forward, torch.compile(layer.forward, dynamic=False)) for layer in self.layers
         ]
         if not self.layers:
-            self._fail(f"it finds no list of decoder layers in {type(model).__name__}")
+            self._fail(f"kvbench finds no list of decoder layers in {type(model).__name__}")
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:

@@ -50,17 +50,20 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        inputs = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                self._count(leaf.untyped_storage(), leaf.dtype, inputs)
+        leaves = (leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
+        if new := [leaf for leaf in leaves if leaf.untyped_storage() not in self._known]:
+            given = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+            inputs = {id(leaf.untyped_storage()) for leaf in given}
+            for leaf in new:
+                storage = leaf.untyped_storage()
+                if id(storage) not in inputs and storage not in self._known:  # else a view, or a result in place
+                    self._known.add(storage)
+                    self._count(leaf)
         return out
 
-    def _count(self, storage: torch.UntypedStorage, dtype: torch.dtype, inputs: set[int]) -> None:
-        if id(storage) in inputs or storage in self._known:  # a view, or a result in place
-            return
-        self._known.add(storage)
+    def _count(self, tensor: torch.Tensor) -> None:
+        storage, dtype = tensor.untyped_storage(), tensor.dtype
         size = storage.nbytes() // dtype.itemsize * self.sizes.get(dtype, dtype.itemsize)
         self.now += size
         self.peak = max(self.peak, self.now)

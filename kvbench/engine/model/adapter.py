@@ -1,7 +1,7 @@
 """Merges a LoRA adapter into a model's weights with peft, so that the engine runs an ordinary model.
 
 `check` attaches the adapter to a model on the meta device, from the shapes in its file: an adapter of another model
-is refused before any weights are loaded. Options that cannot be merged into weights are refused by name; so are those
+is refused before any weights are loaded. Options that cannot be merged into weights are refused by name; so are options
 for training, which may name files or code to load.
 """
 
@@ -39,14 +39,16 @@ PLAIN = (True, False, None, "gaussian", "orthogonal", "eva")  # `init_lora_weigh
 
 
 def check(adapter: Adapter, model: Any) -> None:
-    """Raise UserError if an adapter does not fit a model on the meta device, which it changes."""
+    """Raise UserError if an adapter does not fit a model. The model is on the meta device; this attaches the adapter to
+    it."""
     with safe_open(adapter.weights, "pt") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     _attach(model, adapter, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
 
 
 def refuse_quantised(adapter: Adapter | None, form: Form | None) -> None:
-    """Raise UserError for an adapter on weights that stay quantised: merged, they would have to be rounded again."""
+    """Raise UserError for an adapter on weights that stay quantised: the merged weights would have to be quantised
+    again."""
     if adapter is not None and form is not None and form.kept:
         raise UserError(
             f"adapter {quote(adapter.folder)} cannot be merged into weights that stay quantised ({form.name}); give "

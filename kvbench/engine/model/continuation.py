@@ -1,8 +1,8 @@
 """Whether layers continue their states, found without weights: a pass of several tokens must read every state.
 
-A layer that begins its state anew reads the former state in no operation; it only writes the new state over the former
-one. Which operations a pass runs follows from the model's code and its shapes, so the pass runs on the meta device.
-`positions.check_states` compares the numbers once the weights are loaded.
+A layer that begins a new state in each pass never reads the former state; it only overwrites it. Which operations a
+pass runs follows from the model's code and its shapes, so the pass runs on the meta device. `positions.check_states`
+compares the numbers once the weights are loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ TOKENS = 4
 
 
 def check_continues(model: Any, states: Sequence[StateShape]) -> None:
-    """Raise UserError if a layer of a model on the meta device reads no former state with its next tokens."""
+    """Raise UserError if a layer does not read its former state in a pass over further tokens. model: on the meta
+    device."""
     if not states:
         return
     meta = torch.device("meta")
@@ -37,12 +38,14 @@ def check_continues(model: Any, states: Sequence[StateShape]) -> None:
         if id(state.untyped_storage()) not in reads.storages:
             raise UserError(
                 f"model type {quote(model.config.model_type)} is not supported: layers of type "
-                f"{layer_type(model, layer)} do not continue their state when a text is read in pieces."
+                f"{layer_type(model, layer)} do not continue their state when a text is read in pieces. "
+                "Choose another model."
             )
 
 
 def no_attention(call: AttentionCall) -> torch.Tensor:
-    """Return an output of attention without values, for passes that look at the rest of the model."""
+    """Return an uninitialised tensor of the shape of the attention output, for passes that examine the rest of the
+    model."""
     b, heads, t, _ = call.query.shape
     return call.value.new_empty(b, t, heads, call.value.shape[-1])
 

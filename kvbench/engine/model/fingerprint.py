@@ -13,9 +13,9 @@ SAMPLE = 64  # numbers hashed per tensor
 def fingerprint(model: Any) -> str | None:
     """Return the SHA-256 over evenly spaced elements of every parameter, rounded to bfloat16.
 
-    A checkpoint has the same fingerprint in float32 and bfloat16, on any device, with any tensor names. Returns None
-    where it would differ: float16 rounds small numbers differently from bfloat16, and quantised or offloaded tensors
-    do not hold the stored numbers.
+    A checkpoint has the same fingerprint in float32 and bfloat16, on any device, with any tensor names. Returns None if
+    the model in memory would get another fingerprint than its checkpoint: float16 rounds small numbers differently from
+    bfloat16, and quantised or offloaded tensors do not hold the stored numbers.
     """
     digests = []
     for parameter in model.parameters():

@@ -21,9 +21,9 @@ NAMES: dict[LayerWeight, tuple[str, ...]] = {"o_proj": ("o_proj", "out_proj", "d
 
 
 def refuse_quantised(name: str, method: Method, config: Any) -> None:
-    """Raise UserError if a method reads matrices that stay quantised in memory. name: the method's.
+    """Raise UserError if a method reads matrices that stay quantised in memory. name: the method's name.
 
-    config: of transformers.
+    config: the model's transformers configuration.
     """
     form = quantised.form_of(config.to_dict()) if method.needs().layer_weights else None
     if form is not None and form.kept:
@@ -38,8 +38,8 @@ def layer_weights(
 ) -> dict[int, Mapping[str, torch.Tensor]]:
     """Return the named matrices of every layer that methods evict, by layer; shapes as in `NewTokens`.
 
-    geometry: of the cache. Raises UserError when a matrix is not in memory as ordinary numbers, whole and under a known
-    name.
+    geometry: the cache's geometry. Raises UserError when a matrix is not in memory as ordinary numbers, whole and under
+    a known name.
     """
     evicted = [g for g in geometry if g.evicts] if names else []
     return {g.index: {name: _by_head(model, g, name) for name in names} for g in evicted}

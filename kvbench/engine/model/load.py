@@ -138,7 +138,7 @@ def _in_its_form(config: Any, where: torch.device) -> tuple[Form | None, dict[st
 
 
 def _convert(model: Any, kind: torch.dtype) -> None:
-    """Give all weights the run's dtype: transformers leaves some that were stored quantised in bfloat16."""
+    """Give all weights the run's dtype: transformers leaves some weights in bfloat16 that were stored quantised."""
     for parameter in model.parameters():
         if parameter.dtype == torch.bfloat16:
             parameter.data = parameter.data.to(kind)
@@ -200,7 +200,8 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
 def refuse_training(loaded: LoadedModel) -> None:
     """Raise UserError for a model that recipes do not serve.
 
-    They read texts from their middle without a state, and make weights for the KV heads of ordinary attention.
+    Recipes run passes that begin in the middle of a text, without the state of recurrent layers. They make weights for
+    separate KV heads, which latent attention lacks.
     """
     if any(g.latent for g in loaded.geometry):
         raise UserError(

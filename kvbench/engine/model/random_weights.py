@@ -52,7 +52,7 @@ def _drawn(weights: Weights, model: Any, scratch: Path) -> Path:
 def draw(weights: Weights, model: Any) -> dict[str, torch.Tensor]:
     """Return random weights of the kind that a method declares, in a model's shapes.
 
-    Raises UserError for other kinds.
+    Raises UserError for a kind whose shapes are unknown.
     """
     ours, generator = model_fields(model.config), torch.Generator().manual_seed(0)
     if isinstance(weights, LearnedWeights):

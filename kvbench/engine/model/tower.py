@@ -23,8 +23,8 @@ GRIDS = ("image_grid_thw", "image_sizes", "batch_num_images")  # inputs whose nu
 def tower_bytes(model: Any, read: Mapping[str, torch.Tensor]) -> tuple[int, int]:
     """Return the most bytes that the vision part holds while it reads images, and the bytes that remain of them.
 
-    Both include what the model reads. model: on the meta device, in the run's dtype. Attention is counted by its
-    output, since the kernels that transformers uses by default store no weights.
+    Both include the model's inputs for the images. model: on the meta device, in the run's dtype. Attention is counted
+    by its output, since the kernels that transformers uses by default store no weights.
     """
     like = {"device": "meta", "dtype": model.dtype}
     given = {name: value if name in GRIDS else torch.empty(value.shape, **like) for name, value in read.items()}

@@ -26,6 +26,7 @@ from kvbench.sources.models import TINY
 from kvbench.store.files import reason, replacing
 
 FORMAT = "kvbench-weights/1"
+OTHERS = "Give weights that were made for this model and these options."
 HEADS = ("num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
 FIELDS = ("model_type", "num_hidden_layers", *HEADS, "vocab_size")
 # Kind -> tensor -> configuration fields that give its shape. Layers that no method evicts have an element on axis 0
@@ -115,7 +116,7 @@ def load_weights(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a method's weights in float32.
 
-    config, fingerprint: those of the model that the method runs on; without a fingerprint (None), none is compared.
+    config, fingerprint: of the model on which the method runs; if `fingerprint` is None, fingerprints are not compared.
 
     Raises:
         SetupError: the file or its card is missing, damaged, or does not fit the model or the method's options.
@@ -132,7 +133,7 @@ def load_weights(
         raise SetupError(f"weights {quote(path)} {_damage(data, error)}") from None
     if hashlib.sha256(data).hexdigest() != card.get("sha256"):
         raise SetupError(
-            f"weights {quote(path)} are not those of the card {quote(card_path(path).name)}: the hash differs. "
+            f"weights {quote(path)} do not belong to the card {quote(card_path(path).name)}: the hash differs. "
             "Copy both files again."
         )
     _check(path, weights, card, tensors, config)
@@ -205,20 +206,23 @@ def read_card(weights: Path) -> dict[str, Any]:
 def _check(path: Path, weights: Weights, card: dict[str, Any], tensors: dict[str, torch.Tensor], config: Any) -> None:
     kind = weights.kind
     if card.get("kind") != kind:
-        raise SetupError(f"weights {quote(path)} are of kind {quote(card.get('kind'))}, not {quote(kind)}.")
+        raise SetupError(
+            f"weights {quote(path)} are of kind {quote(card.get('kind'))}, but the method needs kind {quote(kind)}. "
+            "Give weights of that kind."
+        )
     theirs, ours = card.get("model"), model_fields(config)
     if not isinstance(theirs, dict):
         raise SetupError(f"the card of weights {quote(path)} names no model. Copy it again.")
     if isinstance(weights, LearnedWeights) and _heads(theirs) != _heads(ours):
         (a, b), (c, d) = _heads(theirs), _heads(ours)
         what = f"{weights.what} weights {quote(path)}"
-        raise SetupError(f"{what} are for {a} layers x {b} KV heads; the model has {c} x {d}.")
+        raise SetupError(f"{what} are for {a} layers x {b} KV heads; the model has {c} x {d}. {OTHERS}")
     for name, value in ours.items():
         if theirs.get(name) != value:
             other = quote(card.get("base_model"))
             raise SetupError(
                 f"weights {quote(path)} were made for another model, {other}: "
-                f"its {name} is {quote(theirs.get(name))}, here it is {quote(value)}."
+                f"its {name} is {quote(theirs.get(name))}, here it is {quote(value)}. {OTHERS}"
             )
     if card.get("config_sha256") != config_hash(config):
         raise SetupError(
@@ -228,12 +232,18 @@ def _check(path: Path, weights: Weights, card: dict[str, Any], tensors: dict[str
     wanted = {name: [ours[field] for field in fields] for name, fields in TABLES.get(kind, {}).items()}
     for expected in (card.get("shapes"), wanted or shapes):
         if shapes != expected:
-            raise SetupError(f"weights {quote(path)} have shapes {quote(shapes)} instead of {quote(expected)}.")
+            raise SetupError(
+                f"weights {quote(path)} have shapes {quote(shapes)} instead of {quote(expected)}. "
+                "Copy the file and its card again."
+            )
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor.float()).all()):
-            raise SetupError(f"weights {quote(path)}: {quote(name)} holds numbers that are not finite.")
+            raise SetupError(
+                f"weights {quote(path)}: {quote(name)} holds numbers that are not finite. "
+                "Copy the file again, or train new weights."
+            )
     if isinstance(weights, LearnedWeights) and (why := weights.check(tensors, ours)):
-        raise SetupError(f"{weights.what} weights {quote(path)} do not fit: {why}.")
+        raise SetupError(f"{weights.what} weights {quote(path)} do not fit: {why}. {OTHERS}")
 
 
 def _heads(fields: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -20,7 +20,8 @@ def capacity_loss(
 ) -> torch.Tensor:
     """Return the excess over a budget, [b], between 0 and 1.
 
-    h heads (h = 1 or L Hk) share h M entries. A_t is the sum of their entries' decays at time t (`occupancy`):
+    h heads share h M entries: over="head" means h = 1, over="model" h = L Hk. A_t is the sum of their entries' decays
+    at time t (`occupancy`):
 
         released   mean over positive terms of  max(0, A_t - h M) / max(1, h t - h M)
         paper      mean over all terms of       max(0, A_t - h M) / (h t)

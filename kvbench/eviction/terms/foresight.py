@@ -69,9 +69,10 @@ def scorer_input(
     """Return the scorer's input, [b, Hk, N, D].
 
     Args:
-        view: has values, except for "attn"; except for "released8" also the newest 32 queries.
-        chunk: "sum", and for "released8" also "max" and "min", of the attention in the chunk, each [b, Hk, g, N].
-        cumulative, decayed: [b, Hk, g, N], the chunk included.
+        view: must show the values (except for "attn") and the newest 32 queries (except for "released8").
+        chunk: by name ("sum"; for "released8" also "max" and "min"), statistics of the attention in the newest chunk,
+            each [b, Hk, g, N].
+        cumulative, decayed: [b, Hk, g, N], the two cumulative sums of the module, with the newest chunk.
     """
     total = chunk["sum"]
     if features == "released8":

@@ -33,7 +33,7 @@ class Gated(Method):
         "auto", "which layers and heads share the gate's last projection; auto: as in the file"
     )
     horizon: int = option(1, "coming queries over which retention is summed", low=1)
-    age_offset: int = option(0, "added to the age of every entry", low=0)
+    age_offset: int = option(0, "number that is added to the age of every entry", low=0)
     knorm: bool = option(False, "multiply retention by the norm of the key")
     recent: int = option(0, "newest tokens that always stay", low=0)
 

@@ -9,9 +9,9 @@ from kvbench.lazy import torch
 
 
 def mean_of_layers(views: Sequence[LayerView], scores: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return, for every layer's entries [b, Hk, N], the mean score of the token in this head of all layers.
+    """Return one tensor [b, Hk, N] per layer: for each entry, the mean over layers of its token's scores in its head.
 
-    Only the layers that hold the token count. All layers must have equally many heads.
+    Layers that no longer hold the token are left out of the mean. All layers must have equally many heads.
     """
     total = views[0].keys.new_zeros(*views[0].positions.shape[:2], _end(views) + 1, dtype=torch.float64)
     count = torch.zeros_like(total)
@@ -22,7 +22,7 @@ def mean_of_layers(views: Sequence[LayerView], scores: Sequence[torch.Tensor]) -
 
 
 def best_of_heads(views: Sequence[LayerView], scores: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return, for every layer's entries [b, Hk, N], the best score of the token in any head of any layer."""
+    """Return one tensor [b, Hk, N] per layer: for each entry, the best score of its token in any head of any layer."""
     best = scores[0].new_full((len(scores[0]), _end(views) + 1), float("-inf"))
     for at, score in zip(_places(views), scores):
         best.scatter_reduce_(-1, at.flatten(1), score.flatten(1), "amax")
@@ -30,7 +30,7 @@ def best_of_heads(views: Sequence[LayerView], scores: Sequence[torch.Tensor]) ->
 
 
 def _places(views: Sequence[LayerView]) -> Iterator[torch.Tensor]:
-    """Yield the position of each layer's entries; invalid ones share a place after all others."""
+    """Yield the positions of each layer's entries [b, Hk, N]; invalid entries get a number above all positions."""
     yield from (torch.where(view.valid, view.positions, _end(views)) for view in views)
 
 

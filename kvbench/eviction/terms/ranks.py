@@ -16,9 +16,11 @@ def ranks(score: torch.Tensor, positions: torch.Tensor, among: torch.Tensor) -> 
 
 
 def count_before(score: torch.Tensor, rank: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
-    """Return how many best entries of each head come before the one with which they reach a share of all scores.
+    """Return how many entries of each head, best first, precede the entry at which their sum reaches a share of all
+    scores.
 
-    [b, Hk] int64; 0 if all entries together do not reach it. score: [b, Hk, N], at least 0; rank: from `ranks`.
+    The result is [b, Hk] int64, and 0 if all entries together do not reach `share`. score: [b, Hk, N], at least 0;
+    rank: from `ranks`.
     """
     best = torch.empty_like(score, dtype=torch.float64).scatter_(-1, rank, score.double()).cumsum(dim=-1)
     reached = best >= share * best[..., -1:]

@@ -30,7 +30,8 @@ def redundancy(
     Args:
         threshold: cosine above which two keys count as similar, 0 or more.
         order: [b, Hk, N] indices that list the entries, as `LayerView.text_order` does.
-        spare: in each row of the matrix of cosines one similar key counts as not similar: the last or first in `order`.
+        spare: which of the similar keys in each row of the matrix of cosines is set to 0: the last or the first in
+            `order`.
         column_zero: reproduce the released R-KV code: a row of the matrix without a similar key spares the first entry
             in `order`, and if `spare` is "first" every row does.
     """
@@ -58,7 +59,7 @@ def redundancy(
 def _column_sums(
     unit: torch.Tensor, place: torch.Tensor, by_place: torch.Tensor, default: torch.Tensor, threshold: float
 ) -> torch.Tensor:
-    """Return the column sums [h, N] of the matrix of similarities after each of its rows spared an entry.
+    """Return the column sums [h, N] of the matrix of cosines, after one cosine per row was set to 0 (spared).
 
     unit: [h, N, d] normalised keys. place: [h, N], numbers from 0 to N; among the keys that are similar to its own, a
     row of the matrix spares the key with the highest place. by_place: [h, N + 1], the entry at each place. default:

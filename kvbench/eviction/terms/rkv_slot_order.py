@@ -1,9 +1,10 @@
 """The order in which the released R-KV code stores entries (its "slots"), for ``compat=reference`` only.
 
 The released code stores the survivors of an eviction in the order of their scores, followed by the window and then by
-new tokens. From its second eviction on, "neighbour" (pooling) and "last" (redundancy) therefore go by rank instead of
-text. A column of ranks reproduces this; entries without a rank follow the ranked ones in text order. Scores become
-ranks too: the code resolves ties at the cut as ``torch.topk`` does, which differs between devices and row lengths.
+new tokens. From its second eviction on, pooling runs over neighbours in rank, and the redundancy's last similar key is
+the last by rank, not by text. A column of ranks reproduces this; entries without a rank follow the ranked ones in text
+order. Scores become ranks too: the code resolves ties at the cut as ``torch.topk`` does, which differs between devices
+and row lengths.
 """
 
 from __future__ import annotations

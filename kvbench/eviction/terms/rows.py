@@ -7,9 +7,9 @@ from kvbench.lazy import torch
 
 
 def pooled_rows(view: LayerView, rows: torch.Tensor, kernel: int, among: torch.Tensor) -> torch.Tensor:
-    """Return rows [b, Hk, r, N] average-pooled along the text; each keeps its sum. They are 0 outside `among`.
+    """Return attention rows of r queries, [b, Hk, r, N], average-pooled along the text; each row keeps its sum.
 
-    among: [b, Hk, N] bool, the entries that are pooled.
+    among: [b, Hk, N] bool, the entries that are pooled; the result is 0 at all others.
     """
     count = rows.shape[2]
     order, inside = (x.repeat_interleave(count, dim=1) for x in (view.text_order(), among))

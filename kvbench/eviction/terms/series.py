@@ -24,15 +24,17 @@ def table_shapes(model: Sizes) -> Shapes:
 
 
 def table_misfit(tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
-    """Return why tensors are no tables for a model of these sizes; "" if they are."""
+    """Return why tensors do not form the tables for a model of these sizes; "" if they do."""
     return misfit(tensors, table_shapes(model))
 
 
 def series(view: LayerView, reach: int, *, over: Literal["mean", "max"], trig: bool, spread: bool) -> torch.Tensor:
     """Return the score of every entry by every query head of its group, [b, Hk, g, N] float32.
 
-    reach: the offsets are the powers of two up to it. over: how the scores of the offsets are merged. trig: add the
-    series. spread: weigh the norms of keys by the mean length of queries beyond the length of their mean.
+    A score is a norm term and, if `trig`, the series. Norm term: the lengths of a key's pairs, weighted by the table
+    `modulus`; `spread` subtracts the lengths of the table `mean` from these weights. Series: the attention logit of the
+    mean query at each offset after the newest token; the offsets are the powers of two up to `reach`, and `over` merges
+    their logits.
     """
     assert view.rope is not None, "the method must declare Needs(rope=True)"
     b, heads = view.keys.shape[:2]

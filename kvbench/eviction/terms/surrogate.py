@@ -29,13 +29,14 @@ def surrogate_shapes(model: Sizes, width: int | None = None) -> Shapes:
 
 
 def surrogate_misfit(tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
-    """Return why tensors are no surrogate for a model of these sizes; "" if they are."""
+    """Return why tensors do not form a surrogate for a model of these sizes; "" if they do."""
     first = tensors.get("in.weight")
     return misfit(tensors, surrogate_shapes(model, 0 if first is None else first.shape[1] if first.dim() == 3 else 1))
 
 
 def log_worth(new: NewTokens) -> torch.Tensor:
-    """Return what the surrogate in `new.weights` predicts for new tokens, [b, Hk, t] float32."""
+    """Return the logarithm of the worth of new tokens that the surrogate in `new.weights` predicts, [b, Hk, t]
+    float32."""
     w, linear, x = new.weights, torch.nn.functional.linear, new.hidden.float()
     if "in.weight" in w:
         x = torch.nn.functional.gelu(linear(x, w["in.weight"][new.layer], w["in.bias"][new.layer]))

@@ -1,4 +1,5 @@
-"""Base of methods that keep either the best entries of a budget, or all entries above a threshold, without a budget."""
+"""Base of methods that keep either the best entries within a budget or, without a budget, all entries above a
+threshold."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Thresholded(Method):
     """A method whose option `strategy` chooses between a budget and a threshold."""
 
     strategy: Literal["fixed_budget", "threshold"] = option(
-        "fixed_budget", "keep the best entries, or all that are worth enough"
+        "fixed_budget", "keep the best entries within the budget, or all entries above the threshold"
     )
 
     @property

@@ -1,4 +1,4 @@
-"""The prompt and the answer evicted apart (SCOPE, arXiv 2412.13649): the methods that `scope` combines."""
+"""The two methods that `scope` combines (SCOPE, arXiv 2412.13649): one evicts the prompt, the other the answer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ ROUNDING = 1e-9  # of a quotient that should be a whole number
 
 
 def _fits(prompt_len: int, recent: int, budget: int) -> bool:
-    """Return whether a whole prompt leaves room for `recent` + 1 tokens of the answer."""
+    """Return whether the budget has room for the whole prompt and `recent` + 1 tokens of the answer."""
     return prompt_len + recent < budget
 
 
 @dataclass(frozen=True)
 class PromptPart(Method):
-    """Evicts the prompt as `inner` does, to a share of the budget, unless it leaves room for `recent` + 1 tokens."""
+    """Evicts the prompt by `inner` to a share of the budget. A prompt that leaves room for `recent` + 1 tokens stays
+    whole."""
 
     inner: Method
     share: float
@@ -45,10 +46,12 @@ delegate(PromptPart, (), ("scope", "joint", "uniform"))
 
 @dataclass(frozen=True)
 class AnswerPart(Method):
-    """Keeps what is left of the prompt, the newest `recent` tokens, and what the newest query attends to.
+    """Keeps the prompt's remaining entries, the newest `recent` tokens, and entries to which the newest query attends
+    most.
 
-    The answer has the rest of the budget; or, if it `grows` and the prompt was evicted, `recent` entries and one more
-    per `delta` tokens, within the rest. every: tokens between evictions; None: the run's interval.
+    The answer may fill the rest of the budget. If `grows` is true and the prompt was evicted, the answer may have
+    `recent` entries plus one per `delta` generated tokens, at most that rest. every: tokens between evictions; None:
+    the run's interval.
     """
 
     share: float

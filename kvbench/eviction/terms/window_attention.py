@@ -100,8 +100,8 @@ def window_attention(
 def _blind(times: torch.Tensor, query_positions: torch.Tensor) -> torch.Tensor | None:
     """Return the mask of queries that see no key, [b, Hk, w] bool; on a CPU None if every query sees one.
 
-    times: [b, Hk, N], as for `_bias`. The caller replaces the softmax of such queries by 0. On a GPU the mask
-    is returned unread, because reading it would make the host wait.
+    times: [b, Hk, N], as for `_bias`. The caller replaces the softmax of these queries by 0. On a GPU the mask is
+    returned unread, because reading it would make the host wait.
     """
     blind = times.amin(dim=-1)[:, :, None] > query_positions[:, None]
     return blind if blind.device.type != "cpu" or bool(blind.any()) else None

@@ -100,8 +100,7 @@ class WindowVote(Method):
         return score, {MEMORY.name: torch.where(among, score, float("nan"))}
 
     def order(self, view: LayerView) -> torch.Tensor:
-        """Return the order in which entries are neighbours for pooling, as indices like those of
-        `LayerView.text_order`."""
+        """Return the order in which pooling sees the entries, as indices [b, Hk, N] (see `LayerView.text_order`)."""
         return slot_order(view) if self.by_rank else view.text_order()
 
     def ranked(

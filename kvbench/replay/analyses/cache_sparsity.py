@@ -6,7 +6,7 @@ holds and the query sees:
     below_1, below_5  share of the entries whose weight is below 1% and below 5% of the query's largest weight
 
 The shares are means over queries and query heads. `entries` is the mean number of entries that the cache holds and the
-query sees. With the method `full` all figures are those of the full cache.
+query sees. The method `full` gives the figures of the full cache.
 """
 
 from __future__ import annotations

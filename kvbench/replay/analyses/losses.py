@@ -1,8 +1,8 @@
 """Finds the tokens whose loss rises most under eviction, by method.
 
 After ForesightKV (arXiv 2602.03203, Table 8). The rise of a token of an answer is its negative log-likelihood under
-eviction, minus that with the full cache, and at least 0. Rises are added up over all places where the same token of the
-vocabulary stands. The table has, per method, the `MOST` tokens with the largest sums:
+eviction minus its negative log-likelihood with the full cache, and at least 0. Rises are added up over all places where
+the same token of the vocabulary stands. The table has, per method, the `MOST` tokens with the largest sums:
 
     count   places where the token stands; questions: number of questions whose answers have it
     rise    mean rise in nats; full: mean loss with the full cache

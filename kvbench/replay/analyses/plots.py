@@ -60,7 +60,7 @@ def lines(
 
 
 def _across(title: str, places: Sequence[float], log: bool) -> dict[str, Any]:
-    """Return the x axis of a figure of lines. log: whether doublings are equally far apart.
+    """Return the x axis of a figure of lines. log: whether the axis is logarithmic.
 
     A logarithmic axis has a mark at each of `places`, any other axis at round numbers.
     """

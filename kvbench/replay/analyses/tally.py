@@ -18,8 +18,8 @@ Key = tuple[Any, ...]
 
 
 class Tally:
-    """Sums of numbers. A sum has a name, such as "queries". There is one for each key, such as a layer and head, and
-    for each trace."""
+    """Named sums of numbers, for example "queries". Every sum has a value per key (for example layer and head) and
+    trace."""
 
     def __init__(self, study: Study) -> None:
         self._clusters = [t.cluster for t in study.traces]

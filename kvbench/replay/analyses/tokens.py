@@ -86,8 +86,8 @@ class Tokens(MethodAnalysis):
     def _chosen(self, moment: Moment) -> bool:
         """Return whether the page shows this moment, at which a block of the answer begins.
 
-        The page shows up to `SHOWN` such moments, evenly spread over the blocks that begin after more tokens than the
-        budget holds.
+        The page shows up to `SHOWN` of these moments, evenly spread over the blocks that begin after more tokens than
+        the budget holds.
         """
         budget = moment.chosen.budget
         most = 0 if budget is None else entries(budget, moment.prompt)

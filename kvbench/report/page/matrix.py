@@ -71,7 +71,8 @@ class Matrix:
 
 
 def matrices(scored: Scored) -> list[Matrix]:
-    """Return one matrix per budget of a task; if no method has a budget, a single matrix."""
+    """Return one matrix per budget of a task; if no method has a budget, a single matrix. scored: the scores of the
+    task."""
     budgets = scored.budgets or [named(None)]
     chosen = {budget: _methods(scored, budget) for budget in budgets}
     found = _differences(scored, [pair for budget in budgets for pair in _pairs(scored, budget, chosen[budget][0])])

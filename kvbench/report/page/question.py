@@ -32,8 +32,8 @@ class Asked:
     """A question, with the stored answers to one prompt of it.
 
     turns: the prompt, then the later questions, each as texts and images in their order. places: images whose place in
-    these texts is unknown. uris: `data:` addresses of images by number; an image without one is named. notes: why
-    something is missing.
+    these texts is unknown. uris: `data:` addresses of images by number; an image without an address is shown by its
+    name. notes: why something is missing.
     """
 
     title: str

@@ -154,7 +154,8 @@ def _rows(folders: Sequence[Path], wanted: dict[str, list[str]]) -> pd.DataFrame
 
 
 def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return a question with the answers of all cells, in the form of the page's data."""
+    """Return a question with the answers of all cells, in the form of the page's data. rows: one per cell, from
+    `_rows`. shared: from `shared_options`."""
     gated = is_gated(task)
     prompt = next((text for text in rows["prompt"] if isinstance(text, str)), None)
     withheld = gated or prompt is None

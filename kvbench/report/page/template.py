@@ -49,7 +49,7 @@ def write(html: str, path: Path) -> Path:
         with replacing(path) as target:
             target.write(page)
     except OSError as error:
-        raise SetupError(f"cannot write the page {quote(path)} ({reason(error)}).") from None
+        raise SetupError(f"cannot write the page {quote(path)} ({reason(error)}). Give another file.") from None
     return path
 
 

@@ -27,5 +27,5 @@ def write(figures: Sequence[Figure], folder: Path) -> list[Path]:
                 with replacing(paths[-1]) as file:
                     file.write(content)
     except OSError as error:
-        raise SetupError(f"cannot write plots in {quote(folder)} ({reason(error)}).") from None
+        raise SetupError(f"cannot write plots in {quote(folder)} ({reason(error)}). Give another folder.") from None
     return paths

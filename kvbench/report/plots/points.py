@@ -30,7 +30,7 @@ def points(report: ScoreReport) -> list[Point]:
 
 
 def only(points: Sequence[Point], *fields: str) -> list[Point]:
-    """Return the points with no other fields than `fields` and those in IDENTITY. Fields without a value are left
+    """Return the points with no other fields than `fields` and those in IDENTITY. Fields whose value is None are left
     out."""
     return [{f: p[f] for f in (*IDENTITY, *fields) if p.get(f) is not None} for p in points]
 
@@ -80,7 +80,7 @@ def _budget(cell: ScoreCell) -> str:
 
 
 def _spread(name: str, values: Any) -> Mapping[str, float]:
-    """Return the lower and the upper quartile of the answers' values, as the fields NAME_q1 and NAME_q3."""
+    """Return the lower and the upper quartile of `values`, one value per answer, as the fields NAME_q1 and NAME_q3."""
     import numpy as np
 
     kept = present(values)

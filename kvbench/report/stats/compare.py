@@ -139,8 +139,9 @@ def _tail(diffs: Floats, groups: Clusters) -> float:
 
 
 def _no_spread(diff: float, groups: Clusters, level: float, shares: bool) -> _Test:
-    """Return the test for equal differences. shares: whether all scores lie between 0 and 1. The interval then allows
-    for questions outside the data, with any difference from -1 to 1; otherwise it is the difference alone."""
+    """Return the test for data in which every question has the same difference `diff`. shares: whether all scores lie
+    between 0 and 1. If so, the interval allows for questions outside the data, with any difference from -1 to 1;
+    otherwise it is the difference alone."""
     bound = unseen(groups, level) if shares else 0.0
     p = least_p(groups.count) if diff else 1.0
     return _Test("equal differences", p, diff - bound * (1 + diff), diff + bound * (1 - diff))

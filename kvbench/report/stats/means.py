@@ -110,7 +110,8 @@ def unseen(groups: Clusters, level: float) -> float:
 
 
 def _wilson(mean: float, n: float, z: float) -> tuple[float, float]:
-    """Return Wilson's confidence interval for a share seen in `n` independent trials; `n` may be a fraction."""
+    """Return Wilson's confidence interval for a share `mean` seen in `n` independent trials; `n` need not be whole. z:
+    the normal quantile of the level."""
     centre = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2))
     return max(0.0, centre - half), min(1.0, centre + half)

@@ -30,8 +30,8 @@ MOST_CORRECTION = 4.0  # limit of the correction in `tail_of`; about 8 clusters 
 def smallest_drop(
     se: float, df: float, *, power: float = POWER, alpha: float = 0.05, sides: int = 1, tail: float = 0.0
 ) -> float:
-    """Return the smallest true drop that a t test with this standard error finds with the given power. NaN without
-    spread.
+    """Return the smallest true drop that a t test with standard error `se` and `df` degrees of freedom finds with the
+    given power, at level `alpha`, one-sided or two-sided (`sides`). NaN without spread.
 
     `tail`: how much more the standard error varies than that of normal data (`tail_of`).
     """
@@ -80,10 +80,11 @@ def flips_drop(
     """Return the smallest true drop that two-sided sign flips of clusters find with the given power. NaN if they find
     no drop.
 
-    `clusters`: (sum of differences, size) of each. The drop is computed from half the width of the test's own interval,
-    because a few clusters hardly show how far the questions of a cluster agree. The calculation treats this half width
-    as if it belonged to a t interval over the same number of equal clusters. In simulations the drop is a nearly
-    constant multiple of the half width (1.43 at 5%), whatever the sizes of the clusters.
+    `clusters`: (sum of differences, number of questions) of each. `alpha`: the level. `tail`: as in `smallest_drop`.
+    The drop is computed from half the width of the test's own interval, because a few clusters hardly show how far the
+    questions of a cluster agree. The calculation treats this half width as if it belonged to a t interval over the same
+    number of equal clusters. In simulations the drop is a nearly constant multiple of the half width (1.43 at 5%),
+    whatever the sizes of the clusters.
     """
     import numpy as np
     from scipy.special import stdtrit
@@ -98,8 +99,8 @@ def flips_drop(
 
 
 def whole_questions_drop(clusters: int, *, power: float = POWER, alpha: float = 0.05) -> float:
-    """Return the smallest drop that a two-sided t test finds with this power: the share of questions that turn from
-    right to wrong. NaN if no share is enough. Each question counts as a cluster of its own."""
+    """Return the smallest drop that a two-sided t test at level `alpha` finds with this power. The drop is a share of
+    questions that turn from right to wrong. NaN if no share is enough. Each question counts as a cluster of its own."""
     from scipy.stats import beta
     from scipy.stats import t as student
 

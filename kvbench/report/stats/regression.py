@@ -56,7 +56,7 @@ def regression(
     base: Scores, new: Scores, *, clusters: Sequence[object] | None = None, permutations: int = 10_000, seed: int = 0
 ) -> Regression:
     """Test `new` against `base` question by question. Question i of both must be the same question. Identical scores
-    give p = 1."""
+    give p = 1. `clusters`: for each question the name of its cluster. `permutations`: the number of sign flips."""
     found = paired(new, base, clusters=clusters, level=1 - 2 * ALPHA, permutations=permutations, seed=seed)
     low = found.low
     if found.test == "t":
@@ -81,7 +81,7 @@ def _one_sided(p: float, found: Paired) -> float:
 
 def _skewed_low(found: Paired, residuals: Floats) -> float:
     """Return the lower bound of the difference. If the differences have a long lower tail, it comes from Hall's
-    transformation of t, otherwise from t."""
+    transformation of t, otherwise from t. residuals: one per cluster."""
     from scipy.special import stdtrit
 
     n, critical = found.clusters, float(stdtrit(found.df, 1 - ALPHA))

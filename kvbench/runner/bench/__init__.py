@@ -9,6 +9,6 @@ give no quality to compare.
 On a CPU, every round measures each system in a fresh copy of the process, and the system generates twice there. The
 second generation of a baseline is faster: a growing cache asks for new memory at every step, and in a new process glibc
 returns the old pages to the system each time. After a first long generation glibc keeps the pages, and transformers
-becomes up to twice as fast. "fresh" is the speed of the first generation, "warm" that of the second. Both occur in
+becomes up to twice as fast. "fresh" is the speed of the first generation, "warm" the speed of the second. Both occur in
 practice, so both are shown. On a GPU, where the process cannot be copied, all rounds run in one process.
 """

@@ -1,7 +1,7 @@
 """Times every backend of a decode step's attention on a GPU, without the rest of the step.
 
-The calls are those of a real step, recorded from a running engine: its cache, its lengths per slot and head, and the
-new tokens' queries, keys and values. Each backend then computes these calls, captured in a CUDA graph as in the engine.
+The calls are recorded from a real step of a running engine: its cache, its lengths per slot and head, and the new
+tokens' queries, keys and values. Each backend then computes these calls, captured in a CUDA graph as in the engine.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
     def bytes(self) -> int:
-        """Return the bytes of all entries that the call reads, and of the new ones that it writes."""
+        """Return the bytes of all entries that the call reads, plus the bytes of the new entries that it writes."""
         _, key, value, keys, _, lengths, live = self.tensors
         table = self.options["table"]
         rows = keys.shape[2] if table is None else table.shape[2] * PAGE
@@ -85,7 +85,7 @@ def record(engine: Engine) -> list[Call]:
 
     cache = engine.cache
     writer = step_writer(cache, engine.setup.rules, note)
-    writer.load([int(seen > 0) for seen in cache.seen], keep_queries=False)
+    writer.load([int(seen > 0) for seen in cache.seen], keep_newest=False)
     seen = torch.tensor(cache.seen, device=cache.device)
     writer.begin(seen, (seen > 0).long())
     tokens, states = torch.zeros_like(seen), copied(cache.recurrent)

@@ -20,7 +20,8 @@ class Column:
         head: title of the column, for example "tok/s".
         ours: the name of our figure in `kvbench.cli.bench_published.OURS`.
         form: the format of both figures.
-        table, metric, task: where published.csv has the paper's number; `task` may have fields of the load in braces.
+        table, metric, task: the values of these columns in the paper's row of published.csv; `task` may name fields of
+            the load in braces, which are filled in.
     """
 
     head: str
@@ -41,7 +42,7 @@ class Preset:
             unless the user names another.
         systems: our methods, each with its name in published.csv and its budgets (none for the full cache).
         options: options of `kvbench bench`, as the user would type them.
-        unknown: sentences on what the paper does not state or does differently.
+        unknown: sentences on settings that the paper does not state, or that differ from ours.
         also: further tables or texts in published.csv; their numbers are listed below the table.
     """
 
@@ -90,7 +91,7 @@ _ONCE = {"repeats": "1", "baseline": "none"}
 
 
 def _columns(table: str, task: str, *columns: tuple[str, str, str, str]) -> tuple[Column, ...]:
-    """Return the columns of one table. columns: head, ours, form and metric of each."""
+    """Return the columns of one table. task: see `Column`; columns: (head, ours, form, metric) of each."""
     return tuple(Column(head=h, ours=o, form=f, table=table, metric=m, task=task) for h, o, f, m in columns)
 
 

@@ -53,11 +53,12 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evictions:
-    """The evictions of one generation, those of prompts included.
+    """The evictions of one generation, including evictions of prompts.
 
     Attributes:
-        count: per sequence, a mean. seconds: wall time of all of them, for all sequences together.
-        share: their time divided by the time of evictions and decoding. us: microseconds per generated token.
+        count: mean number of evictions per sequence. seconds: wall time of all evictions of all sequences together.
+        share: this time divided by the time of evictions and decoding. us: microseconds of evictions per generated
+            token.
     """
 
     count: float

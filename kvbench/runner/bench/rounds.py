@@ -86,13 +86,18 @@ class Contest:
         return [self._measured(system, load, done[system.name]) for system in self.systems]
 
     def _by_plan(self, system: System, load: Load) -> list[Pair] | NothingFits:
-        """Return the results before the first round: none, or a failure if the plan allows not even one sequence."""
+        """Return a system's result before the first round: [], or a failure if not even one sequence fits by the
+        plan."""
         if self.capacity.first(self.plans[system.name, load], load):
             return []
         return NothingFits(f"the plan of {self.capacity.machine.memory / 2**30:.3g} GiB")
 
     def _round(self, system: System, load: Load, before: list[Pair]) -> list[Pair] | NothingFits:
-        """Measure a system once more. Medians are over rounds with equally many sequences."""
+        """Measure a system once more, and return all rounds that count; before: the earlier rounds.
+
+        The first round tries as many sequences as planned, later rounds as many as the round before. If fewer fit now,
+        earlier rounds no longer count, because medians are over rounds with equally many sequences.
+        """
         most = self.capacity.first(self.plans[system.name, load], load)
         rows = before[-1].first.sequences if before else most
         pair = self.apart(partial(self._fitting, system, load, self.setting.ids(load.prompt, most)[:rows]))
@@ -103,8 +108,8 @@ class Contest:
     def _fitting(self, system: System, load: Load, ids: torch.Tensor) -> Pair | NothingFits:
         """Warm a system up and time two generations, with fewer sequences until they fit into memory.
 
-        ids: prompts [sequences, prompt]. A number that the user gave is halved; the most that fit are looked for in
-        steps of an eighth.
+        ids: prompts [sequences, prompt]. After each failure it tries half as many sequences if the user gave their
+        number, otherwise seven eighths of them.
         """
         tokens = load.new_tokens
         while True:

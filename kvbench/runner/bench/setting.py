@@ -99,7 +99,7 @@ class NoTokenizer:
         self.vocabulary = vocabulary
 
     def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-        """Return token ids below the vocabulary's size. options: those of a real tokenizer, which have no effect
+        """Return token ids below the vocabulary's size. options: a real tokenizer's options, which have no effect
         here."""
         return {"input_ids": [5 + ord(text[at]) % (self.vocabulary - 10) for at in range(0, len(text), 4)]}
 

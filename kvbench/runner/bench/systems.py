@@ -143,7 +143,7 @@ class EngineSystem(System):
 
 
 class Generate(System):
-    """Transformers' own loop with its full DynamicCache, greedy."""
+    """The baseline of transformers' own greedy `generate` with its full DynamicCache."""
 
     name = "transformers"
 
@@ -171,7 +171,7 @@ class Generate(System):
 
 
 class Continuous(System):
-    """Transformers' continuous batching with its paged full cache, greedy.
+    """The baseline of transformers' greedy continuous batching with its paged full cache.
 
     It does not report when the prompts were read, so its speed after the first token is unknown.
     """
@@ -216,7 +216,7 @@ class Continuous(System):
 
 
 class Vllm(System):
-    """vLLM in a process of its own, which loads the same random weights from a temporary folder."""
+    """vLLM in a separate process, which loads the same random weights from a temporary folder."""
 
     name = "vllm"
 

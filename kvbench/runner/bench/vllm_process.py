@@ -1,4 +1,4 @@
-"""Runs vLLM in a process of its own: `python -m kvbench.runner.bench.vllm_process` reads a job from stdin.
+"""Runs vLLM in a separate process: `python -m kvbench.runner.bench.vllm_process` reads a job from stdin.
 
 vLLM keeps its GPU memory until its process ends, so no other system could be measured in the same process.
 """

@@ -16,11 +16,12 @@ NO_VERDICT = "error"
 
 
 def rating(text: str) -> float:
-    """Return the number in the first ``[[x]]``, else in the first ``[x]``, else -1."""
+    """Return the rating in a judge's reply: the number in the first ``[[x]]``, else in the first ``[x]``, else -1."""
     match = next((m for pattern in _RATINGS if (m := pattern.search(text))), None)
     return float(match[1]) if match else INVALID
 
 
 def verdict(text: str) -> str:
-    """Return "A", "B" or "tie" if ``[[A]]``, else ``[[B]]``, else ``[[C]]`` occurs anywhere; else "error"."""
+    """Return "A" if ``[[A]]`` occurs in a judge's reply, else "B" if ``[[B]]`` occurs, else "tie" if ``[[C]]`` occurs,
+    else "error"."""
     return next((name for mark, name in VERDICTS.items() if mark in text), NO_VERDICT)

@@ -31,7 +31,7 @@ _lock = threading.Lock()
 
 
 def check(services: Services, task: Task) -> None:
-    """Check the judge's settings without a request. `task`: one that needs the judge.
+    """Check the judge's settings in `services` without a request. task: a task that needs the judge.
 
     Raises UserError for invalid settings, SetupError if httpx or tenacity is missing.
     """
@@ -133,7 +133,8 @@ def _is_loopback(parts: SplitResult) -> bool:
 def _check_key(name: str, loopback: bool) -> None:
     """Raise UserError for a missing or malformed key.
 
-    For a judge on this machine, the key may be missing if --judge-key-env has its default.
+    name: the environment variable of the key. loopback: whether the judge runs on this machine; its key may then be
+    missing if --judge-key-env has its default.
     """
     key = os.environ.get(name, "").strip()
     if key:

@@ -1,8 +1,9 @@
-"""Score a countdown: three equations that reach the target; without them, the search in so far as it is the right one.
+"""Score a countdown: 1 for three equations that reach the target; otherwise the partial score rates the search
+procedure.
 
-LongProc evaluates the left side of an equation as Python; here it is a sum, difference, product or quotient of two
-integers and nothing else, which changes no verdict except that a division by zero and a broken expression are wrong
-instead of ending the script.
+LongProc evaluates the left side of an equation as Python. This module accepts only a sum, difference, product or
+quotient of two integers. The verdicts are the same, with one exception: a division by zero or a broken expression ends
+LongProc's script, and counts as wrong here.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": oper
 def score_countdown(text: str, numbers: Sequence[int], target: int, search: str) -> dict[str, float]:
     """Score an output; the scorer is LongProc's `eval_countdown`.
 
-    search: the right search procedure, one action per line. The partial score compares actions up to the first wrong
-    one, without the text after an equation's sign; a first line alone would score below 0 there and scores 0 here.
+    numbers: the numbers to use. search: the right search procedure, one action per line. The partial score is the share
+    of its actions that the output has right before the first wrong action; of a line with an equation only the part
+    before "=" is compared. A procedure of one line scores below 0 in LongProc and 0 here.
     """
     solution = between(text, "Solution")
     if solution is not None and _solves(solution, numbers, target):

@@ -37,7 +37,8 @@ Test = tuple[Sequence[str], Sequence[str]]  # lines of standard input, lines of 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """verdict: pass, wrong_answer, time_limit, output_limit or compile_error. failed_test: from 0, or -1."""
+    """The result of a program. verdict: pass, wrong_answer, time_limit, output_limit or compile_error. failed_test: the
+    index of the first failed test, from 0; -1 if no test failed or none was run."""
 
     verdict: str
     failed_test: int = -1
@@ -58,7 +59,8 @@ def extract(text: str) -> str | None:
 
 
 def grade(program: str, tests: Sequence[Test], sandbox: Sandbox) -> Verdict:
-    """Run a program on its first tests, up to the first that fails. Raises BoxError, SetupError if none can be run."""
+    """Run a program on at most `TESTS` of its tests, up to the first that fails. Raises SetupError if the compiler does
+    not work here, BoxError if no binary can run in the sandbox."""
     _check(sandbox)
     binary = compiled(program)
     if binary is None:

@@ -1,4 +1,5 @@
-"""Score a route: right if every line of it is right; in part by the lines up to the first wrong one, which counts."""
+"""Score a route: 1 if every line is right; the partial score is the share of lines up to and including the first wrong
+line."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from kvbench.scoring.longproc.tags import between, result
 def score_route(text: str, reference: str) -> dict[str, float]:
     """Score the route between ``<Route>`` tags; the scorer is LongProc's `eval_path_traversal`.
 
-    As there, the first wrong line counts as right in the partial score, so any route at all scores something.
+    As in `eval_path_traversal`, the partial score counts the first wrong line as if it were right, so that no route has
+    the partial score 0. reference: the lines of the right route.
     """
     route = between(text, "Route")
     if route is None:

@@ -16,7 +16,8 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation + "’")
 def score_trace(text: str, reference: str) -> dict[str, float]:
     """Score the lines that begin with a hyphen; the scorer is LongProc's `eval_tom_tracking`.
 
-    As there, of indented lines only a first one counts, and a text without any line still has extraction_rate 1.
+    As in `eval_tom_tracking`, an indented line counts only if it is the first line with a hyphen, and extraction_rate
+    is 1 even for a text without a line with a hyphen. reference: the right trace.
     """
     steps, wanted = _steps(text), _steps(reference)
     if steps == wanted:

@@ -1,4 +1,4 @@
-"""Score a trip plan: cities and days of the plan; without a right plan, the search in so far as it is the right one."""
+"""Score a trip plan: 1 for the right cities and days; otherwise the partial score rates the search procedure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def score_plan(text: str, stays: Sequence[Stay], procedure: str) -> dict[str, fl
     """Score an output; the scorer is LongProc's `eval_travel_planning`, whose plans are read as in NATURAL PLAN.
 
     stays: the right plan. procedure: the right answer, from `PROCEDURE` to the plan. The partial score is the share of
-    its lines that begin the output; a line counts if it contains the right one, without articles and punctuation.
+    the lines of `procedure` that the output has right before its first wrong line. A line is right if it contains the
+    line of `procedure`, both without articles and punctuation.
     """
     plan = between(text, "Plan")
     if plan is not None and _is_right(plan, stays):
@@ -41,7 +42,7 @@ def _is_right(plan: str, stays: Sequence[Stay]) -> bool:
 
 
 def _read(plan: str) -> list[Stay]:
-    """Return the stays of a plan, by the days of its flights and the end of its last visit.
+    """Return the stays of a plan. Their lengths follow from the days of the flights and the last day of the last visit.
 
     Raises ValueError for a day of more digits than Python reads as an integer (4,300).
     """

@@ -96,17 +96,20 @@ class Box:
             raise
 
     def load(self, harness: str, program: str, options: Mapping[str, Any] | None = None) -> None:
-        """Send the driver the harness and the program for the runs that follow."""
+        """Send the driver the harness and the program for the runs that follow. options: what the harness reads in its
+        function `setup`."""
         code = inside.sent(harness, "harness.py", self.tier.same_python)
         message = {"harness": code, "program": program, "options": dict(options or {})}
         self._talk(b"L", json.dumps(message).encode(), START_SECONDS)
 
     def run(self, stdin: bytes = b"", *, seconds: float, output: int | None = None) -> Outcome:
-        """Run the program once, to its end."""
+        """Run the program once, to its end. seconds: limit of wall-clock time. output: most bytes of output, if this is
+        more than `Limits.output`."""
         return self._talk(b"N", stdin, seconds, cpu=math.ceil(seconds) + 1, output=output)
 
     def open(self, *, seconds: float, total: float, output: int | None = None) -> Outcome:
-        """Start the program in a process that answers requests (`ask`). total: most seconds of processor time."""
+        """Start the program in a process that answers requests (`ask`). seconds: limit of wall-clock time for the
+        start. total: limit of processor time of the process, in seconds."""
         return self._talk(b"O", b"", seconds, cpu=math.ceil(total) + 1, output=output)
 
     def ask(self, question: bytes, *, seconds: float, output: int | None = None) -> Outcome:
@@ -193,7 +196,8 @@ class Box:
 
 @contextlib.contextmanager
 def _stack(size: int) -> Iterator[None]:
-    """Set the stack limit while a process starts, because the kernel fixes the stack's place at the start."""
+    """Set the stack limit, in bytes, while a process starts, because the kernel fixes the stack's place at the
+    start."""
     with _stack_lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
         wanted = size if hard == resource.RLIM_INFINITY else min(size, hard)

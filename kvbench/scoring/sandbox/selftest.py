@@ -60,7 +60,7 @@ class SelfTest:
 def selftest(tier: Tier, *, limits: Limits = PROBE_LIMITS, plan: Plan | None = None) -> SelfTest:
     """Run the escapes in a tier, if the tier can run here, and return the result.
 
-    plan: another lockdown than the tier's own, for tests.
+    plan: the lockdown to use; None: the tier's own. Tests give lockdowns that lack a part.
     """
     reason = tier.missing()
     problems = [reason] if reason else _probe(tier, limits, plan or tier.plan(limits))

@@ -1,4 +1,4 @@
-"""The packages of the extra ``scbench``, which some sets' scores need."""
+"""Imports packages of the extra ``scbench``, which the scores of some of SCBench's data sets need."""
 
 from __future__ import annotations
 

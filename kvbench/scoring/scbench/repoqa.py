@@ -1,7 +1,7 @@
 """Score a function that a model repeats from a repository, as RepoQA does (Liu et al. 2024).
 
-The function is right if its BLEU with the wanted one is at least 0.8 and no less than with any other wanted function of
-the repository. Of an output with a code block, the first function of the block counts, which tree-sitter finds.
+The function is right if its BLEU with the wanted function is at least 0.8 and no less than with any other wanted
+function of the repository. tree-sitter finds the function in the output: the first function in a code block counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Needle = tuple[str, str]  # a wanted function's name and text
 
 
 def score_function(output: str, language: str, name: str, needles: Sequence[Needle]) -> float:
-    """Return 1 if the output repeats the function of this name, else 0. needles: all wanted ones of its repository."""
+    """Return 1 if the output repeats the function of this name, else 0. needles: all functions of its repository about
+    which a question asks. language: the programming language of the repository."""
     function = first_function(output, language)
     best, best_name = 0.0, None
     for needle_name, needle in needles:
@@ -41,14 +42,15 @@ def score_function(output: str, language: str, name: str, needles: Sequence[Need
 
 
 def similarity(function: str, needle: str) -> float:
-    """Return BLEU over words, with nltk's smoothing method 4."""
+    """Return the BLEU of a function with a wanted function (`needle`), over words, with nltk's smoothing method 4."""
     bleu = package("nltk.translate.bleu_score")
     words, wanted = (re.split(r"\s+", text.strip()) for text in (function, needle))
     return float(bleu.sentence_bleu([wanted], words, smoothing_function=bleu.SmoothingFunction().method4))
 
 
 def first_function(output: str, language: str) -> str:
-    """Return the first function of an output's code blocks; without one the first block, without a block the output."""
+    """Return the first function in an output's code blocks. If they have no function, return the first block; if the
+    output has no block, return the output."""
     output = output.strip()
     blocks = _BLOCK.findall(output)
     for block in blocks:

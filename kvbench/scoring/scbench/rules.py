@@ -1,8 +1,8 @@
 """SCBench's rules for answers that are texts, numbers or options; each returns a score from 0 to 1.
 
 Two official rules take the characters of a reference text for a list of references: `any_character` (many-shot
-questions) and `f1_of_characters` (Chinese questions). Scores are theirs, for comparison with published numbers;
-`whole_word` and `f1_zh` compare with the whole reference and give the column `score_strict`.
+questions) and `f1_of_characters` (Chinese questions). The column `score` follows these two rules, for comparison with
+published numbers; `whole_word` and `f1_zh` compare with the whole reference and give the column `score_strict`.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ def first_number(prediction: str, answer: float) -> float:
 def option(prediction: str, answer: tuple[str, str]) -> float:
     """1 if the output chooses the right option, whose text and letter are `answer`.
 
-    A first letter from A to D decides, else the text behind the first of `_ANSWER_IS`, else the first word that is a
-    part of "ABCD".
+    If the output begins with a letter from A to D, this is its choice. Otherwise the choice is the whole output if it
+    is the right text or letter, or the text behind the first phrase of `_ANSWER_IS` that occurs, or the first word that
+    is a part of "ABCD".
     """
     text = prediction.strip()
     if text[:1] and text[0] in LETTERS:
@@ -97,12 +98,12 @@ def rouge(prediction: str, answer: str) -> float:
 
 
 def f1_of_characters(prediction: str, answer: str) -> float:
-    """The best F1 of the output over the reference's characters, each taken as a reference of its own."""
+    """The best F1 (`f1_zh`) of the output against any single character of the reference."""
     return max((f1_zh(prediction, character) for character in answer), default=0.0)
 
 
 def f1_zh(prediction: str, answer: str) -> float:
-    """F1 over characters, without case, blanks and punctuation."""
+    """F1 of the characters of output and reference, without case, blanks and punctuation."""
     found, wanted = (Counter("".join(t.lower().translate(_PUNCTUATION_ZH).split())) for t in (prediction, answer))
     same = (found & wanted).total()
     return 2 * same / (found.total() + wanted.total()) if same else 0.0

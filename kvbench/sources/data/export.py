@@ -1,7 +1,7 @@
 """Copies task data from the hub into a folder for ``--data``, for machines without a network.
 
-Raw files are copied unchanged: to the manifest's `path` if one file holds the rows in their offline form, else beside
-that path under their own names. Tables, and rows with renamed columns, become JSON lines. Correct files in the folder
+Raw files are copied unchanged: to the manifest's `path` if they are one file that kvbench can read there, else beside
+this path under their own names. Tables, and rows with renamed columns, become JSON lines. Correct files in the folder
 stay, so a repeated command continues an interrupted one.
 """
 

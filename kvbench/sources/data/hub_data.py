@@ -26,7 +26,8 @@ TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
 
 
 def cached(manifest: Manifest, revision: str | None) -> Place | None:
-    """Return where the data are in the cache, or None if a part is missing. Sends no request."""
+    """Return where the data of a manifest are in the cache, or None if a part is missing. Sends no request. revision:
+    the commit, branch or tag to use, or None."""
     if manifest.url:
         file = cache.place(manifest.url)
         return _from_url(manifest, file) if file.is_file() else None
@@ -44,7 +45,8 @@ def cached(manifest: Manifest, revision: str | None) -> Place | None:
 def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | None = None) -> Place:
     """Download the parts of the data that the cache lacks, and return where the data are.
 
-    task: "" for data without a task. Raises SetupError.
+    task: the name of the task; "" for data of no task. bar: called with the file name, the bytes so far and the bytes
+    in total. Raises SetupError.
     """
     if (place := cached(manifest, revision)) is not None:
         return place
@@ -227,7 +229,8 @@ def _table_file(manifest: Manifest, commit: str) -> Path:
 
 
 def _safe(kind: str, hub_name: str, *names: str) -> Path:
-    """Return the cache path of a file or folder from the hub. Its name joins the repository's name and `names`."""
+    """Return the path in the cache for a file or folder from the hub: in the folder `kind`, under a name that joins the
+    repository's name and `names`."""
     parts = (hub_name.replace("/", "--"), *names)
     return cache.folder() / kind / "__".join(re.sub(r"[^\w.-]", "-", part) for part in parts)
 
@@ -249,7 +252,10 @@ def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Plac
     if revision == manifest.revision and hub.is_commit(revision) and read != revision:
         raise _differs(manifest, str(read))  # the libraries' cache may hold another commit
     if read is None:
-        raise SetupError(f"data set {quote(manifest.hub)} does not say at which revision it is. Name the revision.")
+        raise SetupError(
+            f"data set {quote(manifest.hub)} does not say at which revision it is. Name it "
+            "(--data-revision; in kvbench train: hub:OWNER/NAME@REVISION)."
+        )
     file = _table_file(manifest, read)
     rows = iter(table)
     if manifest.pixels:  # as stored: decoding and encoding again would change the bytes

@@ -23,7 +23,8 @@ LIMIT = 64 * 1024**2  # bytes of one file in an archive
 
 
 class ImageFiles:
-    """Replaces the names of image files in a task's rows by `Image`s, after hashing the files."""
+    """Replaces the names of image files in a task's rows by `Image`s, after hashing the files. column: the column of
+    the rows that holds the names."""
 
     def __init__(self, task: str, folder: Path, column: str) -> None:
         self.task, self.folder, self.column = task, folder, column
@@ -31,7 +32,8 @@ class ImageFiles:
         self._digest = hashlib.sha256()
 
     def attach(self, index: int, row: Row) -> Row:
-        """Return the row with one `Image`, or a tuple of them, in the column. Raises SetupError.
+        """Return the row with an `Image` in place of the name in the column, or a tuple of them in place of a list.
+        Raises SetupError.
 
         index: the row's place in the data, from 0, for messages.
         """
@@ -60,7 +62,8 @@ class ImageFiles:
 
 
 def names(row: Mapping[str, Any], column: str, where: str) -> list[str]:
-    """Return the names of the image files of a row. Raises SetupError if it has none."""
+    """Return the names of the image files in a column of a row. Raises SetupError if there are none. where: the row in
+    words, for the message."""
     value = row.get(column)
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list) or not all(isinstance(name, str) and name for name in listed) or not listed:
@@ -69,12 +72,13 @@ def names(row: Mapping[str, Any], column: str, where: str) -> list[str]:
 
 
 def every_name(rows: Iterable[Row], column: str) -> list[str]:
-    """Return the names of all image files of a task's rows, each once."""
+    """Return the names of all image files in a column of a task's rows, each once."""
     return list(dict.fromkeys(n for i, row in enumerate(rows) for n in names(row, column, f"row {i + 1}")))
 
 
 def inside(folder: Path, name: str, where: str) -> Path:
-    """Return the path of an image file in a folder. Raises SetupError for a name that leads out of the folder."""
+    """Return the path of an image file in a folder. Raises SetupError for a name that leads out of the folder. where:
+    the row in words, for the message."""
     relative = name.lstrip("/")
     if not is_inside(relative):
         raise SetupError(f"{where}: image {quote(name)} is not a path inside the folder of the data.")
@@ -107,8 +111,8 @@ def unpack(archive: Path, wanted: Iterable[str], folder: Path) -> None:
 
 
 def encoded(rows: Iterable[Row], column: str, pixels: str, folder: Path) -> Iterator[Row]:
-    """Write the image of each row into a folder, and yield the row without the column `pixels`. column: names the
-    file."""
+    """Write the image of each row into a folder, and yield the row without the image. pixels: the column with the bytes
+    of the encoded image. column: the column with the name of the file to write."""
     for index, row in enumerate(rows):
         where = f"row {index + 1}"
         cell = row[pixels] or {}

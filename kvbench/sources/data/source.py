@@ -76,7 +76,9 @@ class Data:
         """Return the path of a data file that the task parses itself. Raises SetupError."""
         place = self._place(task, manifest)
         if len(place.files) > 1:
-            raise SetupError(f"data of task {quote(task)} are {len(place.files)} files instead of one.")
+            raise SetupError(
+                f"data of task {quote(task)} are {len(place.files)} files instead of one; give one with --data."
+            )
         used = _examine_file(task, manifest, place)
         if used.mismatch and not self.allow_mismatch:
             raise SetupError(
@@ -96,7 +98,7 @@ class Data:
             if folder is None:
                 continue
             if not folder.exists():
-                raise SetupError(f"{source} {quote(folder)} does not exist.")
+                raise SetupError(f"{source} {quote(folder)} does not exist. Give a folder or file with the data.")
             if folder.is_file():
                 return Place(source=source, files=(folder,), member=_member(folder, manifest))
             if (place := in_folder(folder, manifest, source)) is None:

@@ -42,7 +42,8 @@ class CommonWords:
         return replace(prompt, context=f"{example.text} {_numbered(example.outputs)}\n{prompt.context}")
 
     def _list(self, size: int, repeats: tuple[int, int]) -> tuple[str, list[str]]:
-        """Draw a numbered list of `size` different words; return the list and its ten most common words."""
+        """Draw a numbered list of `size` different words; return the list and its ten most common words. repeats: how
+        often each of these ten words occurs, and each other word."""
         pool = self._words if size <= len(self._words) else self._more_words
         drawn = self.random.sample(pool, size)
         common, others = drawn[:COMMON], drawn[COMMON:]

@@ -8,34 +8,19 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import accumulate
 
 from kvbench.taskkit.ruler.fit_length import Room
 from kvbench.taskkit.ruler.material import Material
+from kvbench.taskkit.ruler.needles import Needle
 from kvbench.taskkit.ruler.niah import NOISE
 from kvbench.taskkit.ruler.recipes import Filled, Row
 
 DEPTHS = tuple(range(0, 101, 10))  # per cent
 STEP = 10  # sentences
-NEEDLE = "The special magic number is: {key}."
-KEY_PROMPT = (
-    "A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about the "
-    "number afterwards.\n",
-    "What is the special magic number mentioned in the provided text?",
-    " The special magic number mentioned in the provided text is",
-)
-# From LLMTest_NeedleInAHaystack (Greg Kamradt, MIT licence).
-SANDWICH = "The best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day."
-SANDWICH_WORDS = ("eat a sandwich", "Dolores Park", "sunny day")
-SANDWICH_PROMPT = (
-    "",
-    "What is the best thing to do in San Francisco? Don't give information outside the document or repeat your "
-    "findings.",
-    "",
-)
 
 
 @dataclass(kw_only=True)
@@ -45,7 +30,7 @@ class Grid:
     room: Room
     material: Material
     essays: bool  # the haystack is essays, otherwise RULER's noise sentences
-    sandwich: bool  # the needle is the sentence about San Francisco, otherwise a random number of seven digits
+    needle: Callable[[str], Needle]  # of `needles`
 
     def __post_init__(self) -> None:
         self._sizes = cache(self._size)
@@ -59,15 +44,17 @@ class Grid:
 
     def _prompt(self, depth: int, number: int, size: int) -> Filled:
         hay = self._hay(number, size)
-        place = boundary(hay, depth)
-        key = str(random.Random(f"niah-{self.room.asked}-{depth}-{number}").randint(10**6, 10**7 - 1))
-        needle = SANDWICH if self.sandwich else NEEDLE.format(key=key)
-        before, question, prefix = SANDWICH_PROMPT if self.sandwich else KEY_PROMPT
+        needle = self.needle(f"niah-{self.room.asked}-{depth}-{number}")
+        apart = 100 / (len(needle.others) + 1)  # the other sentences follow at equal distances, round the end
+        depths = [depth, *((depth + apart * n) % 100 for n in range(1, len(needle.others) + 1))]
+        places = [boundary(hay, of_sentence) for of_sentence in depths]
+        for place, sentence in sorted(zip(places, (needle.sentence, *needle.others), strict=True), reverse=True):
+            hay.insert(place, sentence)
         return Filled(
-            context=before + " ".join([*hay[:place], needle, *hay[place:]]) + ("\n\n" if self.sandwich else "\n"),
-            question=question,
-            answer_prefix=prefix,
-            outputs=SANDWICH_WORDS if self.sandwich else (key,),
+            context=needle.before + " ".join(hay) + needle.end,
+            question=needle.question,
+            answer_prefix=needle.answer_prefix,
+            outputs=needle.outputs,
             cluster=f"hay-{self._start(number)}",
         )
 

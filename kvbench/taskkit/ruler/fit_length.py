@@ -22,8 +22,8 @@ DRAWS = 100  # of the smallest size before a prompt fails; the tokens of draws o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The number of tokens that a task's prompt and answer may have together; `size` and `fit` make prompts that nearly
-    fill it."""
+    """The number of tokens that a task's prompt and answer may have together; `size` and `fit` search for prompts that
+    nearly fill this number."""
 
     name: str  # of the task, for messages
     asked: int  # the length in the task's name
@@ -107,7 +107,8 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def shuffled(items: Sequence[Item]) -> list[Item]:
-    """Return the items in the order that a new ``random.Random(SEED)`` gives them; it depends on their number only."""
+    """Return the items in the order that a new ``random.Random(SEED)`` gives them; this order depends only on the
+    number of items."""
     return [items[i] for i in _order(len(items))]
 
 

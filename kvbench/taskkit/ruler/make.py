@@ -14,7 +14,8 @@ from kvbench.taskkit.ruler.vt import VariableTracking
 
 
 def make_rows(subtask: str, room: Room, material: Material, n: int) -> list[Row]:
-    """Return the first `n` prompts of a RULER subtask.
+    """Return the first `n` prompts of a RULER subtask. room: how long they may be. material: the texts that they are
+    made of.
 
     Raises SetupError if words, essays or documents are unavailable, and UserError if prompts do not fit into the
     length, or if there are fewer than `n` questions.

@@ -59,7 +59,7 @@ def number(value: int) -> tuple[str, str]:
 
 
 def filler(draw: Draw) -> tuple[str, ...]:
-    """Return a random filler sentence, in seven pieces of one token each; no question is about it."""
+    """Return a random filler sentence, about which no question asks, in seven pieces of one token each."""
     words = [*(draw.pick(choices) for choices in OPENING), "the", draw.pick(PLACES)]
     return *(f" {word}" for word in words), "."
 

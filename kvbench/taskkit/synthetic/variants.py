@@ -72,7 +72,8 @@ def first_eviction(n_prompt: int, budget: int, interval: int) -> int:
 
 
 def floor(knobs: Knobs, budget: int, interval: int) -> float:
-    """Return the share of a solution's steps that a model generates before the first eviction.
+    """Return the share of a solution's steps that a model generates before the first eviction. knobs: the settings of
+    the problem.
 
     If the model makes no mistake with the full cache, no method can have a lower partial score. Print this share beside
     a table, or report (partial - floor) / (1 - floor).

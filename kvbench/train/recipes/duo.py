@@ -27,6 +27,7 @@ from kvbench.errors import SetupError
 from kvbench.train.forward import ROWS, in_blocks
 from kvbench.train.head_data import Example
 from kvbench.train.recipe import Recipe, Settings, check_least, draw_batch, with_gradient
+from kvbench.train.rehearsal import Answers
 from kvbench.train.sparse_pass import recomputed, recomputes
 
 
@@ -62,6 +63,11 @@ class DuoRecipe(Recipe):
         self.layers = [g.index for g in geometry if g.evicts]
         self.again = recomputes(loaded.model, "auto")
         self.alpha = torch.ones(len(self.layers), heads.pop(), device=loaded.device, requires_grad=True)
+
+    @classmethod
+    def answers(cls, settings: Settings, longest: int) -> Answers:
+        streamed = int(settings.more["sinks"]) + int(settings.more["recent"]) + ROWS
+        return Answers(marked=lambda length: min(length, streamed))
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return {"alpha": self.alpha}

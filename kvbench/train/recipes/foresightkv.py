@@ -39,6 +39,7 @@ class ForesightRecipe(ScorerRecipe):
     """
 
     name, figure, higher = "foresightkv", "agreement", True
+    stores = KEPT_BYTES
 
     def begin(self) -> None:
         super().begin()
@@ -46,7 +47,7 @@ class ForesightRecipe(ScorerRecipe):
         self._bytes = 0
         more = self.settings.more
         shapes = scorer_shapes(more["features"], model_fields(self.loaded.model.config), more["hidden"])
-        measured = [self._choices(trace) for trace in self.traces[:MEASURED]]
+        measured = map(self._choices, self.traces[:MEASURED])
         self.trained = TrainedScorer.random(shapes, measured, self.settings.seed, unit=more["margin"])
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
@@ -66,13 +67,21 @@ class ForesightRecipe(ScorerRecipe):
             shares.append(sum(_agreement(scorer, choice) for choice in choices) / len(choices))
         return {"agreement": sum(shares) / len(shares), "loss": sum(losses) / len(losses)}
 
+    def stored(self) -> dict[str, list[torch.Tensor]]:
+        return {name: [t for choice in choices for t in _tensors(choice)] for name, choices in self._read.items()}
+
+    @torch.no_grad()
+    def rehearse_held_out(self) -> None:
+        """Compute the loss alone: the agreement takes no more memory, but asks how many entries are dropped."""
+        self._ranking(self.trained.scorer(), self._choices(self.test[0]))
+
     def _choices(self, trace: Trace) -> list[Choice]:
         """Return the oracle's evictions while the model reads a trace, sorted by layer."""
         if trace.name in self._read:
             return self._read[trace.name]
         choices = sorted(self.evictions_of(trace).golden(trace).choices, key=lambda choice: choice.layer)
-        size = sum(t.nbytes for choice in choices for t in (choice.x, choice.worth, choice.dropped))
-        if self._bytes + size <= KEPT_BYTES:
+        size = sum(t.nbytes for choice in choices for t in _tensors(choice))
+        if self._bytes + size <= self.stores:
             self._bytes += size
             self._read[trace.name] = choices
         return choices
@@ -90,6 +99,10 @@ class ForesightRecipe(ScorerRecipe):
             losses, counts = (torch.cat(column) for column in zip(*parts))
             total = total + losses.sum() / counts.sum().clamp_min(1)
         return total
+
+
+def _tensors(choice: Choice) -> tuple[torch.Tensor, ...]:
+    return choice.x, choice.worth, choice.dropped
 
 
 def _agreement(scorer: Mapping[str, torch.Tensor], choice: Choice) -> float:

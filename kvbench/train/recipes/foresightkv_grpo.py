@@ -31,9 +31,9 @@ from typing import Any
 import torch
 
 from kvbench.engine.model.load import LoadedModel
-from kvbench.engine.model.weights import card_path, find, load_weights
+from kvbench.engine.model.weights import card_path, find, load_weights, model_fields
 from kvbench.errors import UserError
-from kvbench.eviction.terms.foresight import drop_scores
+from kvbench.eviction.terms.foresight import Features, drop_scores, scorer_shapes
 from kvbench.eviction.terms.objectives import advantages, chosen_log_probs, policy_loss
 from kvbench.registry import methods
 from kvbench.train.foresight_scorer import MEASURED, ScorerRecipe, TrainedScorer
@@ -65,7 +65,7 @@ class PolicyRecipe(ScorerRecipe):
         # Settings name the initial scorer by its hash: its path may differ on another machine.
         where = {"init": Path(more["init"]).name, "init_sha256": self.origin["sha256"]}
         self.settings = replace(self.settings, more={**more, **where})
-        measured = [self.evictions_of(trace).golden(trace).choices for trace in self.traces[:MEASURED]]
+        measured = (self.evictions_of(trace).golden(trace).choices for trace in self.traces[:MEASURED])
         self.trained = TrainedScorer.of(self.before, measured)
         self._full: dict[str, TraceReading] = {}
 
@@ -107,6 +107,9 @@ class PolicyRecipe(ScorerRecipe):
 
     def card(self) -> dict[str, Any]:
         return super().card() | {"began_with": dict(self.origin)}
+
+    def stored(self) -> dict[str, list[torch.Tensor]]:
+        return {name: [reading.losses, reading.entropy] for name, reading in self._full.items()}
 
     def _drawn(self, trace: Trace, number: int) -> TraceReading:
         """Read a trace `group` times; each time the scorer draws other evictions.
@@ -166,11 +169,14 @@ def _first(trace: Trace, reading: TraceReading) -> int:
     return min(choice.seen for choice in reading.choices) - len(trace.prompt) + 1
 
 
-def _initial(loaded: LoadedModel, location: str, features: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _initial(loaded: LoadedModel, location: str, features: Features) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Load the scorer with which training begins; return it, and its hash and training command for the card.
 
     Raises UserError when there is no scorer.
     """
+    if loaded.device.type == "meta":  # a memory plan: any scorer has the same size
+        shapes = scorer_shapes(features, model_fields(loaded.model.config))
+        return {name: torch.empty(shape, device=loaded.device) for name, shape in shapes.items()}, {"sha256": ""}
     method = methods.get("foresightkv")(features=features, scorer=location)
     weights = method.weights()
     beside = loaded.folder / f"{weights.kind}.safetensors" if loaded.folder else None

@@ -15,6 +15,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from kvbench.replay.traces import ForcedTrace
 from kvbench.train.gkv import SparseRecipe
 from kvbench.train.recipe import Settings
 from kvbench.train.sparse_masks import Lifetimes
-from kvbench.train.sparse_pass import Answered, add_up
+from kvbench.train.sparse_pass import Answered, Teacher, add_up
 from kvbench.train.traces import Question, Trace
 
 
@@ -39,8 +40,10 @@ class DistillRecipe(SparseRecipe):
     def __init__(
         self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], test: Sequence[Question]
     ) -> None:
-        self.teacher = copy.deepcopy(loaded.model).requires_grad_(False)
+        original = None if settings.more["lora"] else copy.deepcopy(loaded.model).requires_grad_(False)
         super().__init__(loaded, settings, test)
+        # A model whose adapter is switched off is the original: no second copy is needed.
+        self.teacher: Teacher = self.adapter.switched_off if self.adapter else partial(nullcontext, original)
         self.traces = traces
         self.lifetimes = Lifetimes()
         self.reader = TraceReader(
@@ -74,7 +77,7 @@ class DistillRecipe(SparseRecipe):
             self._divergence,
             micro=self.micro,
             again=self.again,
-            teacher=lambda: nullcontext(self.teacher),
+            teacher=self.teacher,
         )
         return loss, {}
 

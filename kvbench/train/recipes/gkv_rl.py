@@ -84,6 +84,19 @@ class RLRecipe(SparseRecipe):
         }
         return loss, figures
 
+    def rehearse_loss(self, share: slice) -> torch.Tensor:
+        """Learn from two micro-batches of answers of the greatest length, while the log has all answers' evictions."""
+        own = self.questions[share.start] if share.start < len(self.questions) else self.questions[0]
+        if self.budget is not None:
+            copies = self.method.per_query_head
+            layers = {g.index: g.query_heads if copies else g.kv_heads for g in self.loaded.geometry if g.evicts}
+            longest = len(own.ids) + own.max_new_tokens
+            for key in range((share.stop - share.start) * self.group):
+                self.lifetimes.rehearse(key, layers, longest, self.budget, self.loaded.device)
+        answer = own.ids[:1] * own.max_new_tokens
+        answers = [Answered(prompt=own.ids, answer=answer, keys=(i, i)) for i in range(2 * self.micro)]
+        return add_up(self.loaded.model, answers, self.lifetimes, self._objective, micro=self.micro, again=self.again)
+
     def card(self) -> dict[str, Any]:
         return super().card() | {"questions": len(self.questions)}
 

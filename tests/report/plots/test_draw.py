@@ -200,7 +200,10 @@ def test_a_folder_that_cannot_be_written_is_one_line(make_run: Callable, rows: C
     run = make_run("r", rows("full", None, [0.5] * 8), rows("gkv", 48, [0.5] * 8))
     (tmp_path / "file").write_text("")
     assert main(["report", str(run), "--plot", str(tmp_path / "file")]) == 3
-    assert capsys.readouterr().err == f"error: cannot write plots in '{tmp_path / 'file'}' (file exists).\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: cannot write plots in '{tmp_path / 'file'}' (file exists). Give another folder.\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_a_damaged_copy_is_fetched_anew(data: Callable, tmp_path: Path) -> None:
     )
     assert (check.code, fetch.code, after.code) == (3, 0, 0)
     assert "listed (wrong)" in check.err
-    assert "note: 1 of 1 tasks are in d: --data d or KVBENCH_DATA=d." in fetch.err
+    assert "note: 1 of 1 tasks are in d; --data d or KVBENCH_DATA=d uses them." in fetch.err
 
 
 def test_check_finds_what_was_downloaded_before(data: Callable, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from kvbench.lazy import torch
 def _kvzip_score(case: Case) -> list[CasePlan]:
     """Return one plan per step of the case.
 
-    Every step evicts the same input anew: in mode "pair" at each ratio, then in mode "uniform" at each ratio.
+    Every step evicts from the same full cache: in mode "pair" at each ratio, then in mode "uniform" at each ratio.
     """
     h = case.hyper
     prefix, ratios = h["prefix_len"], h["ratios"]

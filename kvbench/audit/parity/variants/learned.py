@@ -74,9 +74,9 @@ def _trimkv_global(case: Case) -> list[CasePlan]:
 def _floored(case: Case, step: int) -> list[set[int]]:
     """Return the reference's kept sets with two mistakes of its code corrected.
 
-    In these cases a head keeps at least a given number of entries. The code counts each head's first entry for the head
-    before it. It also rounds both this number and the rest of the budget down, so it may keep fewer entries than the
-    budget allows.
+    In these cases a head keeps at least a given number of entries. The code counts each head's first entry as an entry
+    of the head before. It also rounds both this number and the rest of the budget down, so it may keep fewer entries
+    than the budget allows.
     """
     h, kept, worths = case.hyper, case.kept(step), _worths(case, step)
     slots = [slots.tolist() for layer in case.slots(step) for slots in layer]

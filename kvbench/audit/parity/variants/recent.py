@@ -68,7 +68,7 @@ def _random(prompt: str) -> Any:
 
 
 def _recency(case: Case) -> list[CasePlan]:
-    """Plan the prompt and the newest tokens: streaming-llm, whose sinks are the protected part of the prompt."""
+    """Plan a case that keeps the prompt and the newest tokens: by streaming-llm, with the protected prompt as sinks."""
     h = case.hyper
     prompt = min(h["prefill"], h["token_budget"] - h["residual_length"] - 1)
     return [_as_engine(case, "streaming-llm", {"sinks": prompt})]

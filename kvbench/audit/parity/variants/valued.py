@@ -78,7 +78,7 @@ def _defensivekv(case: Case) -> list[CasePlan]:
 def _without_surplus(case: Case, step: int, budget: int) -> list[set[int]]:
     """Return the reference's kept sets without the entries beyond the budget, those with the lowest scores.
 
-    The reference rounds the budget of all heads together down, kvbench that of each head.
+    The reference rounds down the budget of all heads together, kvbench the budget of each head.
     """
     kept, scores = case.kept(step), case.scores(step)
     size = len(kept) if case.variant.startswith("layer") else case.heads  # units that share a budget
@@ -91,7 +91,8 @@ def _without_surplus(case: Case, step: int, budget: int) -> list[set[int]]:
 
 
 def _engine(case: Case, method: str, options: dict[str, Any], **more: Any) -> list[CasePlan]:
-    """Plan a case of VaSE's engine: it evicts when a multiple of the window is held that exceeds the budget."""
+    """Plan a case of VaSE's engine: it evicts when the number of entries held is a multiple of the window and exceeds
+    the budget."""
     h = case.hyper
     window, budget, prompt = h["residual_length"], h["token_budget"], h["prefill"]
 

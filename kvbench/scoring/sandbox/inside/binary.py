@@ -12,7 +12,7 @@ _size = 0
 
 
 def setup(options: dict[str, Any]) -> None:
-    """Keep the number of bytes of the program, before the fork."""
+    """Store how many bytes of standard input are the program (`options["size"]`). Called before the fork."""
     global _size
     _size = options["size"]
 

@@ -96,7 +96,8 @@ class Child:
     def end(self, state: bytes, begun: float, limit: int) -> bytes:
         """Kill the process and return a reply for the driver.
 
-        state: X it ended, T time limit, O output limit, C closed.
+        state: why it ended: X by itself, T time limit, O output limit, C closed. begun: when the request began, in
+        seconds. limit: most bytes of each of its streams.
         """
         for kill in (os.killpg, os.kill):  # its session is its own
             try:
@@ -163,7 +164,8 @@ def _send(fd: int, data: memoryview) -> memoryview:
 
 
 def _become(box: Any, sources: list[int], cpu: int, talks: bool) -> None:
-    """Inside the forked process: set up its descriptors, lock it down, and run the harness. Does not return."""
+    """Inside the forked process: set up its descriptors, lock it down, and run the harness. Does not return. box, cpu,
+    talks: see `Child`. sources: the descriptors that become its streams."""
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, 32) for fd in sources]
     for place, fd in enumerate(moved):
         os.dup2(fd, place)
@@ -199,7 +201,7 @@ def ask() -> bytes | None:
 
 
 def tell(answer: bytes) -> None:
-    """Send an answer out of the box. The first one says that the harness is ready for requests."""
+    """Send an answer out of the box. The first answer of a process says that the harness is ready for requests."""
     view = memoryview(LENGTH.pack(len(answer)) + answer)
     while view:
         view = view[os.write(TELL, view) :]

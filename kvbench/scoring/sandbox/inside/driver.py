@@ -46,7 +46,8 @@ class Driver:
         os.chdir(config["folder"])
 
     def answer(self, kind: bytes, wall: int, cpu: int, limit: int, data: bytes) -> bytes:
-        """Return the reply to a request: L load a program, N run it once, O open a process, A ask it, C close it."""
+        """Return the reply to a request: L load a program, N run it once, O open a process, A ask it, C close it. wall:
+        limit in ms. cpu: limit in seconds of processor time. limit: most bytes of output."""
         if kind == b"L":
             told = json.loads(data)
             self.program, self.harness = told["program"], {"__name__": "harness"}

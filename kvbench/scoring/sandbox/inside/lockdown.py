@@ -174,7 +174,8 @@ class Packages:
 
 
 def sealed(data: bytes, seals: bool) -> int:
-    """Put the program's input into a file in memory that cannot be changed, and return its descriptor.
+    """Put the program's input (`data`) into a file in memory, and return its descriptor. seals: make the file
+    unchangeable.
 
     Outside Linux it is an unlinked file on the disk.
     """

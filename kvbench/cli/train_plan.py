@@ -1,0 +1,140 @@
+"""``kvbench train METHOD --dry-run``: prints the plan of a training and the memory that it takes on each device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvbench.config.parsers import BadValue, parse, whole
+from kvbench.console import terminal
+from kvbench.console.progress import preparing
+from kvbench.errors import UserError, quote
+from kvbench.train.catalogue import entry_of
+from kvbench.train.entry import COUNTS
+
+if TYPE_CHECKING:
+    from kvbench.train.memory import Phase
+    from kvbench.train.plan import TrainingPlan
+
+GB = 10**9
+UNITS = {"GB": GB, "GiB": 2**30}
+LIMIT = "Counted from the recipe's own code without weights: no scratch of single operators, no share of the allocator."
+
+
+def gpu_memory(raw: object) -> int:
+    """Parse the memory of a GPU, such as 80GB or 79.6GiB, into bytes."""
+    found = re.fullmatch(r"(\d+\.?\d*) ?(GB|GiB)", str(raw).strip(), re.ASCII)
+    if found is None or not float(found[1]):
+        raise BadValue("a size above 0 with its unit, like 80GB or 79.6GiB", quote(raw))
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def print_plan(
+    kind: str,
+    model: str,
+    settings: Mapping[str, Any],
+    *,
+    data: str | None,
+    device: str,
+    memory: str | None,
+    processes: str | None,
+    json: bool,
+    quiet: bool,
+) -> None:
+    """Print the plan of a training. Raises UserError for an invalid size or number of processes."""
+    total = None if memory is None else parse("--gpu-memory", gpu_memory, memory)
+    count = 1 if processes is None else parse("--processes", whole(1), processes)
+    with preparing("counting the memory of the training", quiet=quiet):
+        from kvbench.train.plan import Device, TrainingPlan
+
+        plan = TrainingPlan.make(kind, model, settings, Device.of(device, total, count))
+        changes, smaller = plan.smaller()
+    if not quiet:
+        _print(plan, data)
+        _print_fit(plan, changes, smaller)
+    if json:
+        terminal.data(_document(plan) | {"fits_with": changes if smaller.fits else None})
+
+
+def refuse_without_plan(memory: str | None, processes: str | None) -> None:
+    """Raise UserError for flags that only a plan has."""
+    if memory is not None:
+        raise UserError("--gpu-memory is for plans; give --dry-run, too.")
+    if processes is not None:
+        raise UserError("--processes is for plans; start several processes with torchrun (docs/training.md).")
+
+
+def _print(plan: TrainingPlan, data: str | None) -> None:
+    settings, entry = plan.settings, entry_of(plan.name)
+    share = settings["batch"] // plan.device.processes
+    own = {name: value for name, value in settings.items() if name in entry.options}
+    prompt = f"prompt {plan.prompt:,}" + ("" if plan.known else " (assumed; --opt max_prompt=N limits prompts)")
+    items = {"answers": "questions or texts", "questions": "questions", "examples": "examples"}[entry.learns_from]
+    facts = {
+        "data": data or (f"problems of {', '.join(entry.tasks)}" if entry.tasks else "its own texts"),
+        "collect": f"{settings['samples']:,} {items}, and {entry.held_out} held out",
+        "steps": f"{settings['steps']:,} of {settings['batch']}, {share} per process",
+        "settings": ", ".join(f"{name}={value}" for name, value in own.items()),
+        "longest": f"{prompt}, answer {plan.answer:,} tokens",
+        "device": _device(plan),
+    }
+    for name, text in facts.items():
+        print(f"{name:<9} {terminal.clean(text)}")
+    rows = [(phase.name, _gb(phase.bytes), phase.note) for phase in plan.phases]
+    terminal.table(("phase", "GB", ""), rows, right=("GB",))
+    terminal.table((f"peak: {plan.peak.name}", "GB"), _parts(plan.peak), right=("GB",))
+    if plan.uncounted:
+        terminal.warning(f"the recipe's steps are not counted: {plan.uncounted}")
+    print(LIMIT)
+
+
+def _device(plan: TrainingPlan) -> str:
+    device, dtype = plan.device, str(plan.dtype).removeprefix("torch.")
+    what = "GPU" if device.gpu else "CPU"
+    several = f"{device.processes} processes, each with a {what}" if device.processes > 1 else f"a {what}"
+    return f"{several} of {_gb(device.total)} GB; weights in {dtype}"
+
+
+def _print_fit(plan: TrainingPlan, changes: Mapping[str, Any], smaller: TrainingPlan) -> None:
+    peak, total = f"{_gb(plan.peak.bytes)} GB per process", f"{_gb(plan.device.total)} GB"
+    if plan.fits:
+        print(f"{peak}: fits into {total}." + (" Steps are not counted." if plan.uncounted else ""))
+        return
+    options = " ".join(f"--opt {name}={value}" for name, value in changes.items())
+    if smaller.fits:
+        print(f"{peak}: does not fit into {total}; {_gb(smaller.peak.bytes)} GB with {options}.")
+    else:
+        least = f" ({_gb(smaller.peak.bytes)} GB with {options})" if changes else ""
+        print(f"{peak}: does not fit into {total}{least}. Use shorter texts or a larger GPU.")
+
+
+def _parts(phase: Phase) -> list[tuple[str, str]]:
+    """Return the parts of a phase with their sizes in GB, the largest first; those below 5 MB are summed up."""
+    shown = {name: size for name, size in phase.parts.most_common() if size >= 0.005 * GB}
+    rest = phase.bytes - sum(shown.values())
+    return [(name, _gb(size)) for name, size in shown.items()] + ([("others", _gb(rest))] if rest > 0 else [])
+
+
+def _gb(size: float) -> str:
+    return f"{size / GB:,.2f}"
+
+
+def _document(plan: TrainingPlan) -> dict[str, Any]:
+    return {
+        "recipe": plan.name,
+        "processes": plan.device.processes,
+        "memory": plan.device.total,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "prompt": plan.prompt,
+        "answer": plan.answer,
+        "settings": {name: plan.settings[name] for name in (*COUNTS, *entry_of(plan.name).options)},
+        "phases": [
+            {"phase": phase.name, "bytes": phase.bytes, "parts": dict(+phase.parts), "note": phase.note}
+            for phase in plan.phases
+        ],
+        "peak": plan.peak.name,
+        "peak_bytes": plan.peak.bytes,
+        "fits": plan.fits,
+        "not_counted": plan.uncounted,
+    }

@@ -1,0 +1,59 @@
+"""What kvbench must know about each scorer press of kvpress 0.5.5: what it reads, and why some cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.eviction.declare import LayerWeight
+
+VERSION = "0.5.5"
+
+# Classes of transformers whose queries kvpress computes right. It reads others too, but without their norms.
+ATTENTION = ("LlamaAttention", "MistralAttention", "Phi3Attention", "Qwen2Attention", "Qwen3Attention")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a press reads beside keys and values.
+
+    Attributes:
+        hidden: hidden states. "last": of the newest token; "window": of the newest `window_size` and one more;
+            "many": statistics over all that it gets; "every": one per entry, so that it scores prompts only.
+        stays: the options whose sum is the number of entries that always stay.
+        weights: matrices of the model.
+        future: whether it counts future positions from the number of hidden states.
+    """
+
+    hidden: Literal["none", "last", "window", "many", "every"] = "none"
+    stays: tuple[str, ...] = ()
+    weights: tuple[LayerWeight, ...] = ()
+    future: bool = False
+
+
+PRESSES = {
+    "CURPress": Facts(stays=("num_sinks",)),
+    "CapPress": Facts(hidden="many", stays=("n_sink",), future=True),
+    "CompactorPress": Facts(hidden="every", stays=("sink_size_start", "sink_size_end")),
+    "CriticalKVPress": Facts(weights=("o_proj",)),
+    "ExpectedAttentionPress": Facts(hidden="many", stays=("n_sink",), future=True),
+    "KeyDiffPress": Facts(),
+    "KnormPress": Facts(),
+    "LagKVPress": Facts(stays=("n_sink",)),
+    "LeverageScorePress": Facts(hidden="every"),
+    "NonCausalAttnPress": Facts(hidden="every"),
+    "PyramidKVPress": Facts(hidden="window", stays=("window_size",)),
+    "RandomPress": Facts(),
+    "SnapKVPress": Facts(hidden="window", stays=("window_size",)),
+    "StreamingLLMPress": Facts(stays=("n_sink",)),
+    "TOVAPress": Facts(hidden="last"),
+}
+
+REFUSED = {
+    "ExpectedAttentionStatsPress": "it loads statistics of queries from the hub by the model's name; "
+    "use kvpress:ExpectedAttentionPress",
+    "KVzapPress": "it loads networks from the hub by the model's name; use kvzap",
+    "ObservedAttentionPress": "it reads the attention of all queries to all keys, which the engine never holds; "
+    "use h2o",
+    "QFilterPress": "it loads filters from the hub by the model's name",
+}

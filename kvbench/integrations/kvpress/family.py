@@ -1,0 +1,46 @@
+"""The names after ``kvpress:``, and the method that each stands for."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from typing import Any
+
+from kvbench.errors import UserError, quote
+from kvbench.integrations.kvpress.facts import PRESSES, REFUSED
+from kvbench.integrations.kvpress.load import kvpress
+from kvbench.integrations.kvpress.method import LayeredPressMethod, PressMethod
+from kvbench.integrations.kvpress.options import buffer_field, fields_of, takes_press
+from kvbench.registry import did_you_mean
+
+BUFFER = 256  # as in kvpress's DecodingPress
+
+
+def canonical(name: str) -> str:
+    """Return a press's name as kvpress spells it; case does not matter. Raises UserError for an unknown press, or for
+    one that cannot run, and SetupError without kvpress."""
+    plain = name.strip().lower()
+    spelled = {press.lower(): press for press in (*PRESSES, *REFUSED)}
+    if plain not in spelled:
+        hint = did_you_mean(plain, [press.lower() for press in PRESSES]) or f" Known: {', '.join(PRESSES)}."
+        raise UserError(f"kvpress has no scorer press {quote(name)}.{hint}")
+    press = spelled[plain]
+    if press in REFUSED:
+        raise UserError(f"method 'kvpress:{press}' cannot run: {REFUSED[press]}.")
+    kvpress()
+    return press
+
+
+@functools.cache
+def member(name: str) -> type[PressMethod]:
+    """Return the method of a press, given its name as `canonical` returns it."""
+    press, facts = getattr(kvpress(), name), PRESSES[name]
+    fields = fields_of(press)
+    if facts.hidden == "many" or any(takes_press(press, option) for option, _, _ in fields):
+        fields.append(buffer_field(BUFFER))
+    base = LayeredPressMethod if hasattr(press, "get_layer_budget") else PressMethod
+    about = {"press_class": press, "facts": facts, "__doc__": inspect.cleandoc(press.__doc__ or "")}
+    made: Any = dataclasses.make_dataclass(name, fields, bases=(base,), frozen=True, namespace=about)
+    made.__module__ = press.__module__  # whose files are part of a row's identity
+    return made

@@ -1,0 +1,59 @@
+"""The options of a press as options of a method: read from the parameters of its class, described by its docstring."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+from kvbench.eviction.api import option
+
+RATIO = "compression_ratio"  # set before each call, from budget and entries
+DEFAULT = "SnapKVPress"  # for parameters that take a press and have no default
+BUFFER = "buffer"
+
+# Ranges that kvpress itself does not check. Other whole numbers are 0 or more.
+POSITIVE = ("window_size", "beta", "lag_size", "local_window_size", "chunk_size", "sketch_dimension")
+LIMITS: dict[str, dict[str, Any]] = {
+    "kernel_size": {"low": 1, "odd": True},
+    "first_stage_ratio": {"low": 0, "high": 1},
+    "epsilon": {"low": 0},
+    "n_future_positions": {"low": 1},
+    **{name: {"low": 1} for name in POSITIVE},
+}
+
+
+def fields_of(press: type) -> list[tuple[str, Any, Any]]:
+    """Return (name, type, dataclass field) for each option of a press."""
+    parameters = inspect.signature(press).parameters.values()
+    return [_field(press, p) for p in parameters if p.name != RATIO and not p.name.startswith("_")]
+
+
+def buffer_field(default: int) -> tuple[str, Any, Any]:
+    """Return the option that says how many hidden states a press gets while decoding."""
+    help = "newest hidden states per layer that are stored while decoding, and shown to the press"
+    return BUFFER, int, option(default, help, low=1)
+
+
+def takes_press(press: type, name: str) -> bool:
+    """Return whether a parameter of a press is another press."""
+    from kvpress import ScorerPress
+
+    kind = inspect.signature(press).parameters[name].annotation
+    return isinstance(kind, type) and issubclass(kind, ScorerPress)
+
+
+def _field(press: type, parameter: inspect.Parameter) -> tuple[str, Any, Any]:
+    name = parameter.name
+    if takes_press(press, name):
+        return name, str, option(DEFAULT, _help(press, name))
+    limits = LIMITS.get(name, {"low": 0} if parameter.annotation is int else {})
+    return name, parameter.annotation, option(parameter.default, _help(press, name), **limits)
+
+
+def _help(press: type, name: str) -> str:
+    """Return the first sentence that a press's docstring says about a parameter; "" if it says none."""
+    text = inspect.cleandoc(press.__doc__ or "")
+    found = re.search(rf"^{name}\s*:.*\n((?:[ \t]+.*\n?)+)", text, flags=re.MULTILINE)
+    sentence = re.split(r"(?<=\.)\s", " ".join(found[1].split()))[0] if found else ""
+    return sentence[:1].lower() + sentence[1:].rstrip(".")

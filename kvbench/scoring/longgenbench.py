@@ -1,0 +1,45 @@
+"""LongGenBench's reading of a long text: its numbered entries, how many are there, and which questions a judge gets.
+
+The rules are those of the released `Evalution/eval.py` (mozhu621/LongGenBench, commit 62c0e86): an entry begins at a
+separator; its number is the first one that follows the noun of the scenario ("Week 7"); of two entries with one number
+the first counts. An entry that should hold an event is shown to the judge; an entry that is missing is not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+SEPARATOR = "#*#"
+DIGITS = 4300  # of the longest integer that Python reads
+QUESTION = (
+    "Context: {entry}### Instruction: Does this context include the {event}? Please answer with 'yes' or 'no' only."
+)
+
+
+def read_entries(text: str, noun: str) -> dict[int, str]:
+    """Return the entries of a text by number. noun: the data's column `type`, such as "Week" or "Menu Day"."""
+    entries: dict[int, str] = {}
+    for entry in text.split(SEPARATOR):
+        number = re.search(rf"{re.escape(noun)} (\d+)", entry)
+        if number and len(number[1]) <= DIGITS:
+            entries.setdefault(int(number[1]), entry)
+    return entries
+
+
+def completion(entries: Mapping[int, str], number: int) -> float:
+    """Return the share of the entries 1 to `number` that are there."""
+    return sum(wanted in entries for wanted in range(1, number + 1)) / number
+
+
+def questions(entries: Mapping[int, str], events: Mapping[str, str]) -> list[str]:
+    """Return what to ask the judge: one question per event whose entry is there. events: by the entry's number."""
+    return [
+        QUESTION.format(entry=entries[int(number)], event=event)
+        for number, event in events.items()
+        if int(number) in entries
+    ]
+
+
+def says_yes(reply: str) -> bool:
+    return "yes" in reply.lower()

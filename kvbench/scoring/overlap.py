@@ -1,0 +1,23 @@
+"""The share of a text's words that another text repeats in their order: the recall of ROUGE-L (Lin 2004).
+
+Words are runs of the letters a to z and digits in lower case, as in the package rouge-score without its stemmer.
+"""
+
+from __future__ import annotations
+
+import re
+
+
+def rouge_l_recall(reference: str, text: str) -> float:
+    """Return the length of the longest common subsequence of words, per word of `reference`; 0 without a word."""
+    wanted, words = _words(reference), _words(text)
+    row = [0] * (len(words) + 1)  # longest common subsequence of the reference so far and the first n words
+    for word in wanted:
+        diagonal = 0
+        for n, other in enumerate(words, 1):
+            diagonal, row[n] = row[n], diagonal + 1 if word == other else max(row[n], row[n - 1])
+    return row[-1] / len(wanted) if wanted else 0.0
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())

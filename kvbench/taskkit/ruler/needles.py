@@ -1,0 +1,96 @@
+"""The sentences that the task "needle in a haystack" hides, with the questions about them.
+
+A paraphrased needle states a fact about a person, and the question asks for the person in words that the sentence does
+not have, as in NoLiMa (Modarressi et al. 2025, arXiv:2502.05167). Sentences and names are kvbench's own, for NoLiMa's
+may not be used for every purpose. Facts about three other persons are hidden too, so that the only name in the text is
+not the answer.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needle:
+    """A needle and the prompt around it. others: sentences hidden elsewhere; end: text between context and question."""
+
+    sentence: str
+    outputs: tuple[str, ...]
+    before: str
+    question: str
+    answer_prefix: str = ""
+    end: str = "\n"
+    others: tuple[str, ...] = ()
+
+
+def number(key: str) -> Needle:
+    """Return a random number of seven digits. key: decides which, as for the other needles."""
+    digits = str(random.Random(key).randint(10**6, 10**7 - 1))
+    return Needle(
+        sentence=f"The special magic number is: {digits}.",
+        outputs=(digits,),
+        before="A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you "
+        "about the number afterwards.\n",
+        question="What is the special magic number mentioned in the provided text?",
+        answer_prefix=" The special magic number mentioned in the provided text is",
+    )
+
+
+# From LLMTest_NeedleInAHaystack (Greg Kamradt, MIT licence).
+SANDWICH = "The best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day."
+
+
+def sandwich(key: str) -> Needle:
+    return Needle(
+        sentence=SANDWICH,
+        outputs=("eat a sandwich", "Dolores Park", "sunny day"),
+        before="",
+        question="What is the best thing to do in San Francisco? Don't give information outside the document or repeat "
+        "your findings.",
+        end="\n\n",
+    )
+
+
+NAMES = (
+    *("Ambrose", "Beatrix", "Casimir", "Dorothea", "Emeric", "Fenella", "Gideon", "Henrietta", "Ignatius", "Jocasta"),
+    *("Leopold", "Marigold", "Nikolai", "Ottoline", "Percival", "Quentin", "Rosalind", "Sigmund", "Thaddeus", "Ursula"),
+)
+FACTS = {  # what a sentence says of a person -> how the question names it
+    "eats nothing that comes from an animal": "is a vegan",
+    "mends broken pipes and dripping taps for a living": "works as a plumber",
+    "gets up before dawn to put loaves into the oven": "is a baker",
+    "grew up within sight of the Eiffel Tower": "was born in Paris",
+    "has never learned to stay afloat in deep water": "cannot swim",
+    "looks at distant stars through a telescope every night": "has astronomy as a hobby",
+    "was handed a gold medal after the marathon": "won a long race",
+    "crosses the street with a white stick and a guide dog": "is blind",
+    "became a parent for the third time in March": "has three children",
+    "spends the winter evenings with needles and wool": "likes to knit",
+    "has been behind bars since the robbery": "is in prison",
+    "wears a crown and lives in a palace": "belongs to a royal family",
+}
+OTHERS = 3  # further persons
+
+
+def paraphrase(key: str) -> Needle:
+    draw = random.Random(key)
+    names = [NAMES[place] for place in _different(draw, len(NAMES))]
+    facts = [tuple(FACTS.items())[place] for place in _different(draw, len(FACTS))]
+    sentences = [f"{name} {fact}." for name, (fact, _) in zip(names, facts, strict=True)]
+    return Needle(
+        sentence=sentences[0],
+        others=tuple(sentences[1:]),
+        outputs=(names[0],),
+        before="Facts about some people are hidden within the following text. Make sure to memorize them. I will quiz "
+        "you about one of these people afterwards.\n",
+        question=f"Which person mentioned in the provided text {facts[0][1]}?",
+        answer_prefix=" The name of this person is",
+    )
+
+
+def _different(draw: random.Random, size: int) -> list[int]:
+    """Return `OTHERS` + 1 different numbers below `size`, by calls that give the same in every version of Python."""
+    left = list(range(size))
+    return [left.pop(int(draw.random() * len(left))) for _ in range(OTHERS + 1)]

@@ -1,0 +1,250 @@
+"""The memory of a training on one device, counted from the model's configuration before its weights are loaded.
+
+The recipe's own code runs on the meta device (`kvbench.train.rehearsal`): its set-up, the step of a batch of the
+longest traces with its backward pass, the update by the optimiser, and the held-out figures. Decoder layers are alike,
+so two rehearsals, with two and with three layers, give the bytes of any number: in every stretch of the computation
+they are a constant and a multiple of the number of layers. A model whose layers differ is rehearsed whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from kvbench.engine.attention.geometry import read_layers
+from kvbench.engine.attention.kernel_choice import planned_for
+from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.shape import on_meta, shape_of_model
+from kvbench.eviction.checks import unread
+from kvbench.train.generation_memory import Generation, fitting, parts
+from kvbench.train.layer_marks import INNER, layers_of, marked
+from kvbench.train.optimiser import ShardedAdamW
+from kvbench.train.processes import Processes
+from kvbench.train.recipe import Recipe, Settings
+from kvbench.train.rehearsal import Ledger, Parts, Segment, part_by_shape
+
+WEIGHTS, TRAINED, GRADIENTS = "weights", "trained tensors", "gradients"
+MOMENTS, MASTERS = "optimiser's moments", "float32 copies of weights"
+SETTING_UP, STEP, UPDATE, HELD_OUT = "setting up", "step", "update", "held-out figures"
+IDLE = "between steps"
+STORED = "items in memory"
+FEWEST = 2  # layers of a rehearsal: a first and a last one
+CHARACTERS = 4  # per token, about
+ROOM = 4096  # tokens: a process rehearses its whole share of a batch up to this size, else two of its items
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The parts of memory at the peak of one phase of a training, and words on it. bytes: of all parts."""
+
+    name: str
+    parts: Parts
+    note: str = ""
+
+    @property
+    def bytes(self) -> int:
+        return self.parts.total()
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A rehearsal's record: segments by phase, answers to generate, the weights' dtype, the number of stored items."""
+
+    segments: dict[str, list[Segment]]
+    generations: Sequence[Generation]
+    dtype: torch.dtype
+    stored: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What a plan of memory needs to know of a training.
+
+    Attributes:
+        recipe: its class; config: of the model; settings: of the training.
+        items, held_out: some of the longest items that the recipe trains on, and of those that it holds out.
+        count: of all items.
+        longest: tokens of such an item.
+        dtype: of the loaded weights; gpu: whether to count for a GPU; total: bytes of the device's memory.
+        processes: how many share the training.
+    """
+
+    recipe: type[Recipe]
+    config: Any
+    settings: Settings
+    items: Sequence[Any]
+    held_out: Sequence[Any]
+    count: int
+    longest: int
+    dtype: torch.dtype
+    gpu: bool
+    total: int
+    processes: int = 1
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda" if self.gpu else "cpu")
+
+    def phases(self) -> list[Phase]:
+        """Return the phases of the training after its answers are collected."""
+        layers = int(self.config.get_text_config().num_hidden_layers)
+        whole = self._loaded(layers)
+        if layers <= FEWEST + 1 or not _alike(whole):
+            few = self._run(layers)
+            runs = few.segments
+        else:
+            few, more = self._run(FEWEST), self._run(FEWEST + 1)
+            runs = {name: _extended(few.segments[name], more.segments[name], layers) for name in few.segments}
+        peaks = {name: max((s.peak for s in run), key=lambda p: p.total()) for name, run in runs.items()}
+        each = peaks[IDLE][STORED] // max(1, few.stored)
+        peaks = {name: self._all_stored(name, peak, each) for name, peak in peaks.items()}
+        idle = peaks.pop(IDLE)
+        generated = [self._generation(g, whole.model, few.dtype, idle) for g in few.generations]
+        return [*(Phase(name, peak) for name, peak in peaks.items()), *generated]
+
+    def _all_stored(self, phase: str, peak: Parts, each: int) -> Parts:
+        """Return the parts at a peak once the recipe has stored all items that it keeps in memory.
+
+        each: bytes of an item. An item that is not kept is in memory while it is used.
+        """
+        if not each:
+            return peak
+        kept = min(self.count, self.recipe.stores // each)
+        used = kept < self.count and phase not in (UPDATE, IDLE) and peak[STORED] > 0
+        return Parts({**peak, STORED: (kept + used) * each})
+
+    def _generation(self, generation: Generation, model: Any, dtype: torch.dtype, held: Parts) -> Phase:
+        """Return the phase of an engine that generates with `generation.slots` slots. held: bytes beside the engine."""
+        need = generation.need(shape_of_model(model), self.device, dtype, self.total)
+        return Phase(generation.phase, held + parts(need, generation.slots), f"{generation.slots} slots")
+
+    def collecting(self, generation: Generation) -> Phase:
+        """Return the phase in which answers are collected, with as many slots as fit."""
+        model = self._loaded(int(self.config.get_text_config().num_hidden_layers)).model
+        need = generation.need(shape_of_model(model), self.device, self.dtype, self.total)
+        slots = fitting(need, generation.slots, self.total, self.device)
+        note = f"{slots} slots" + (f", as many of {generation.slots} as fit" if slots < generation.slots else "")
+        return Phase(generation.phase, Parts({WEIGHTS: need.weights}) + parts(need, slots), note)
+
+    def _run(self, layers: int) -> _Run:
+        """Rehearse with so many layers."""
+        loaded = self._loaded(layers)
+        ledger = Ledger(part_by_shape(loaded), self.recipe.answers(self.settings, self.longest))
+        done: dict[str, list[Segment]] = {}
+        with unread(), planned_for(gpu=self.gpu), ledger, marked(loaded.model, ledger):
+            ledger.name((*loaded.model.parameters(), *loaded.model.buffers()), WEIGHTS)
+            make: Any = type(self.recipe.__name__, (self.recipe,), {"stores": sys.maxsize})
+            recipe: Recipe = make(loaded, self.settings, self.items, self.held_out)
+            _name_held(recipe, loaded, ledger)
+            _name_stored(recipe, ledger)
+            done[SETTING_UP] = ledger.taken()
+            optimiser = self._optimiser(recipe, ledger)
+            for share in self._shares(recipe):
+                recipe.rehearse_loss(share).backward()
+            _name_stored(recipe, ledger)
+            done[STEP] = ledger.taken()
+            optimiser.step(self.settings.lr, self.settings.clip)
+            done[UPDATE] = ledger.taken()
+            done[IDLE] = [Segment("", [Parts(ledger.parts)])]
+            recipe.rehearse_held_out()
+            done[HELD_OUT] = ledger.taken()
+        dtype = next(loaded.model.parameters()).dtype
+        return _Run(done, recipe.generations(), dtype, len(recipe.stored()))
+
+    def _optimiser(self, recipe: Recipe, ledger: Ledger) -> ShardedAdamW:
+        parameters = recipe.parameters()
+        how = {"beta2": self.settings.beta2, "weight_decay": self.settings.weight_decay}
+        optimiser = ShardedAdamW(parameters, _Alone(self.processes), **how)
+        for name, part in optimiser.parts.items():
+            ledger.name((part.exp_avg, part.exp_avg_sq), MOMENTS)
+            if parameters[name].dtype != torch.float32:  # else a view
+                ledger.name([part.parameter], MASTERS)
+            parameters[name].register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], GRADIENTS))
+        return optimiser
+
+    def _shares(self, recipe: Recipe) -> list[slice]:
+        """Return the items of a batch with which to rehearse, for each of at most two calls of the loss.
+
+        The second item, or call, shows what the first leaves.
+        """
+        whole = self.settings.batch // self.processes
+        once = min(recipe.at_once or whole, whole)
+        size = once if once * self.longest <= ROOM else min(once, 2)
+        return [slice(0, size), slice(size, 2 * size)][: 1 if once == whole else 2]
+
+    def _loaded(self, layers: int) -> LoadedModel:
+        config = copy.deepcopy(self.config)
+        text = config.get_text_config()
+        text.num_hidden_layers = layers
+        if getattr(text, "layer_types", None):
+            text.layer_types = text.layer_types[:layers]
+        model = on_meta(config).to(self.dtype)
+        geometry, states = read_layers(model)
+        context = int(getattr(text, "max_position_embeddings", 0) or 1 << 20)
+        device = torch.device("meta")
+        return LoadedModel(model, _Tokenizer(), geometry, device, self.dtype, context, frozenset({0}), states=states)
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone(Processes):
+    """One of several processes in a rehearsal: it holds its parts of tensors, and exchanges nothing."""
+
+    def average(self, tensors: Iterable[torch.Tensor]) -> None:
+        return None
+
+    def share_parts(self, row: torch.Tensor) -> None:
+        return None
+
+
+class _Tokenizer:
+    """Counts tokens of texts that methods add to prompts, where a tokenizer is not needed to count memory."""
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [0] * max(1, len(text) // CHARACTERS)}
+
+
+def _name_held(recipe: Recipe, loaded: LoadedModel, ledger: Ledger) -> None:
+    """Name what the recipe holds: its trained tensors, and further models by the names of their attributes."""
+    ledger.name(recipe.parameters().values(), TRAINED)
+    for name, value in vars(recipe).items():
+        if isinstance(value, nn.Module):
+            ledger.name((*value.parameters(), *value.buffers()), name)
+    ledger.name((*loaded.model.parameters(), *loaded.model.buffers()), WEIGHTS)
+
+
+def _name_stored(recipe: Recipe, ledger: Ledger) -> None:
+    ledger.name((tensor for tensors in recipe.stored().values() for tensor in tensors), STORED)
+
+
+def _alike(loaded: LoadedModel) -> bool:
+    """Return whether all decoder layers have equal attention and equal parameters."""
+    geometry = {replace(g, index=0) for g in loaded.geometry}
+    shapes = {tuple((name, p.shape) for name, p in layer.named_parameters()) for layer in layers_of(loaded.model)}
+    return len(geometry) == 1 and len(shapes) == 1
+
+
+def _extended(few: Sequence[Segment], more: Sequence[Segment], layers: int) -> list[Segment]:
+    """Return the segments with `layers` layers from those with two (few) and with three (more)."""
+
+    def grown(small: Parts, large: Parts) -> Parts:
+        sizes = {n: small[n] + (large[n] - small[n]) * (layers - FEWEST) for n in small | large}
+        return Parts(sizes)
+
+    def points(small: Segment, large: Segment) -> Iterator[tuple[Parts, Parts]]:
+        if len(small.points) == len(large.points):
+            return zip(small.points, large.points)
+        return iter([(small.peak, large.peak)])  # a loop over layers ran inside the segment
+
+    pairs = zip(few, _outer(more), strict=True)
+    return [Segment(small.label, [grown(*point) for point in points(small, large)]) for small, large in pairs]
+
+
+def _outer(segments: Sequence[Segment]) -> Iterator[Segment]:
+    """Yield the segments outside of inner layers: these hold no more than the first or the last layer."""
+    return (segment for segment in segments if not segment.label.endswith(INNER))

@@ -1,0 +1,64 @@
+"""The folder that a training of a model leaves, a model's or an adapter's, and the card beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvbench import __version__
+from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.weights import Base, card_path, config_hash, model_fields
+from kvbench.errors import SetupError, quote
+from kvbench.store.files import reason, replacing
+
+
+def model_files(loaded: LoadedModel) -> Callable[[Path], None]:
+    """Return a function that writes configuration, weights and tokenizer into a folder, which transformers can load."""
+
+    def write(folder: Path) -> None:
+        loaded.model.save_pretrained(folder)
+        loaded.tokenizer.save_pretrained(folder)
+
+    return write
+
+
+def save_folder(
+    folder: Path, write: Callable[[Path], None], base: Base, *, made: Mapping[str, Any]
+) -> tuple[Path, dict[str, Any]]:
+    """Replace a folder by what `write` writes into it, and write a card beside it; return both.
+
+    base: the model before the training. made: facts about the training for the card. Raises SetupError when a file
+    cannot be written.
+    """
+    part = folder.with_name(f".{folder.name}.part")  # replaces the folder once it is complete
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        write(part)
+        card = {
+            "format": f"kvbench-{folder.name}/1",
+            "base_model": base.name,
+            "model": model_fields(base.config),
+            "config_sha256": config_hash(base.config),
+            "sha256": {path.name: _hash(path) for path in sorted(part.glob("*.safetensors"))},
+            "kvbench": __version__,
+            "made": dict(made),
+        }
+        for path in part.iterdir():
+            path.chmod(0o644)
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
+        with replacing(card_path(folder)) as file:
+            file.write((json.dumps(card, indent=2) + "\n").encode())
+        card_path(folder).chmod(0o644)
+    except OSError as error:
+        raise SetupError(f"{quote(error.filename or folder)} cannot be written: {reason(error)}.") from error
+    return folder, card
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,102 @@
+"""The memory plan of a training: what it counts is what the CPU's allocator is asked for, and what it says of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from support import training_memory, training_plans
+
+from kvbench.cli.app import main
+from kvbench.train.memory import MOMENTS, STEP, UPDATE
+from kvbench.train.plan import Device
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results" / "training"
+_OWN_CACHE = {"max_prompt": 40, "max_tokens": 200, "budget": 64, "interval": 64}
+CASES = {
+    "lookaheadkv": ("lookaheadkv", {"max_prompt": 300, "max_tokens": 60}),
+    "duo": ("duo", {"tokens": 300, "sinks": 8, "recent": 32}),
+    "trimkv": ("trimkv", {"max_prompt": 40, "max_tokens": 200, "budget": 64, "interval": 64}),
+    "gkv-distill": ("gkv-distill", _OWN_CACHE),
+    "gkv-distill bfloat16 lora": ("gkv-distill", _OWN_CACHE | {"precision": "bfloat16", "lora": 4}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_plan_counts_what_the_allocator_measures(case):
+    name, changes = CASES[case]
+    planned = training_memory.plan(name, training_memory.config(4, vocab_size=1024), **changes)
+    assert not planned.uncounted
+    counted = {phase.name: phase.bytes for phase in planned.phases}
+    measured = training_memory.measured(planned)
+    assert STEP in measured
+    for phase, size in measured.items():
+        assert counted[phase] == pytest.approx(size, rel=0.1), phase
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model's folder with its configuration and no weights."""
+    training_memory.config(3).save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_processes_share_the_moments():
+    config = training_memory.config(3)
+    short = {"max_prompt": 40, "max_tokens": 40, "budget": 64, "interval": 32}
+    one, two = (
+        training_memory.plan("gkv-rl", config, Device(gpu=True, total=10**9, processes=count), **short).phases
+        for count in (1, 2)
+    )
+    halves = [phase.parts[MOMENTS] for phase in one if phase.name == UPDATE]
+    assert [phase.parts[MOMENTS] * 2 for phase in two if phase.name == UPDATE] == halves > [0]
+
+
+def dry_run(folder, memory, capsys, recompute):
+    """Return the last line that the command prints, and its JSON document."""
+    opts = {"max_prompt": 40, "max_tokens": 200, "budget": 64, "interval": 32, "recompute": recompute}
+    argv = ["train", "gkv-rl", "--model", folder, "--batch", "2", "--dry-run", "--json", "--gpu-memory", memory]
+    assert main(argv + [word for name, value in opts.items() for word in ("--opt", f"{name}={value}")]) == 0
+    *_, text, document = capsys.readouterr().out.splitlines()
+    return text, json.loads(document)
+
+
+def test_the_command_plans_without_weights_and_says_what_fits(folder, capsys):
+    text, held = dry_run(folder, "80GB", capsys, "off")
+    assert text.endswith("fits into 80.00 GB.")
+    assert held["fits"]
+    recomputed = dry_run(folder, "80GB", capsys, "on")[1]["peak_bytes"]
+    assert recomputed < held["peak_bytes"]
+
+    between = f"{(recomputed + held['peak_bytes']) / 2 / 10**9:.9f}GB"
+    text, document = dry_run(folder, between, capsys, "off")
+    assert "does not fit" in text
+    assert "with --opt recompute=on" in text
+    assert document["fits_with"] == {"recompute": "on"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--dry-run", "--gpu-memory", "80"], "80GB"),
+        (["--dry-run", "--processes", "0"], "--processes"),
+        (["--dry-run", "--processes", "3"], "a batch of 8 cannot be shared equally by 3 processes"),
+        (["--gpu-memory", "80GB", "--out", "x"], "give --dry-run, too"),
+        (["--processes", "2", "--out", "x"], "torchrun"),
+        ([], "--out is missing"),
+    ],
+)
+def test_wrong_flags_of_a_plan(argv, message, capsys):
+    assert main(["train", "duo", "--model", "tiny", *argv]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_tables_in_docs_are_those_of_their_files():
+    docs = (ROOT / "docs" / "training.md").read_text()
+    with (RESULTS / "plans.csv").open() as file:
+        assert "\n".join(training_plans.markdown(csv.DictReader(file))) in docs
+    with (RESULTS / "memory.csv").open() as file:
+        assert "\n".join(training_memory.markdown(csv.DictReader(file))) in docs
