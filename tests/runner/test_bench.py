@@ -95,6 +95,7 @@ def test_every_method_runs_and_random_weights_are_marked(loaded):
     windows["caote"] = (("window", 8),)
     windows["scope"] = (("base", "snapkv(window=8)"), ("recent", 4))
     windows["pyramidinfer"] = (("window", 8),)
+    windows["sepllm"] = (("recent", 8),)
     others = {"golden", "speckv"}
     names = [name for name, _ in methods.items() if name not in others]
     setting = replace(
