@@ -32,6 +32,7 @@ SMALL = {
     "criticalkv": {"base": "snapkv(window=8)"},
     "chunkkv": {"base": "snapkv(window=8)", "chunk": 4},
     "kvzap": {"recent": 8},
+    "locret": {"recent": 8},
     "defensivekv": {"window": 8},
     "caote": {"window": 8},
     "sepllm": {"sinks": 2, "recent": 8},
