@@ -69,6 +69,7 @@ class Rules:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     rope: Rope | None = None
     layer_weights: Mapping[int, Mapping[str, torch.Tensor]] = field(default_factory=dict)  # by layer, see `NewTokens`
+    marks: torch.Tensor | None = None  # [V] bool, by token, see `Needs.marks`
     attention: Mapping[int, OwnAttention] = field(default_factory=dict)  # by layer, see `Needs.attention`
 
     def decoding(self) -> Rules:
@@ -93,8 +94,15 @@ class Rules:
                 values=call.read_values(call.key, call.value),
                 weights=self.weights,
                 layer_weights=self.layer_weights.get(call.layer, {}),
+                marks=self._marks_of(call),
             )
         )
+
+    def _marks_of(self, call: AttentionCall) -> torch.Tensor | None:
+        """Return which new tokens are marks, [b, t] bool; embeddings that are no tokens are none."""
+        if self.marks is None or call.tokens is None:
+            return None if self.marks is None else torch.zeros(call.query.shape[::2], dtype=torch.bool).to(self.marks)
+        return self.marks[call.tokens]
 
     def view(
         self,

@@ -21,6 +21,7 @@ from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.model.layer_weights import layer_weights
 from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.marks import marks
 from kvbench.engine.model.own_attention import own_attention
 from kvbench.engine.model.weights import load_weights
 from kvbench.engine.rules import Rules
@@ -118,5 +119,6 @@ def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequ
         weights=weights,
         rope=read_rope(loaded.model, geometry) if needs.rope else None,
         layer_weights=layer_weights(loaded.model, geometry, needs.layer_weights),
+        marks=marks(loaded, needs.marks) if needs.marks else None,
         attention=own_attention(loaded.model, geometry, needs.attention),
     )

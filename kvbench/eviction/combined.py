@@ -46,6 +46,11 @@ class Combined(Method):
                 f"methods {quote(self.names[0])} and {quote(self.names[1])} keep the same state, so they cannot be "
                 "combined; give one of them."
             )
+        if len({part.needs().marks for part in (self.first, self.second)} - {""}) > 1:
+            raise UserError(
+                f"methods {quote(self.names[0])} and {quote(self.names[1])} read different marks, so they cannot be "
+                "combined; give one of them."
+            )
         if self.first.weights() and self.second.weights():
             raise UserError(
                 f"methods {quote(self.names[0])} and {quote(self.names[1])} both need weights, so they cannot be "
@@ -90,6 +95,7 @@ class Combined(Method):
             probes=a.probes,
             prompt=a.prompt,
             layer_weights=tuple(dict.fromkeys(a.layer_weights + b.layer_weights)),
+            marks=a.marks or b.marks,
             hidden=b.hidden,
             prompt_hidden=max(a.prompt_hidden, b.hidden),
             attention=_common(a.attention, b.attention),

@@ -32,6 +32,7 @@ class Needs:
     probes: bool = False  # whether `probes` yields any
     prompt: bool = False  # whether `probes` reads the prompt's tokens, itself or with a draft model
     layer_weights: tuple[LayerWeight, ...] = ()  # the model's matrices that `on_tokens` reads, see `NewTokens`
+    marks: str = ""  # characters; `on_tokens` reads which tokens consist of these and of white space, see `NewTokens`
     hidden: int = 0  # number of newest hidden states that `score` sees while decoding (`view.hidden`)
     prompt_hidden: int = 0  # the same at an eviction of the prompt; WHOLE: those of all its tokens
     attention: tuple[str, ...] = ()  # names of attention classes of which `score` reads `view.attention`; (): none

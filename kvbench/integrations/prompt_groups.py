@@ -31,8 +31,9 @@ class PromptGroup:
         """Return the part of an attention call that belongs to this group's prompts, without pads."""
         rows, first = self.rows, self.pads
         hidden = None if call.hidden is None else call.hidden[rows, first:]
+        tokens = None if call.tokens is None else call.tokens[rows, first:]
         query, key, value = (x[rows, :, first:] for x in (call.query, call.key, call.value))
-        return replace(call, query=query, key=key, value=value, hidden=hidden)
+        return replace(call, query=query, key=key, value=value, hidden=hidden, tokens=tokens)
 
 
 def attend(groups: Sequence[PromptGroup], call: AttentionCall) -> torch.Tensor:

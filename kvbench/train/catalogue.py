@@ -67,6 +67,16 @@ BUILT_IN: dict[str, Entry] = {
         options={"width": 512, "tokens": 1250, "target": "kvzip+"},
         presets={"tiny": tiny(samples=300, steps=400, batch=4, width=32), "paper": presets.KVZAP},
     ),
+    "locret": Entry(
+        location="kvbench.train.recipes.locret:LocretRecipe",
+        about="retaining heads that predict the largest attention logit of an answer's queries to each prompt token",
+        tasks=("lookup", "chain", "walk"),
+        traces=600,
+        steps=1000,
+        lr=5e-4,
+        options={"width": 1024, "tokens": 10_240, "smooth": 0.0025},
+        presets={"tiny": tiny(samples=120, steps=400, lr=5e-3, batch=4, width=64), "paper": presets.LOCRET},
+    ),
     "duo": Entry(
         location="kvbench.train.recipes.duo:DuoRecipe",
         about="a number per KV head: how much the head needs tokens other than the first and the newest",

@@ -98,6 +98,15 @@ KVZAP = Preset(
     | {"width": 512, "tokens": 1250, "target": "kvzip+", "max_tokens": 1250},
 )
 
+# Locret, arXiv 2410.01805: 3,000 texts of LongAlpaca, one per step; all from the released script (r).
+LOCRET = Preset(
+    about="given answers to prompts of up to 10,240 tokens, one a step, 3,000 steps; the release lets the rate fall "
+    "linearly, here by a cosine, and clips single gradients at 0.5",
+    values=TORCH_ADAMW
+    | {"samples": 3000, "steps": 3000, "lr": 5e-4, "batch": 1, "warmup": 2000, "floor": 0.0, "beta2": 0.95}
+    | {"width": 1024, "tokens": 10_240, "smooth": 0.0025, "wrong": "keep"},
+)
+
 # DuoAttention, arXiv 2410.10819; rate, texts and schedule from the released script (r).
 DUO = Preset(
     about="texts of 1,000 to 32,000 tokens; the paper hides 10 passkeys in BookSum's texts, kvbench in other sentences",

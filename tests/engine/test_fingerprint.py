@@ -73,7 +73,7 @@ def test_weights_of_another_model_of_equal_sizes_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", ["trimkv", "retention", "foresightkv", "lookaheadkv", "duo", "headkv", "kvzap", "triattention"]
+    "kind", ["trimkv", "retention", "foresightkv", "lookaheadkv", "duo", "headkv", "kvzap", "locret", "triattention"]
 )
 def test_the_built_in_model_s_weights_are_its_own(kind):
     assert json.loads((tiny.path() / f"{kind}.json").read_text())["fingerprint"] == load(str(tiny.path())).fingerprint

@@ -90,11 +90,12 @@ def test_samples_share_a_prompt(loaded):
 
 def test_every_method_runs_and_random_weights_are_marked(loaded):
     """All methods, at a budget that makes them evict. Oracles know the future, and speckv needs a draft model."""
-    trained = {"duo", "foresightkv", "headkv", "kvzap", "lookaheadkv", "retention", "triattention", "trimkv"}
+    trained = {"duo", "foresightkv", "headkv", "kvzap", "locret", "lookaheadkv", "retention", "triattention", "trimkv"}
     windows = {"kvzap": (("recent", 8),), "lagkv": (("lag", 8), ("sinks", 4)), "vase": (("window", 8),)}
     windows["caote"] = (("window", 8),)
     windows["scope"] = (("base", "snapkv(window=8)"), ("recent", 4))
     windows["pyramidinfer"] = (("window", 8),)
+    windows |= dict.fromkeys(("locret", "sepllm"), (("recent", 8),))
     others = {"golden", "speckv"}
     names = [name for name, _ in methods.items() if name not in others]
     setting = replace(

@@ -32,8 +32,10 @@ SMALL = {
     "criticalkv": {"base": "snapkv(window=8)"},
     "chunkkv": {"base": "snapkv(window=8)", "chunk": 4},
     "kvzap": {"recent": 8},
+    "locret": {"recent": 8},
     "defensivekv": {"window": 8},
     "caote": {"window": 8},
+    "sepllm": {"sinks": 2, "recent": 8},
     "scope": {"base": "snapkv(window=8)", "recent": 3},
     "vase": {"window": 8, "draw": False},
     "foresightkv": {"sampling": False},  # noise is named after the task, which `generate` does not have

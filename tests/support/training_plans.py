@@ -45,7 +45,9 @@ def lengths(name: str, tokens: int) -> dict[str, int]:
     if name == "lookaheadkv":
         return {"max_prompt": tokens - PREDICTED, "max_tokens": PREDICTED}
     sizes = {"max_prompt": PROMPT, "max_tokens": tokens - PROMPT}
+    at_least = {"min_tokens": 0}  # the paper's 4,097 leaves no answer of 4K
     more = {"gkv-distill": {"truncate": tokens - PROMPT}, "kvzap": {"tokens": tokens}}
+    more |= {"foresightkv": at_least, "foresightkv-grpo": at_least}
     return sizes | more.get(name, {})
 
 

@@ -73,10 +73,10 @@ def eager_target(loaded, ids, n, norms):
 def test_the_target_is_read_from_the_models_own_attention(loaded, traces, target, monkeypatch):
     monkeypatch.setattr("kvbench.train.recipes.kvzap.BLOCK", 13)
     recipe = ZapRecipe(loaded, replace(SETTINGS, more=MORE | {"target": target}), *traces)
-    ids, n = recipe._repeated(traces[0][0])
+    ids, n = recipe.text(traces[0][0])
     assert n == 40  # the text is cut
     assert tuple(ids[:n]) == tuple(ids[-n:]) == traces[0][0].ids[:n]
-    hidden, got = recipe._read(traces[0][0])
+    hidden, got = recipe.read(traces[0][0])
     assert [tuple(x.shape) for x in hidden] == [(1, n, 128)] * 4
     torch.testing.assert_close(got, eager_target(loaded, ids, n, target == "kvzip+"), rtol=1e-4, atol=1e-4)
 
@@ -94,7 +94,7 @@ def test_it_learns_and_the_engine_scores_with_it(loaded, traces, tmp_path: Path,
     engine = Engine(loaded, method, **sizes, log=lambda *event: events.append(event))
     list(engine.generate([Request(task="t", doc_id="d", prompt_ids=trace.ids, max_new_tokens=2)]))
     with torch.no_grad():
-        guess, _ = ZapRecipe._pair(recipe, replace(trace, answer=trace.answer[:10]))  # the first 40 tokens
+        guess, _ = recipe.pair(replace(trace, answer=trace.answer[:10]))  # the first 40 tokens
     kept = {layer: heads for _, seen, layer, heads in events if seen == len(trace.ids)}
     for layer, heads in kept.items():
         for head, positions in enumerate(heads):
@@ -104,7 +104,7 @@ def test_it_learns_and_the_engine_scores_with_it(loaded, traces, tmp_path: Path,
 
 
 class Plain(ZapRecipe):
-    def _repeated(self, trace):  # the random models have no tokenizer
+    def text(self, trace):  # the random models have no tokenizer
         return [*trace.ids, 1, 2, *trace.ids], len(trace.ids)
 
 

@@ -24,6 +24,7 @@ SHORT = {
     "lookaheadkv": ["rows=2", "rank=2", "max_tokens=12"],
     "trimkv": ["width=4", "max_tokens=24", "budget=8", "interval=8"],
     "retention": ["width=4", "max_tokens=24", "budget=8", "interval=8"],
+    "locret": ["width=4", "tokens=40", "max_tokens=24"],
     "kvzap": ["width=4", "tokens=40", "max_tokens=24"],
     "duo": ["sinks=4", "recent=32"],
     "foresightkv": SCORER,

@@ -48,6 +48,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "gkv-distill": GKV,
     "gkv-rl": GKV | {"max_tokens": 40, "group": 6, "temperature": 2.0},
     "kvzap": {"tokens": 200, "width": 16},
+    "locret": {"tokens": 200, "width": 16, "max_tokens": 24},
 }
 
 

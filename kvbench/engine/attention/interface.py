@@ -52,6 +52,7 @@ class AttentionCall:
     softcap: float | None
     sinks: torch.Tensor | None  # [Hq] logits of a virtual key
     hidden: torch.Tensor | None = None  # [b, t, hidden size] the module's input, with route(hidden=True)
+    tokens: torch.Tensor | None = None  # [b, t] ids, with route(hidden=True); None where the model reads embeddings
     latent: Latent | None = None  # of a latent layer, with route(latent=True): `value` is empty, see `read_values`
 
     @property
@@ -85,7 +86,8 @@ class AttentionCall:
 
 
 Handler = Callable[[AttentionCall], torch.Tensor]  # returns [b, t, Hq, Dv]
-Read = dict[int, torch.Tensor]  # what modules have read in this forward pass, by module
+Read = dict[int, torch.Tensor]  # what modules have read in this forward pass, by module; and the tokens
+TOKENS = -1  # key of the tokens, which is the id of no module
 _routings: dict[str, tuple[Handler, Read, Latents]] = {}  # by name, those in use
 
 
@@ -95,17 +97,20 @@ def route(
 ) -> Iterator[None]:
     """Send the model's attention to `handler` inside the block; afterwards the model is as before.
 
-    hidden: also pass the hidden states that each attention module reads. latent: pass the calls of latent layers in
-    their latent form; latents: the matrices of these layers, kept from an earlier routing of this model.
+    hidden: also pass the hidden states that each attention module reads, and the ids of the tokens. latent: pass the
+    calls of latent layers in their latent form; latents: the matrices of these layers, kept from an earlier routing of
+    this model.
     """
     name = next(name for name in map("kvbench_{}".format, itertools.count()) if name not in _replaced)
     text = text_model(model)
     _replaced[name] = text.config._attn_implementation
     _routings[name] = handler, {}, latents or Latents()
-    attention, note = _functions(name)
+    attention, note, note_tokens = _functions(name)
     layers = [module for module in model.modules() if hasattr(module, "layer_idx")] if hidden else []
     layers += projections(model).values() if latent else []
     hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
+    if hidden:
+        hooks += [module.register_forward_pre_hook(note_tokens) for module in (model, model.get_input_embeddings())]
     ALL_ATTENTION_FUNCTIONS.register(name, attention)
     try:
         set_implementation(text, name)
@@ -185,16 +190,26 @@ def set_implementation(model: Any, name: str) -> None:
 
 
 @functools.cache
-def _functions(name: str) -> tuple[Callable[..., tuple[torch.Tensor, None]], Callable[..., None]]:
-    """Return the attention function of the routing `name` and the hook that notes what modules read.
+def _functions(
+    name: str,
+) -> tuple[Callable[..., tuple[torch.Tensor, None]], Callable[..., None], Callable[..., None]]:
+    """Return the attention function of the routing `name`, the hook that notes what modules read, and that for tokens.
 
-    Neither is compiled. A later routing of the same name gets the same functions, because compiled layers are valid
+    The last is a hook of the model, which forgets the tokens of an earlier forward pass, and of its embedding. None is
+    compiled. A later routing of the same name gets the same functions, because compiled layers are valid
     only with these.
     """
 
     @torch.compiler.disable
     def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _routings[name][1][id(module)] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+
+    @torch.compiler.disable
+    def note_tokens(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        read = _routings[name][1]
+        read.pop(TOKENS, None)
+        if isinstance(module, torch.nn.Embedding):
+            read[TOKENS] = args[0]
 
     @torch.compiler.disable
     def attention(
@@ -239,6 +254,7 @@ def _functions(name: str) -> tuple[Callable[..., tuple[torch.Tensor, None]], Cal
             softcap=softcap,
             sinks=s_aux,
             hidden=read.pop(id(module), None),
+            tokens=read.get(TOKENS),
         )
         projection: Any = getattr(layer, PROJECTION, None)
         if (latent := read.pop(id(projection), None)) is None:
@@ -246,7 +262,7 @@ def _functions(name: str) -> tuple[Callable[..., tuple[torch.Tensor, None]], Cal
         maps = latents.of(projection, latent.shape[-1], key, value)
         return maps.outputs(handler(call.in_latents(maps, latent))).contiguous(), None
 
-    return attention, note
+    return attention, note, note_tokens
 
 
 def grouped_attention(

@@ -96,7 +96,9 @@ class RLRecipe(SparseRecipe):
                 self.lifetimes.rehearse(key, layers, longest, self.budget, self.loaded.device)
         answer = own.ids[:1] * own.max_new_tokens
         answers = [Answered(prompt=own.ids, answer=answer, keys=(i, i)) for i in range(2 * self.micro)]
-        return add_up(self.loaded.model, answers, self.lifetimes, self._objective, micro=self.micro, again=self.again)
+        loss = add_up(self.loaded.model, answers, self.lifetimes, self._objective, micro=self.micro, again=self.again)
+        self._entropy(answers)
+        return loss
 
     def card(self) -> dict[str, Any]:
         return super().card() | {"questions": len(self.questions)}

@@ -1,0 +1,28 @@
+"""Finds the tokens of a vocabulary that consist of given characters, such as separators."""
+
+from __future__ import annotations
+
+import torch
+
+from kvbench.engine.model.load import LoadedModel
+from kvbench.errors import UserError
+
+
+def marks(loaded: LoadedModel, characters: str) -> torch.Tensor:
+    """Return which tokens have a text of these characters and of white space only, [V] bool, on the model's device.
+
+    Special tokens are none. Raises UserError if the model has no tokenizer, or none with such a token.
+    """
+    tokenizer, size = loaded.tokenizer, loaded.model.get_input_embeddings().weight.shape[0]
+    if tokenizer is None:
+        raise UserError("the method looks for tokens of certain characters, but the model has no tokenizer.")
+    texts = tokenizer.batch_decode([[token] for token in range(min(size, len(tokenizer)))])
+    special = set(tokenizer.all_special_ids)
+    found = [
+        i for i, text in enumerate(texts) if text and i not in special and not "".join(text.split()).strip(characters)
+    ]
+    if not any(set(texts[i]) & set(characters) for i in found):
+        raise UserError(f"no token of the model's tokenizer consists of the characters {characters!r}.")
+    table = torch.zeros(size, dtype=torch.bool)
+    table[found] = True
+    return table.to(loaded.device)

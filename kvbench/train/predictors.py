@@ -1,0 +1,122 @@
+"""Training of networks that read a token's hidden state in every layer and predict a number for each of its entries.
+
+A subclass says what a network looks like, which numbers it learns from a text, and how far a prediction is off.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+
+from kvbench.engine.attention.geometry import check_equal_heads, check_evicts, for_lengths
+from kvbench.engine.attention.interface import AttentionCall
+from kvbench.engine.model.weights import model_fields
+from kvbench.errors import UserError
+from kvbench.eviction.learned import Shapes
+from kvbench.eviction.new_tokens import NewTokens
+from kvbench.train.forward import forward
+from kvbench.train.recipe import TraceRecipe
+from kvbench.train.sparse_masks import plain
+from kvbench.train.traces import Trace
+
+FIRST = 8  # texts whose mean target is the first answer of networks with a bias
+
+
+class PredictorRecipe(TraceRecipe):
+    """Trains a network per layer that methods evict.
+
+    `settings.more`: width (hidden units), tokens (most tokens of a text), and the subclass's own.
+
+    Held-out figures, over all tokens: `loss`, and `r2`, the share of the targets' variance in each KV head that is
+    predicted, a mean over KV heads.
+    """
+
+    figure = "loss"
+    at_once = 1
+    reads: ClassVar[str]  # what the model reads of a text, for messages
+
+    @abstractmethod
+    def shapes(self, model: Mapping[str, int], width: int) -> Shapes:
+        """Return the shapes of the networks' tensors, stacked over the layers of the model."""
+
+    @abstractmethod
+    def predict(self, new: NewTokens) -> torch.Tensor:
+        """Return what the networks in `new.weights` predict, [b, Hk, t]."""
+
+    @abstractmethod
+    def text(self, trace: Trace) -> tuple[list[int], int]:
+        """Return the tokens that the model reads of a trace, and the number of the first tokens that are learned."""
+
+    @abstractmethod
+    def target(self, call: AttentionCall, n: int, trace: Trace) -> torch.Tensor:
+        """Return the targets [Hk, n] of the first n tokens of a trace in one layer, given its attention call."""
+
+    def mistake(self, guess: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return the loss of predictions [L, Hk, n]."""
+        return (guess - target).square().mean()
+
+    def begin(self) -> None:
+        more = self.settings.more
+        longest = max(len(self.text(trace)[0]) for trace in (*self.traces, *self.test))
+        if longest > self.loaded.context:
+            raise UserError(
+                f"{self.reads} have up to {longest} tokens, more than the model's context of {self.loaded.context}. "
+                "Give fewer --opt tokens."
+            )
+        geometry = for_lengths(self.loaded.geometry, longest)
+        check_evicts(geometry, longest)
+        check_equal_heads(geometry)
+        self.layers = [g.index for g in geometry if g.evicts]
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        fields = model_fields(self.loaded.model.config)
+        self.trained = {
+            name: torch.zeros(shape) if "in" not in name else torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+            for name, shape in self.shapes(fields, int(more["width"])).items()
+        }
+        if "out.bias" in self.trained:
+            usual = torch.stack([self.read(trace)[1].mean(dim=-1) for trace in self.traces[:FIRST]]).mean(dim=0)
+            self.trained["out.bias"][self.layers] = usual.cpu()
+        self.trained = {n: t.to(self.loaded.device).requires_grad_(True) for n, t in self.trained.items()}
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return self.trained
+
+    def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
+        return torch.stack([self.mistake(*self.pair(trace)) for trace in self.batch(step, share)]).mean(), {}
+
+    @torch.no_grad()
+    def held_out(self) -> dict[str, float]:
+        pairs = [self.pair(trace) for trace in self.test]
+        loss = torch.stack([self.mistake(*pair) * pair[0].shape[-1] for pair in pairs]).sum()
+        guess, target = (torch.cat(parts, dim=-1).double() for parts in zip(*pairs))  # [L, Hk, tokens of all texts]
+        error = (guess - target).square().mean(dim=-1)
+        r2 = float(1 - (error / target.var(dim=-1, unbiased=False)).mean())
+        return {"loss": float(loss) / guess.shape[-1], "r2": r2}
+
+    def pair(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the networks predict for the tokens of a text, and the targets, both [layers, Hk, n]."""
+        hidden, target = self.read(trace)
+        return torch.cat([self._predicted(layer, x, target) for layer, x in zip(self.layers, hidden)]), target
+
+    def _predicted(self, layer: int, hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        none = target.new_empty(1, target.shape[1], target.shape[2], 0)
+        return self.predict(NewTokens(layer=layer, hidden=hidden, keys=none, values=none, weights=self.trained))
+
+    def read(self, trace: Trace) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """Return the hidden states [1, n, D] of a text in every layer, and the targets [layers, Hk, n]."""
+        ids, n = self.text(trace)
+        found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def attend(call: AttentionCall) -> torch.Tensor:
+            if call.layer in self.layers:  # perhaps with a sliding window that is longer than all texts
+                assert call.hidden is not None
+                found[call.layer] = call.hidden[:, :n].float(), self.target(call, n, trace)
+            return plain(call)
+
+        with torch.no_grad():
+            forward(self.loaded.model, attend, hidden=True, input_ids=torch.tensor([ids], device=self.loaded.device))
+        hidden, target = zip(*(found[layer] for layer in self.layers))
+        return hidden, torch.stack(target)

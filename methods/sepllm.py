@@ -1,0 +1,63 @@
+"""sepllm: keep the first tokens, the newest ones, and separators such as commas, full stops and line breaks.
+
+Paper: Chen et al., SepLLM: Accelerate Large Language Models by Compressing One Segment into One Separator,
+arXiv 2412.12094; its training-free form. No query is read.
+
+The first `sinks` tokens and the newest `recent` always stay. The newest separators fill the rest of the budget. If
+there are too few, the newest other tokens do. A separator is a token that consists of the characters `marks` and of
+white space (`kvbench.engine.model.marks`), as far as the model's tokenizer has such tokens. All heads keep the same
+tokens.
+
+Defaults: 4 sinks and the marks as in the release; 128 newest tokens, where the released example has 256 of 512.
+
+Traps of the released code: it lists ids of tokens for three tokenizers, without joined tokens such as a full stop with
+a line break, which are separators here; it has a size for the separators, below which the cache is not full, and counts
+a batch by the sequence with the fewest separators; it renumbers positions inside the cache (positions stay here).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench.eviction.api import Column, Method, Needs, Protect, option
+from kvbench.eviction.columns import GivenColumn
+from kvbench.eviction.new_tokens import NewTokens
+from kvbench.eviction.options import OptionError
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+AHEAD = 1 << 23  # above all positions; float32 holds twice as many whole numbers exactly
+
+
+@methods.register("sepllm")
+@dataclass(frozen=True)
+class SepLLM(Method):
+    paper = "Chen et al., arXiv 2412.12094"
+    kind = "position"
+    stacked = True
+
+    sinks: int = option(4, "first tokens that always stay", low=0)
+    recent: int = option(128, "newest tokens that always stay", low=0)
+    marks: str = option(".,?!;:", "characters of which separators consist, beside white space")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.marks.strip():
+            raise OptionError("marks", "needs a character that is no white space.")
+
+    def needs(self) -> Needs:
+        return Needs(marks=self.marks)
+
+    def columns(self) -> tuple[Column, ...]:
+        return (GivenColumn(name="separator"),)
+
+    def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
+        assert new.marks is not None
+        return {"separator": new.marks.float()[:, None].expand(new.keys.shape[:3]).contiguous()}
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(sinks=self.sinks, recent=self.recent)
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        return view.positions.float() + AHEAD * view.columns["separator"]
