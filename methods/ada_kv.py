@@ -44,7 +44,11 @@ class AdaKV(Method):
 
     base: str = option("snapkv", "the method that scores, with its options in brackets")
     floor_alpha: float = option(0.2, "share of the budget that is spread evenly over heads", low=0, high=1)
-    normalize: bool = option(True, "multiply a head's scores by the share of their sum that the best entries hold")
+    normalize: bool = option(
+        True,
+        "multiply a head's scores by the share of their sum that its best entries hold, as many as it would keep "
+        "with an even budget",
+    )
     floor: Literal["mix", "guarantee"] = option(
         "mix", "floor_alpha is a part of every head's capacity (mix) or a minimum (guarantee)"
     )

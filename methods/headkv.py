@@ -39,7 +39,9 @@ class HeadKV(PromptVote):
     table: str = option(
         "auto", "file with the importance of every query head; auto: headkv.safetensors beside the model"
     )
-    beta: float = option(1.2, "every head puts base / beta entries into the shared pool", low=1)
+    beta: float = option(
+        1.2, "every head puts base / beta entries into the shared pool; base: the budget less the window", low=1
+    )
     temp: float = option(1.0, "power to which importances are raised; above 1 differences grow", above=0)
 
     def weights(self) -> Weights:

@@ -34,7 +34,12 @@ from kvbench.registry import methods
 class PyramidKV(PromptVote):
     paper = "Cai et al., arXiv 2406.02069"
 
-    beta: int = option(20, "steepness: the last layer keeps base / beta scored entries", low=1)
+    beta: int = option(
+        20,
+        "steepness: the last layer keeps base / beta scored entries; base: the budget less the window (rounding="
+        "kvpress: the whole budget)",
+        low=1,
+    )
     rounding: Literal["exact", "official", "kvpress"] = option("exact", "how layers get whole numbers of entries")
 
     def quotas(self, allocation: Allocation) -> torch.Tensor:

@@ -60,7 +60,11 @@ assert {name for name, _, _ in NOTED} <= {*FACTS}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A fact in which two cells differ. kind: the class of the difference: subject, surroundings or refused."""
+    """A fact in which two cells differ.
+
+    kind: "subject" for what a regression run is meant to test, "surroundings" for what may change the last bits of
+    logits, "refused" for what must be equal, or the comparison is refused.
+    """
 
     name: str
     kind: str

@@ -249,7 +249,8 @@ def _most(values: Floats) -> float | None:
 
 
 def _figures(answers: Rows) -> dict[str, float]:
-    """Return the figures of a cell over all its answers. Unknown figures are left out."""
+    """Return a cell's memory, speed and share of time spent on evictions, by name, over all its answers. Unknown ones
+    are left out."""
     rate = speed(answers)
     busy = sum(float(present(answers.number(name)).sum()) for name in ("decode_seconds", "evict_seconds"))
     evicting = float(present(answers.number("evict_seconds")).sum())

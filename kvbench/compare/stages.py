@@ -103,7 +103,10 @@ def _verdict(found: Regression, p: float, margin: float) -> str:
 
 
 def _regression(pairs: Group) -> Regression:
-    """Return the test of one cell on the questions and samples that both sides have, over all pairs together."""
+    """Return one test on the samples of all `pairs` together: a cell's pairs of base and new run, one per seed.
+
+    Within a pair, only questions and samples that both runs have count.
+    """
     base, new, clusters = [], [], []
     for name in sorted({name for pair in pairs for name in pair.shared}):
         have = [(pair.base.questions[name], pair.new.questions[name]) for pair in pairs if name in pair.shared]

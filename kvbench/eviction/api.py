@@ -72,7 +72,7 @@ class Method(ABC):
     Class attributes:
         paper: authors and arXiv id.
         kind: the source of the scores, for ``kvbench list``: attention, keys, position, noise, probes, weights, oracle,
-            none.
+            press (a method of kvpress), none.
         scope: where entries compete for the budget: within a "head", a "layer" (all its heads), or the "model".
         version: raise it when scores change, so that old and new rows do not share a table.
         joint: whether `quotas` or `settled` must see all layers at once.

@@ -127,9 +127,10 @@ class PromptMaker:
         )
 
     def _cut(self, doc: Doc, spec: GenSpec) -> tuple[Doc, int]:
-        """Shorten a document's first turn so that it fits into the model's context or --max-prompt-tokens.
+        """Shorten a document's first turn to a limit, unless the task forbids it (`spec.truncate` is "none").
 
-        Returns the document and the number of tokens that were removed.
+        The limit is --max-prompt-tokens; without this option it is the room that the model's context leaves for a
+        prompt, or `spec.longest` if that is less. Returns the document and the number of tokens that were removed.
         """
         limit = self.config.max_prompt_tokens
         if limit is None and spec.truncate == "middle":

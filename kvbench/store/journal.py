@@ -1,4 +1,5 @@
-"""The journal of a run: it takes rows one by one, and a row is safe on disk once its key is returned.
+"""The journal of a run: it takes rows one by one, and returns the key of each row that is safe on disk, often only in
+a later call.
 
 A record is ``crc32 SPACE json LF`` in one write(). Every process writes its own file, a segment, and never reopens a
 segment. A kill can cut a large write in the middle. In a shared file, the next process's record would then follow the

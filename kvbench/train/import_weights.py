@@ -250,7 +250,8 @@ def _scorer(checkpoint: Checkpoint, model: Sizes) -> tuple[dict[str, torch.Tenso
 def _surrogate(checkpoint: Checkpoint, model: Sizes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     found = published_checkpoints.surrogate(checkpoint.layers)
     if found is None:
-        raise SetupError(f"no known surrogate has the tensors {', '.join(sorted(checkpoint.layers[0]))}.")
+        found_here = ", ".join(sorted(checkpoint.layers[0]))
+        raise SetupError(f"no known network of KVzap has the tensors {found_here}. Give a checkpoint of KVzap.")
     form, tensors = found
     _same_heads("surrogate", len(checkpoint.layers), tensors["out.bias"].shape[1], model)
     if why := surrogate_misfit(tensors, model):

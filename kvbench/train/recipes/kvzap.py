@@ -53,7 +53,10 @@ class ZapRecipe(PredictorRecipe):
         check_least(more, width=0, tokens=1)
         outputs = [place for place in projections(loaded.model) if place.endswith(".o_proj")]
         if more["target"] == "kvzip+" and not outputs:
-            raise UserError("the model has no plain output projections, so there are no norms; use --opt target=kvzip.")
+            raise UserError(
+                "target=kvzip+ needs the norms of values after plain output projections, which the model lacks; use "
+                "--opt target=kvzip."
+            )
 
     def shapes(self, model: Mapping[str, int], width: int) -> Shapes:
         return surrogate_shapes(model, width)
@@ -62,7 +65,8 @@ class ZapRecipe(PredictorRecipe):
         return log_worth(new)
 
     def text(self, trace: Trace) -> tuple[list[int], int]:
-        """Return a text, the request to repeat it, and the text again; and the text's number of tokens."""
+        """Return the ids of three parts in a row, and the number of tokens of the first: the trace's text (prompt and
+        answer, cut to `tokens`), the request to repeat it, and the same text again."""
         text = trace.ids[: int(self.settings.more["tokens"])]
         prompt = ReadPrompt(text, 0, 0, self.loaded.tokenizer, Drafts(lambda name: None, self.loaded))
         [probe] = registry.methods.get("kvzip")(chunk=len(text), sinks=0).probes(prompt)
