@@ -117,7 +117,7 @@ class LongGenBench(Task):
             or not all(n.isdecimal() for of_kind in events.values() for n in of_kind)
         ):
             raise ValueError("no events or entries, or an event without the number of an entry")
-        reference = {"prefix": row["prefix"], "type": row["type"], "number": int(row["number"]), "events": events}
+        reference = {"prefix": str(row["prefix"]), "type": row["type"], "number": int(row["number"]), "events": events}
         return Doc(
             doc_id=f"{self.variant}-{number}",
             turns=(Turn(question=str(row["prompt"])),),

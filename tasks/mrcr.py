@@ -101,7 +101,10 @@ class Mrcr(Task):
 
     def _may_fit(self, row: Mapping[str, Any]) -> bool:
         """Return whether a row may be in the range of `length`, judged by its characters: counting tokens is slow."""
-        return self.reader is None or self.length // 2 < len(row.get("prompt", "")) <= LONGEST_TOKEN * self.length
+        text = row.get("prompt")
+        if self.reader is None or not isinstance(text, str):  # without a text `_doc` says what is wrong
+            return True
+        return self.length // 2 < len(text) <= LONGEST_TOKEN * self.length
 
     def _is_in_range(self, doc: Doc) -> bool:
         """Return whether the texts of a conversation and its answer have more than half of `length` tokens and at most

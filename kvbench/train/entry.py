@@ -24,6 +24,7 @@ OPTIMISER: Mapping[str, Any] = {
     "beta2": 0.98,
     "weight_decay": 0.0,
 }
+PRECISIONS = ("float32", "bfloat16")  # values of the option `precision`
 # Of recipes that train the model: rank (0: all weights are trained, without an adapter), scale, and linear layers.
 LORA: Mapping[str, Any] = {"lora": 0, "lora_alpha": 32.0, "lora_places": "all"}
 
@@ -103,6 +104,7 @@ class Entry:
 
     def dtype_for(self, options: Mapping[str, Any]) -> str:
         """Return the number type in which to load the model. options: the recipe's settings by name."""
+        check_choices(options, precision=PRECISIONS)
         return str(options.get("precision", self.dtype))
 
     def preset_for(self, model: str, preset: str | None) -> str | None:

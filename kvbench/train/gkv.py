@@ -37,7 +37,6 @@ from kvbench.train.traces import Question
 from kvbench.train.trained_model import model_files, save_folder
 
 ADAPTER = "adapter"  # folder of a trained adapter
-PRECISIONS = ("float32", "bfloat16")
 
 
 class SparseRecipe(Recipe):
@@ -72,7 +71,7 @@ class SparseRecipe(Recipe):
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
         check_least(more, interval=1, micro=1, slots=1, group=2)
-        check_choices(more, recompute=RECOMPUTE, precision=PRECISIONS)
+        check_choices(more, recompute=RECOMPUTE)
         recomputes(loaded.model, more["recompute"])
         if not more[cls.softness] > 0:
             raise UserError(f"--opt {cls.softness} must be above 0; got {more[cls.softness]:g}.")
