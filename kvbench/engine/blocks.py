@@ -27,7 +27,7 @@ def stores_newest(sequences: Many[Sequence], trigger: Trigger, width: int, steps
     """Return whether the queries and hidden states of the next `steps` steps must be stored.
 
     A slot has room for the queries and hidden states of its newest `width` tokens; each new token replaces the oldest.
-    Those of these steps must be stored if a sequence has a tick before later tokens would have replaced all of them.
+    What these steps compute must be stored if a sequence has a tick while the slot would still hold some of it.
     """
     if width == 0 or trigger.growth is None or width >= trigger.growth:
         return width > 0

@@ -53,8 +53,8 @@ class Engine:
             method takes no budget.
         interval: number of tokens that a sequence generates between two of its ticks.
         slots: sequences decoded at once.
-        max_tokens: most tokens of a prompt and its output together; `max_output`: of an output alone; `tail`: of the
-            part of a prompt that is read after its compression. These decide for how many entries a slot has room.
+        max_tokens: most tokens of a prompt and its output together; `max_output`: most tokens of an output; `tail`:
+            most tokens that are read of a prompt after its compression. These three decide the size of a slot.
         prefill_chunk: `chunk` of `prefill.PromptReader`; prefill: "full" or "chunked", see the module `prefill`.
         layout: see `layout.make_cache`.
         log: called at every eviction, once per layer, with (noise key, tokens read, layer, positions of the kept

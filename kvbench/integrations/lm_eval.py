@@ -227,7 +227,7 @@ class KVBenchLM(TemplateLM):
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
         """Return a prompt's tokens. With the argument ``truncate=left``, drop the first ones until the model's context
-        has room for `output` tokens after the others; otherwise drop none.
+        has room for `output` tokens after the remaining ones; otherwise drop none.
 
         Raises UserError when the context has no room for `least` tokens after the tokens that would be returned.
         """

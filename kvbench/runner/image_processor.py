@@ -43,7 +43,7 @@ def load(name: str, where: str, revision: str | None, config: Any, tokenizer: An
 
 
 def _grid(images: Any) -> dict[str, Any] | None:
-    """Return the function that counts an image's tokens, under the name "count" that it has in `Vision`.
+    """Return {"count": a function that counts an image's tokens}, the field `count` of `Vision`.
 
     It serves image processors that cut an image into a grid of patches (Qwen2-VL and later), where `merge_size` by
     `merge_size` patches become one token. None for other image processors.

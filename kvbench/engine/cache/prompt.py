@@ -169,7 +169,7 @@ class PromptCache:
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
 
     def tick(self, growth: int | None) -> None:
-        """Let a method that needs them ("since_last") observe new queries; evict if more entries are held than allowed.
+        """Let the method observe new queries if it needs every query; evict if more entries are held than allowed.
 
         growth: tokens read since the last tick, whose queries the method observes; None: it observes none.
         """

@@ -35,7 +35,7 @@ def series(view: LayerView, reach: int, *, over: Literal["mean", "max"], trig: b
     A score is a norm term plus, if `trig`, the series. Norm term: the lengths of the key's pairs of rotated dimensions,
     each times a weight, added up. The weight is `modulus`; with `spread`, less the length of that pair in the table
     `mean`. Series: the logits that the key gets from the mean query when this stands 1, 2, 4 ... up to `reach`
-    positions behind the newest token; `over` takes their mean or maximum.
+    positions after the newest token; `over` takes their mean or maximum.
     """
     assert view.rope is not None, "the method must declare Needs(rope=True)"
     b, heads = view.keys.shape[:2]

@@ -129,7 +129,7 @@ def _logits(queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: 
 
 
 def _join(blocks: list[torch.Tensor], how: Reduce | None) -> torch.Tensor:
-    """Join results of blocks of r queries, [..., r, N]: reduced over all queries, or one after the other if None.
+    """Join results of blocks of r queries, [..., r, N]: reduced over all queries, or in a row if `how` is None.
 
     For a mean this returns the sum over the queries; the caller divides it.
     """

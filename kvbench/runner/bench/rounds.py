@@ -26,7 +26,7 @@ WARM_UP = 40  # tokens before the clock starts
 
 
 class NothingFits(NamedTuple):
-    """Not even one sequence fits into memory. cause: the allocator's message, first line, or which plan says so."""
+    """Not even one sequence fits into memory. cause: the allocator's message (first line) or the plan that says so."""
 
     cause: str
 
