@@ -106,7 +106,7 @@ class AnswerFile:
 class SharedAnswers:
     """The answers of all processes of one training: the common file, and the file of this process.
 
-    asked: as in `AnswerFile`. A single process writes the common file.
+    asked: as in `AnswerFile`. If the training has only one process, it writes its answers into the common file.
     """
 
     def __init__(self, path: Path, asked: Mapping[str, Any], processes: Processes | None = None) -> None:

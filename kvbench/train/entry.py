@@ -46,7 +46,7 @@ class Preset:
         return _last(model) in map(str.lower, self.models)
 
     def of(self, model: str) -> dict[str, Any]:
-        """Return the values for a model, by name."""
+        """Return the values for a model, by the setting's name."""
         own = (values for name, values in self.models.items() if name.lower() == _last(model))
         return {**self.values, **next(own, {})}
 
@@ -68,7 +68,7 @@ class Entry:
             with answers (`kvbench.train.head_data`).
         tested_on: what the held-out figures use: the model's answers to the held-out questions, collected before the
             training; or the questions alone, which the recipe lets the model answer whenever it computes the figures.
-        dtype: number type of the loaded model. The option `precision` of a recipe, if it has one, comes first.
+        dtype: number type of the loaded model. If a recipe has the option `precision`, that counts instead.
         options: the recipe's own settings and their defaults. A recipe that asks questions also has the settings of
             `kvbench.train.collection`; `options` may change their defaults.
         presets: by name; "tiny" is used for the built-in model if the user names no preset.

@@ -56,14 +56,14 @@ class Processes:
         return slice(rank * size // self.count, (rank + 1) * size // self.count)
 
     def share_parts(self, row: torch.Tensor) -> None:
-        """Copy every process's own part of a row to the same place in the rows of all others."""
+        """Copy every process's own part of `row` to the same place in `row` of all other processes."""
         for rank in range(self.count) if self.count > 1 else ():
             if len(part := row[self.part(len(row), rank)]):
                 distributed.broadcast(part, src=rank)
 
     def gather(self, own: torch.Tensor, size: int) -> torch.Tensor:
-        """Return, in the first process, a row of `size` numbers joined from all parts; in other processes, their own
-        part."""
+        """Return, in the first process, the row of `size` numbers joined from the parts `own` of all processes; in any
+        other process, its `own`."""
         if self.count == 1:
             return own
         if not self.first:

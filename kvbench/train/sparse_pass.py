@@ -92,9 +92,10 @@ def add_up(
 ) -> torch.Tensor:
     """Sum an objective over all answer tokens, and add the sum's gradient to the gradients of the model's parameters.
 
-    Returns the weighted sum, without a graph.
+    Each token's loss counts with its answer's weight. Returns the weighted sum, without a graph.
 
     Args:
+        lifetimes: when the entries of these sequences were evicted.
         micro: sequences per micro-batch.
         again: recompute a layer's activations for its gradient instead of holding them.
         teacher: opens a block and yields the model that predicts with the full cache inside it; None: no teacher.
