@@ -68,7 +68,7 @@ class CAKE(Method):
     )
     decode: bool = option(False, "evict while decoding too, by the newest query's attention")
     compat: Literal["none", "reference"] = option(
-        "none", "reproduce the released code: entries stored in score order, and `cascade` possible"
+        "none", "reproduce the released code: entries stored in score order, and the option cascade takes effect"
     )
     cascade: bool = option(True, "evict lower layers before the model reads upper layers (compat=reference)")
 

@@ -51,7 +51,9 @@ class GKV(WindowVote):
     gamma: float = option(
         0.0, "weight, in the local score, of the attention's standard deviation over the window", low=0
     )
-    compat: Literal["none", "reference"] = option("none", "reproduce the PyTorch similarity of the released code")
+    compat: Literal["none", "reference"] = option(
+        "none", "released PyTorch code: a key without a similar key gets similarity 0 to the first entry"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

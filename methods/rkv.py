@@ -44,7 +44,8 @@ class RKV(WindowVote):
         "among the keys similar to a key, the one whose cosine with it is set to 0: the newest (last) or the oldest",
     )
     compat: Literal["none", "reference"] = option(
-        "none", "reproduce the released code: entries stored in score order, and the first one spared"
+        "none",
+        "reproduce the released code: entries in score order; a key without a similar key spares the first entry",
     )
     global_score: Literal["none", "max", "mean", "sum"] = option(
         "none", "merge the vote with earlier votes, as gkv does"

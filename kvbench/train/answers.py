@@ -80,7 +80,7 @@ class AnswerFile:
         return rows
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Append a row, in a new file after the first line. Raises SetupError when the file cannot be written."""
+        """Append a row; create a missing file with its first line. Raises SetupError if the file cannot be written."""
         with self._appending() as stream:
             stream.write(b"" if stream.tell() else _line(self.asked))
             stream.write(_line(row))

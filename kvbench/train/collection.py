@@ -67,7 +67,7 @@ class Collection:
         return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
     def asked(self) -> dict[str, Any]:
-        """Return the settings on which the model's answers depend. Others choose among finished answers."""
+        """Return the settings on which the model's answers depend. The other settings choose among finished answers."""
         return {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
 
 

@@ -135,14 +135,14 @@ def check_optimiser(settings: Mapping[str, Any]) -> None:
 
 
 def check_least(more: Mapping[str, Any], **least: float) -> None:
-    """Raise UserError if a setting in `more` is below its smallest value in `least`; other settings are not checked."""
+    """Raise UserError if a setting in `more` is below its least value in `least`; one not in `least` is free."""
     for name, smallest in least.items():
         if (value := more.get(name, smallest)) < smallest:
             raise UserError(f"--opt {name} must be {smallest} or more; got {value:g}.")
 
 
 def check_choices(more: Mapping[str, Any], **choices: Sequence[str]) -> None:
-    """Raise UserError if a setting in `more` is not among its possible values in `choices`; others are not checked."""
+    """Raise UserError if a setting in `more` is not among its values in `choices`; one not in `choices` is free."""
     for name, known in choices.items():
         if (value := more.get(name, known[0])) not in known:
             need = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"

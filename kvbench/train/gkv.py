@@ -43,11 +43,11 @@ PRECISIONS = ("float32", "bfloat16")
 class SparseRecipe(Recipe):
     """The base class of recipes that train the model to work with an evicted cache.
 
-    `settings.more`: method (with its options in parentheses), budget, interval, the temperature (the class attribute
-    `softness` is its name), slots (answers generated at once), micro (answers per forward pass with a gradient),
-    recompute (auto, on, off), precision (of weights and gradients; the optimiser updates float32 copies of bfloat16
-    weights). A method that takes no budget ignores `budget`. With `lora` > 0, the rank, only an adapter is trained
-    (`kvbench.train.lora`).
+    `settings.more`: method (with its options in parentheses), budget, interval, the temperature of the logits (named by
+    the class attribute `softness`), slots (answers generated at once), micro (answers per forward pass with a
+    gradient), recompute (auto, on, off), precision (of weights and gradients; the optimiser updates float32 copies of
+    bfloat16 weights). A method that takes no budget ignores `budget`. With `lora` > 0, the rank, only an adapter is
+    trained (`kvbench.train.lora`).
     """
 
     kind, figure, higher = "model", "accuracy", True

@@ -120,8 +120,8 @@ def is_first() -> bool:
 def joined() -> Iterator[Processes]:
     """While the block runs, connect this process with the other processes of the training.
 
-    A block inside another uses its connection. Raises SetupError when the processes cannot find each other, for example
-    because their address is missing.
+    A block inside another such block uses the outer block's connection. Raises SetupError when the processes cannot
+    find each other, for example because their address is missing.
     """
     if only_one():
         yield Processes()

@@ -141,7 +141,7 @@ class Recipe(ABC):
     def stored(self) -> Mapping[str, Sequence[torch.Tensor]]:
         """Return the tensors that the recipe keeps in memory of the items read so far, by the item's name.
 
-        With them it need not read an item again.
+        With these tensors the recipe need not read an item again.
         """
         return {}
 

@@ -44,7 +44,8 @@ class Eviction:
 def evictions(exam: Exam, trial: Trial) -> Iterator[Eviction]:
     """Yield the evictions of each sample in order.
 
-    For every sample the evictions of its prompt come first; samples of the same prompt share them.
+    For every sample the evictions of its prompt come first; samples of the same prompt share the prompt's
+    evictions.
     """
     for request, sample in trial.sequences():
         budget = entry_budget(exam.method, trial.budget, len(request.prompt_ids), exam.group)

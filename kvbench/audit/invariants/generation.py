@@ -124,7 +124,7 @@ def batch(exam: Exam, layout: AuditLayout) -> None:
 
 
 def leak(exam: Exam, layout: AuditLayout) -> None:
-    """A sequence has the same tokens and kept entries when it runs again after another sequence in its slot."""
+    """A sequence has the same tokens and kept entries when it runs again after another sequence has used its slot."""
     _drops(exam, layout)
     first, _, again = exam.repeated(layout)
     [request] = first.requests

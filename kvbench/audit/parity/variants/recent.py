@@ -14,7 +14,8 @@ from kvbench.lazy import torch
 
 
 def _chunkkv(case: Case) -> list[CasePlan]:
-    """Plan a ChunkKV case of kvpress, which keeps a number of runs; the budget is that number of full runs."""
+    """Plan a ChunkKV case of kvpress, which keeps a number of runs; the plan's budget is the tokens of as many full
+    runs."""
     h = case.hyper
     total, length, window = case.seen[0], h["chunk_length"], h["window_size"]
     options = {"base": kvpress_label(case), "chunk": length, "whole": True}
