@@ -144,7 +144,8 @@ def retrieval_zh(prediction: str, answer: str) -> float:
 
 
 def code_similarity(prediction: str, answer: str) -> float:
-    """Similarity of the answer and the output's first line without a `CODE_SKIPPED` mark: 0 to 1, rounded to 0.01."""
+    """Similarity, from 0 to 1 and rounded to 0.01, of the answer and the first line of the output that holds none of
+    the marks `CODE_SKIPPED` of code fences and comments."""
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in CODE_SKIPPED)), "")
     return round(100 * difflib.SequenceMatcher(None, line, answer).ratio()) / 100

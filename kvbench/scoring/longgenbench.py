@@ -28,7 +28,8 @@ def read_entries(text: str, noun: str) -> dict[int, str]:
 
 
 def completion(entries: Mapping[int, str], number: int) -> float:
-    """Return the share of the entries 1 to `number` that the answer has."""
+    """Return the share of the wanted entries, numbered 1 to `number`, that are in the answer. entries: those of the
+    answer, by number."""
     return sum(wanted in entries for wanted in range(1, number + 1)) / number
 
 

@@ -40,8 +40,8 @@ def rate_dialogue(services: Services, doc: Doc, answers: Answers) -> Score:
     """Return the judge's scores of a dialogue: value = mean overall score / 10, aux: the mean of each dimension.
 
     Aux `overall_1`, ... has each turn's overall score, `rated` the number of turns with scores, `invalid` the number of
-    replies without. Raises KeyRefused; SetupError if a local judge is given, which reads no images, or if
-    Pillow is missing.
+    the judge's replies without scores. Raises KeyRefused; SetupError if a local judge is given, which reads no images,
+    or if Pillow is missing.
     """
     judge = connect(services)
     if judge is None:

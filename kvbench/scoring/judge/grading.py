@@ -71,7 +71,8 @@ def _both_orders(judge: Judge, doc: Doc, answers: Answers, baseline: Answers, tu
 
 
 def _preferred(ours: Literal["A", "B"]) -> Callable[[str], float | None]:
-    """Return a function that turns a judge's reply into the outcome (1, 0.5 or 0) for the answers shown as `ours`."""
+    """Return a function that turns a judge's reply into our outcome: 1 (win), 0.5 (tie) or 0 (loss). ours: the letter
+    under which the judge saw our answer, not the baseline's."""
     outcomes = {"A": float(ours == "A"), "B": float(ours == "B"), "tie": 0.5}
     return lambda text: outcomes.get(parse.verdict(text))
 

@@ -14,7 +14,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation + "’")
 
 
 def score_trace(text: str, reference: str) -> dict[str, float]:
-    """Score the lines that begin with a hyphen; the scorer is LongProc's `eval_tom_tracking`.
+    """Score the lines of an output that begin with a hyphen; the scorer is LongProc's `eval_tom_tracking`.
 
     As in `eval_tom_tracking`, an indented line counts only if it is the first line with a hyphen, and extraction_rate
     is 1 even for a text without a line with a hyphen. reference: the right trace.

@@ -27,7 +27,7 @@ TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
 
 def cached(manifest: Manifest, revision: str | None) -> Place | None:
     """Return where the data of a manifest are in the cache, or None if a part is missing. Sends no request. revision:
-    the commit, branch or tag to use, or None."""
+    the commit, branch or tag to use; None: the default branch. For a table, only a commit can be in the cache."""
     if manifest.url:
         file = cache.place(manifest.url)
         return _from_url(manifest, file) if file.is_file() else None
@@ -241,7 +241,9 @@ def _from_table(manifest: Manifest, file: Path, commit: str) -> Place:
 
 
 def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Place:
-    """Read a table with `datasets`, write it to the cache as JSON lines, and return where it is."""
+    """Read a table with `datasets`, write it to the cache as JSON lines, and return where it is. commit: the commit to
+    read; None: the one that the library has cached. revision: the revision that was asked for. Raises SetupError if
+    this is the pinned commit and the library has another."""
     import datasets
 
     hub.hush()

@@ -36,7 +36,8 @@ class Grid:
         self._sizes = cache(self._size)
 
     def row(self, depth: int, number: int) -> Row:
-        """Return the prompt that hides needle number `number` at `depth` per cent of its haystack."""
+        """Return the prompt that hides a needle at `depth` per cent of a haystack. number: which of the prompts with
+        this depth; it also determines where in the text the haystack starts."""
         return self.room.fit(partial(self._prompt, depth, number), self._sizes(number), 1, needle=True)
 
     def _size(self, number: int) -> int:
@@ -64,7 +65,7 @@ class Grid:
         return (text * turns)[start : start + size]
 
     def _start(self, number: int) -> int:
-        """Return the index of the sentence at which haystack number `number` starts in the text."""
+        """Return the index of the sentence of the text with which haystack number `number` starts."""
         if self.essays:
             return random.Random(f"niah-{number}").randrange(len(self._sentences))
         return number % len(self._sentences)

@@ -42,7 +42,8 @@ class Room:
     def size(self, draw: Callable[[int], Filled], step: int, *, extra: int = 0) -> int:
         """Return the largest haystack size whose prompt fits and leaves `extra` tokens free; `step` if no size does.
 
-        draw: makes a prompt of a given size. Sizes above three times a first estimate are not tried.
+        draw: makes a prompt of a given size. step: the smallest size that is tried. The largest is three times a first
+        estimate from the tokens of the smallest prompt.
         """
         per_unit = self.count(draw(step).text) / step
         high = max(int((self.length / per_unit) * 3), 2 * step)
@@ -51,10 +52,10 @@ class Room:
     def fit(self, draw: Callable[[int], Filled], size: int, step: int, *, needle: bool = False) -> Row:
         """Draw prompts until one fits, and return it.
 
-        The first has haystack size `size`. Each later one is `step` smaller, until the size is at most `step`: at this
-        size `DRAWS` prompts are drawn. Raises UserError if none of them fits.
+        The first prompt has haystack size `size`. The size of each later one is smaller by `step`, until it is at most
+        `step`: of this last size `DRAWS` prompts are drawn. Raises UserError if none of all these prompts fits.
 
-        needle: also count the tokens before the first answer.
+        needle: also count the tokens before the place in the prompt where the first right answer stands.
         """
         shortest: int | None = None
         draws = 0
