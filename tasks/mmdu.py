@@ -46,7 +46,7 @@ class MMDU(Task):
         return GenSpec(max_new_tokens=2048, thinking=False)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Return the judge's scores.
+        """Return the judge's scores of the dialogue, as `rate_dialogue` makes them.
 
         Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge is given.
         """

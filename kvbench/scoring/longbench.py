@@ -115,7 +115,7 @@ def rouge_l_zh(prediction: str, answer: str) -> float:
 
 
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
-    """Return 1 / number of class names in the output if the right name is among them, else 0.
+    """Return 1 divided by the number of class names that occur in the output if the right name is among them, else 0.
 
     Names that are part of the right name do not count. As in the official code, the loop removes such names from the
     list over which it iterates. It therefore skips the name after each removed name, and scores depend on this.

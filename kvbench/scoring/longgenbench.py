@@ -2,7 +2,8 @@
 
 The rules are those of the released `Evalution/eval.py` (mozhu621/LongGenBench, commit 62c0e86): an entry begins at a
 separator; its number is the first one that follows the noun of the scenario ("Week 7"); of two entries with the same
-number the first counts. The judge sees each entry that should hold an event; for a missing entry it is not asked.
+number the first counts. The judge sees each entry that should hold an event; about a missing entry the judge is not
+asked.
 """
 
 from __future__ import annotations

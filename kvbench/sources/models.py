@@ -153,7 +153,8 @@ def fetched(name: str, revision: str | None = None) -> ModelInfo:
 
 @contextlib.contextmanager
 def reading(name: str, where: str) -> Iterator[None]:
-    """Turn an exception of transformers into a SetupError of one line; the block reads a model.
+    """While the block reads a model, turn an exception of transformers into a SetupError of one line. where: the folder
+    or hub name that transformers reads.
 
     Failures of the machine, such as too little memory, stay as they are.
     """

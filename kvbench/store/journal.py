@@ -45,8 +45,8 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 class Journal:
-    """Appends rows to a new segment of the run's journal. `rows_before`: the number of rows in earlier segments, which
-    messages add to the count of saved rows."""
+    """Appends rows to a new segment of the run's journal. `rows_before`: the number of finished rows in earlier
+    segments; messages add it to the number of rows that this journal saved."""
 
     def __init__(self, run_dir: Path, *, rows_before: int = 0) -> None:
         self.run_dir = run_dir

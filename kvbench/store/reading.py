@@ -162,8 +162,8 @@ def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table
 
 
 def table_hash(rows: pd.DataFrame) -> str:
-    """Return a SHA-256 over the deterministic columns of rows. It does not depend on the order of the rows or on the
-    column types of the frame.
+    """Return a SHA-256 over the columns of rows that two runs of one configuration must agree on. The hash does not
+    depend on the order of the rows or on the column types of the frame.
 
     Two runs of one configuration with the same outputs, scores and cache sizes have the same hash.
     """

@@ -124,8 +124,8 @@ class Talk:
     """The turns of a document after the first, for `kvbench.records.Request`.
 
     If `keep` is set and the chat template only appends text, the engine continues each turn from the cache of the turn
-    before. Otherwise each turn is a new prompt. That happens for one of three reasons: the user asked for it, the
-    template changes earlier turns (many templates drop their thinking), or a later turn has images.
+    before. Otherwise each turn is a new prompt. That happens for one of three reasons: the user asked for a new prompt
+    each turn, the template changes earlier turns (many templates drop their thinking), or a later turn has images.
     """
 
     doc: Doc
@@ -136,9 +136,9 @@ class Talk:
 
     @property
     def mode(self) -> str:
-        """Return "keep" if later turns continue from the cache, otherwise "reset" with the reason in brackets. The
-        reason is "images" or "template" where the user asked for "keep", but a later turn has images or the chat
-        template changes earlier turns. Rows hold the mode in the column `multi_turn_cache`.
+        """Return "keep" if later turns continue from the cache, and "reset" if the user asked for a new prompt each
+        turn. If the user asked for "keep", but a later turn has images or the chat template changes earlier turns,
+        return "reset (images)" or "reset (template)". Rows hold the mode in the column `multi_turn_cache`.
         """
         if not self.keep:
             return "reset"

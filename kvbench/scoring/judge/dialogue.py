@@ -88,7 +88,8 @@ def _disarm(answer: str) -> str:
 
 
 def _scores(reply: str) -> Scores | None:
-    """Return the scores in the last dictionary of a reply that has a score from 1 to 10 for every dimension."""
+    """Return the scores in the last of a reply's dictionaries that has a score from 1 to 10 for every dimension; None
+    if no dictionary has."""
     for given in literals(reversed(_DICTIONARY.findall(reply))):
         if isinstance(given, dict) and all(_valid(given.get(name)) for name in DIMENSIONS):
             return {name: float(given[name]) for name in DIMENSIONS}

@@ -66,7 +66,8 @@ def _read(plan: str) -> list[Stay]:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of an answer from its procedure on, in plain form and without blank ones."""
+    """Return the lines of an answer from its procedure on, without articles and punctuation; blank lines are left
+    out."""
     text = text.replace("Output the plan in the required format:", "")
     if PROCEDURE in text:
         text = PROCEDURE + text.split(PROCEDURE)[1]

@@ -118,7 +118,7 @@ class Box:
         return self._talk(b"A", question, seconds, output=output)
 
     def close_program(self) -> Outcome:
-        """End the open process. The outcome has its peak memory; 0 if the process had ended before."""
+        """End the open process. The outcome has the process's peak memory, or 0 if the process had ended before."""
         return self._talk(b"C", b"", 0.0)
 
     def close(self) -> None:

@@ -45,8 +45,8 @@ def cached(manifest: Manifest, revision: str | None) -> Place | None:
 def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | None = None) -> Place:
     """Download the parts of the data that the cache lacks, and return where the data are.
 
-    task: the name of the task; "" for data of no task. bar: called with the file name, the bytes so far and the bytes
-    in total. Raises SetupError.
+    task: the name of the task; "" for data of no task. revision: as for `cached`. bar: called with the file name, the
+    bytes so far and the bytes in total. Raises SetupError.
     """
     if (place := cached(manifest, revision)) is not None:
         return place
@@ -157,7 +157,7 @@ def _in_datasets_cache(name: str) -> bool:
 
 
 def _moved(task: str, manifest: Manifest) -> SetupError:
-    """Return the error for a pinned commit that the hub no longer has; it names the present commit."""
+    """Return the error for a pinned commit that the hub no longer has. The error names the present commit."""
     try:
         now = hub.ask("dataset", manifest.hub, None).commit
     except hub.HubError as error:

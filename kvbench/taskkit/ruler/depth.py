@@ -1,7 +1,8 @@
 """Prompts with a needle at a chosen depth of a haystack, for the task "needle in a haystack".
 
 The haystack is a run of sentences that starts somewhere in a text and wraps around at its end. The needle goes to the
-sentence boundary nearest to the depth, which is measured in characters.
+sentence boundary nearest to the wanted depth. Depth is the share of the haystack's characters that precede the needle,
+in per cent.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ Knobs = walk.Knobs | chain.Knobs | lookup.Knobs
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A variant of a synthetic task: the settings (`knobs`) of its problem generator, under a name."""
+    """A variant of a synthetic task: the settings (`knobs`) of its problem generator, under a name. budgets: those
+    suggested, in cache entries."""
 
     name: str
     task: str  # walk, chain or lookup

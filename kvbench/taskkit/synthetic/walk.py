@@ -26,7 +26,8 @@ from kvbench.taskkit.synthetic.vocabulary import NAMES, REGISTER
 class Digits:
     """Settings of a walk in which each step is one digit.
 
-    The shipped model was trained on 8 to 500 steps and 0 to 8 filler sentences.
+    shuffle: facts in random order, not sorted by key. The shipped model was trained on 8 to 500 steps and 0 to 8 filler
+    sentences.
     """
 
     n_steps: int = 300

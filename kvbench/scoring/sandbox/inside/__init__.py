@@ -1,8 +1,8 @@
 """Source texts that run inside a box. They import the standard library only, and each other by their bare names;
 kvbench cannot be imported there.
 
-A box with the same Python gets them compiled, which saves a tenth of a program's cost. kvbench loads no compiled code
-that comes out of a box.
+A box that runs the same Python as kvbench gets the texts compiled, which saves a tenth of a program's cost. kvbench
+loads no compiled code that comes out of a box.
 """
 
 from __future__ import annotations
