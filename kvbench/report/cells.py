@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -28,6 +28,9 @@ PASS_AT = (1, 2, 4, 8, 16, 32)
 NO_BUDGET = -1  # sorts methods without a budget first
 FULL = "full"  # the method that never evicts
 SCORES = {"score": "score", "score_partial": "partial", "score_strict": "strict"}
+UNBOUNDED = (
+    "* generated entries are not bounded by the budget (most such methods evict the prompt only). Compare by bytes."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,23 @@ def cells_of(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[tu
         yield order[label], budget, part
 
 
+def decode_bounded(rows: Rows) -> bool:
+    """Return whether the budget bounds the generated entries of a cell's rows, too."""
+    bounded = present(rows.number("decode_bounded"))
+    return bool(bounded.all()) if len(bounded) else True
+
+
+def evicts(rows: Rows) -> bool:
+    """Return whether the method of a cell's rows evicts: rows of the full cache have no interval."""
+    return bool(len(present(rows.number("interval"))))
+
+
+def idle_note(cells: Iterable[str]) -> list[str]:
+    """Return the note on cells in which nothing was evicted, by their names; no note without such cells."""
+    names = ", ".join(cells)
+    return [f"These evicted nothing, so their answers are the full cache's: {names}."] if names else []
+
+
 def make_cell(
     label: str,
     budget: Budget | None,
@@ -143,12 +163,11 @@ def make_cell(
     answers = answered(rows)
     busy = _busy(answers)
     runs = rows.text(RUN)
-    bounded = present(rows.number("decode_bounded"))
     return ScoreCell(
         method=label,
         budget=budget,
-        decode_bounded=bool(bounded.all()) if len(bounded) else True,
-        evicts=bool(len(present(rows.number("interval")))),
+        decode_bounded=decode_bounded(rows),
+        evicts=evicts(rows),
         score=stats.estimate(list(by_question.values()), clusters=[clusters[q] for q in by_question]),
         others={column: question_mean(rows.scores(column)) for column in SCORES},
         floor=mean(ok.number("floor")),

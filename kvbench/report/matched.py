@@ -20,7 +20,7 @@ from typing import Any
 from kvbench.eviction.budget import Budget
 from kvbench.eviction.protection import OWN
 from kvbench.report import stats
-from kvbench.report.cells import cells_of, clusters_of, method_label, options_of
+from kvbench.report.cells import cells_of, clusters_of, decode_bounded, evicts, method_label, options_of, present
 from kvbench.report.load import Group, Loaded
 from kvbench.report.tables import headline_of, shared_options
 
@@ -34,7 +34,8 @@ class Matched:
     its own protection; None without rows under it.
 
     protection_adds, scoring_adds, own_scoring: the differences that the docstring of the module defines. Each is None
-    if one of its two cells was not run. judged: the verdict on `scoring_adds`.
+    if one of its two cells was not run. judged: the verdict on `scoring_adds`. marked: whether generated
+    entries are not bounded by the budget. idle: whether nothing was evicted under this protection.
     """
 
     method: str
@@ -46,6 +47,7 @@ class Matched:
     own_scoring: stats.Paired | None
     judged: stats.Judged | None = None
     marked: bool = False
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +65,14 @@ class MatchedTable:
 class _Scores:
     """The scores of one task's questions, by label of the method, budget and protection.
 
-    random: the labels of `random`: one for each choice of its options.
+    random: the labels of `random`: one for each choice of its options. marked, idle: the cells of which `Matched`
+    says so.
     """
 
     clusters: Mapping[str, str]
     random: set[str] = field(default_factory=set)
+    marked: set[tuple[str, Budget | None, str]] = field(default_factory=set)
+    idle: set[tuple[str, Budget | None, str]] = field(default_factory=set)
     cells: dict[tuple[str, Budget | None, str], dict[str, list[float]]] = field(default_factory=dict)
 
     def estimate(self, key: tuple[str, Budget | None, str]) -> stats.Estimate | None:
@@ -108,8 +113,11 @@ def _of_group(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> list[Mat
         method, options = part.values("method")[0], part.values("options")[0]
         label, protection = _apart(method, options, shared[method])
         if protection is not None:
-            scores.cells[label, budget, protection] = part.scores(headline)
+            key = label, budget, protection
+            scores.cells[key] = part.scores(headline)
             scores.random |= {label} if method == RANDOM else set()
+            scores.marked |= {key} if evicts(part) and not decode_bounded(part) else set()
+            scores.idle |= {key} if evicts(part) and not len(present(part.number("entries_after_evict"))) else set()
     intervals = rows.firsts("interval")
     return [
         MatchedTable(
@@ -155,6 +163,8 @@ def _lines(scores: _Scores, protection: str) -> list[Matched]:
                 protection_adds=scores.paired(here, before),
                 scoring_adds=scores.paired(here, scores.by_chance(budget, protection)),
                 own_scoring=scores.paired(before, scores.by_chance(budget, OWN)),
+                marked=here in scores.marked,
+                idle=here in scores.idle,
             )
         )
     return _judged(lines)

@@ -23,11 +23,13 @@ from kvbench.report import stats, sureness
 from kvbench.report.best import Best, best_per_budget
 from kvbench.report.cells import (
     FULL,
+    UNBOUNDED,
     Against,
     ScoreCell,
     answered,
     cells_of,
     clusters_of,
+    idle_note,
     make_cell,
     mean,
     method_label,
@@ -249,15 +251,10 @@ def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]])
             f"Score above partial ({', '.join(above)}): score rates the final answer and partial the steps towards it, "
             "so an answer may be right although its steps are not."
         )
-    idle = [f"{c.method} at {_budget(c)}" for c in cells if c.evicts and math.isnan(c.entries_after_evict)]
-    if idle:
-        notes.append(f"These evicted nothing, so their answers are the full cache's: {', '.join(idle)}.")
+    notes += idle_note(f"{c.method} at {_budget(c)}" for c in cells if c.evicts and math.isnan(c.entries_after_evict))
     notes += _load(cells)
     if any(cell.marked for cell in cells):
-        notes.append(
-            "* generated entries are not bounded by the budget (most such methods evict the prompt only). "
-            "Compare by bytes."
-        )
+        notes.append(UNBOUNDED)
     return notes
 
 
