@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the next token is drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
+    """How the next token is drawn. `temperature` 0 takes the most probable token; `top_k` 0, `top_p` 1 and `min_p` 0
+    switch these filters off."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -61,8 +62,8 @@ class Request:
     """One prompt, and which samples to generate from it. The engine prefills the prompt once for all samples.
 
     `max_new_tokens` bounds the output of each turn; `max_tokens` bounds all tokens that a sample reads and generates
-    (None: the prompt and the output of one turn). `forced`: a continuation that the engine reads instead of drawing
-    tokens, and whose log-probabilities it returns.
+    (None: as many as the prompt and the output of one turn have). `samples`: the numbers of the samples. `forced`: a
+    continuation that the engine reads instead of drawing tokens, and whose log-probabilities it returns.
     """
 
     task: str

@@ -47,7 +47,7 @@ class Turn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doc:
     """One question. `score` compares the answer with `reference`. Questions about the same source, such as one text,
-    have the same `cluster_id`: they are not independent, and standard errors take that into account."""
+    have the same `cluster_id`: their scores are not independent, and standard errors take that into account."""
 
     doc_id: str
     turns: tuple[Turn, ...]
@@ -65,9 +65,9 @@ class Doc:
 class GenSpec:
     """A task's default sampling. Command-line options override single fields and are recorded.
 
-    `max_new_tokens` bounds each turn. With `truncate` "middle", a user text with more tokens than the limit keeps half
-    of the limit from its start and half from its end; the limit is --max-prompt-tokens, by default the model's context
-    less `max_new_tokens` and `reserve`.
+    `max_new_tokens` bounds each turn. With `truncate` "middle", a user text with more tokens than the limit L loses its
+    middle: L / 2 tokens at its start and L / 2 at its end stay. L is --max-prompt-tokens; without this option L is the
+    model's context less `max_new_tokens` and `reserve` (tokens), but at most `longest`.
     """
 
     n: int = 1
@@ -172,8 +172,8 @@ class Reader(Protocol):
         """Return the number of tokens of a text, without special tokens."""
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
-        """Return the number of tokens that a prompt has besides the user's text. They come from the chat template or,
-        without a template, are the tokenizer's special tokens."""
+        """Return the number of tokens that a prompt has besides the user's text. These are the tokens of the chat
+        template or, without a template, the tokenizer's special tokens."""
 
 
 class DataSource(Protocol):
@@ -266,5 +266,6 @@ class Task(ABC):
         return []
 
     def sources(self) -> dict[str, str]:
-        """Return further facts that identify this task's documents, for the run's record (a file and its hash)."""
+        """Return further facts that identify this task's documents, such as a file and its hash; kvbench stores them in
+        the run's record."""
         return {}

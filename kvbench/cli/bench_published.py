@@ -93,12 +93,13 @@ def published_rows(preset: Preset, setting: Setting, results: Sequence[Measured]
 
 
 def _whole(r: Measured) -> bool:
-    """Return whether the requested number of sequences fitted into memory."""
+    """Return whether the requested number of sequences fitted into memory in the measurement `r`."""
     return r.failure is None and r.load.sequences in (None, r.decoded)
 
 
 def print_published(preset: Preset, setting: Setting, rows: Sequence[Row], scale: int, device: str) -> None:
-    """Print our figures and the paper's in separate columns, then how each of them was measured."""
+    """Print our figures and the paper's in separate columns, then one line on how the paper measured and one on how we
+    did."""
     heads = [f"{side}: {column.head}" for column in preset.columns for side in ("ours", "paper")]
     print(f"{preset.paper}: {preset.what}")
     names = ("system", "tokens", "in the paper")

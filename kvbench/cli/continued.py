@@ -1,8 +1,9 @@
 """Finds the settings of a continued run. Most come from the run's record; the user must give the others again.
 
-A run's folder may come from anyone. Settings that decide rows come from its record. Settings that run code, send data
-or name a variable with a key come from the user's command line, environment or configuration file; the record only
-states their former values. A file that the user gives again must have the hash in the record.
+A run's folder may come from anyone. Settings that decide rows come from its record. Settings that make kvbench run code
+or send data, or that name the environment variable with a key, come from the user's command line, environment or
+configuration file; the record only states their former values. A file that the user gives again must have the hash in
+the record.
 """
 
 from __future__ import annotations
@@ -227,7 +228,8 @@ def _config(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
 
 
 def _check_options(method: MethodChoice) -> None:
-    """Raise UserError for an option that the method does not have, ValueError for a value of the wrong type."""
+    """Raise UserError if a recorded option is none of the method's options, and ValueError if the option's value has
+    the wrong type."""
     pairs = [(name, "none" if value is None else str(value)) for name, value in method.options]
     parsed = choose.parse(method.name, pairs).options()
     for name, value in method.options:
@@ -236,7 +238,7 @@ def _check_options(method: MethodChoice) -> None:
 
 
 def _check_typed(config: RunConfig, gathered: Gathered) -> None:
-    """Raise UserError for a flag or variable that differs from the run's setting."""
+    """Raise UserError if a flag or environment variable gives a setting another value than the run has."""
     for key in PARSERS:
         if key in (*OPERATIONAL, "interval") or (given := gathered.typed(key)) is None:
             continue

@@ -85,8 +85,8 @@ _OPTIONS = [
     _option(
         "protect",
         Texts,
-        "What every method protects: prompt+sinks=4+recent=64 or none, in place of its own protection; own: its own. "
-        "Repeatable.",
+        "What every method protects in place of its own protection, as in prompt+sinks=4+recent=64, or none; own: each "
+        "method keeps its own protection. Repeatable.",
         _WHAT,
         metavar="WHAT",
     ),
@@ -96,7 +96,11 @@ _OPTIONS = [
     ),
     _option("config", Text, "TOML file with settings; flags override it.", _WHAT, metavar="FILE"),
     _option(
-        "allow_duplicate_samples", bool, "Allow several samples at temperature 0, all equal.", _DRAW, default=False
+        "allow_duplicate_samples",
+        bool,
+        "Allow several samples at temperature 0, although they are all equal.",
+        _DRAW,
+        default=False,
     ),
     _option("judge_key", Text, "", _SCORING, hidden=True),
     _option("batch_size", Text, "The same as --slots.", _ENGINE, metavar="N"),

@@ -120,7 +120,8 @@ class Builder:
         return Grid(methods=tuple(methods), budgets=tuple(budgets), tasks=tuple(tasks), intervals=intervals, **own)
 
     def methods(self, block: Layer) -> list[MethodChoice]:
-        """Return the methods of one ``[[grid]]`` block, with their options, each under every protection."""
+        """Return the methods of one ``[[grid]]`` block with their options: each method once for every protection of the
+        block."""
         names, methods = self.axis(block, "method"), []
         given = self._given(block, "protect") or Given(OWN, "--protect")
         for name, pairs in names:

@@ -92,8 +92,8 @@ class Difference:
 
 
 def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
-    """Return the value that a run's record holds for a fact; None if the record has none. task: the task of the cell,
-    for facts about its data. record: the run's environment, with its setting `chunk`."""
+    """Return the value that a run's record holds for the fact `name`; None if the record has no such value. task: the
+    task of the cell, for facts about the task's data. record: the run's environment, with its setting `chunk`."""
     match name:
         case "git" | "threads" | "chunk":
             value = record.get(name)
@@ -114,7 +114,7 @@ def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
 def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Difference]:
     """Return the facts in which two cells differ. An unknown value differs from a known value. For the facts in
     `REFUSED`, an unknown value makes no difference. mapped: the user compares two models (or two revisions of one
-    model) on purpose."""
+    model) on purpose, so that differences in `MAPPED` have the class "subject"."""
     found = []
     for name in FACTS:
         mine, theirs = base.facts.get(name), new.facts.get(name)
@@ -126,8 +126,9 @@ def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Differen
 
 
 def refuse(base: Cell, new: Cell, found: list[Difference]) -> None:
-    """Raise UserError if two cells cannot be compared, because they differ in a fact of the class "refused", in the
-    name of the compared score, or in the prompt or sampling of a question. found: the differences of their facts."""
+    """Raise UserError if two cells cannot be compared, because they differ in a fact of the class "refused" (one that
+    must be equal), in the name of the compared score, or in the prompt or sampling of a question. found: the
+    differences of their facts."""
     for difference in found:
         if difference.kind == "refused":
             word, mine, theirs = WORDS[difference.name], _shown(difference.base), _shown(difference.new)

@@ -83,8 +83,9 @@ def gather(
 ) -> Gathered:
     """Return the settings from suite, config file, environment variables and flags.
 
-    flags: by name of the setting, the value that the user gave to the flag; a `Given` if the flag's name differs from
-    the setting's. None and empty lists count as not given. Flags that belong to no setting are ignored.
+    flags: the value that the user gave to each flag, by the name of the flag's setting; the value is a `Given` if the
+    flag has another name than its setting. None and empty lists count as not given. Flags that belong to no setting are
+    ignored.
     """
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:

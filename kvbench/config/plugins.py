@@ -90,7 +90,8 @@ def _source(path: str) -> bytes:
 def check_same(
     now: Sequence[Mapping[str, str]], recorded: Sequence[Mapping[str, str]], run: str, *, more: bool = False
 ) -> None:
-    """Raise UserError if a continued run does not have the plug-in files that it began with. Their paths may differ.
+    """Raise UserError if a run is to be continued with other plug-in files than it began with. Their contents count,
+    not their paths.
 
     now: the files that the user gives now. recorded: the files in the run's record. Both as `hashed` returns them.
     more: allow further files.

@@ -67,8 +67,8 @@ class MethodChoice:
 
     @property
     def takes_budget(self) -> bool:
-        """Whether the method needs a budget. The full cache, and methods whose options set the size of the cache, need
-        none."""
+        """Whether the method needs a budget. The full cache needs none, nor do methods whose options set the size of
+        the cache."""
         if "+" in self.name:  # methods without a budget cannot be combined
             return True
         return bool(registry.methods.get(self.name)(**dict(self.options)).takes_budget)
@@ -94,8 +94,8 @@ class Cell:
 class Grid:
     """Every method at every budget and interval on every task.
 
-    intervals: the intervals; empty: the run's interval alone. limit: the number of questions per task; prompt_style:
-    the wording of its questions. Where these are None, the run's settings hold.
+    intervals: the intervals; empty: the run's interval alone. limit: the number of questions per task. prompt_style:
+    the wording of the questions. If `limit` or `prompt_style` is None, the run's setting of that name holds.
     """
 
     methods: tuple[MethodChoice, ...]
@@ -119,7 +119,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig(Settings):
-    """One run: its settings, and its grids of methods, budgets and tasks."""
+    """The configuration of one run: its settings, and its grids of methods, budgets and tasks."""
 
     grids: tuple[Grid, ...]
     moved_to: str | None = None  # new folder of a resumed run's model; rows and the record keep `model`
@@ -138,7 +138,7 @@ class RunConfig(Settings):
 
     def _check_one_per_task(self, name: str) -> None:
         """Raise UserError if a grid has an invalid value of the setting `name`, or if two grids give one task different
-        values of it. name: a setting that each grid has for its own tasks (`PER_TASK`)."""
+        values of this setting. name: "limit" or "prompt_style" (`PER_TASK`), which every grid may set for its tasks."""
         values: dict[str, Any] = {}
         for grid in self.grids:
             value = getattr(grid, name)

@@ -90,7 +90,7 @@ def _secret_values(environ: Mapping[str, str]) -> list[str]:
 def redact_argv(argv: Sequence[str]) -> list[str]:
     """Return a command line without the values of options such as ``--api-key VALUE`` and ``--api-key=VALUE``.
 
-    The other words lose their secrets as in `redact_text`.
+    In the other words, secrets are hidden as `redact_text` hides them.
     """
     redacted = []
     option = ""  # the option whose value comes next

@@ -229,7 +229,8 @@ class _Handling:
                 number, first = asked[0], time.monotonic()
 
     def _end(self, number: int) -> None:
-        """End the process from the watching thread, because the main thread does not respond."""
+        """End the process from the watching thread, because the main thread does not respond or a second signal came.
+        number: the number of the first signal."""
         clean_up()
         if self.claim():
             with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Checks that the rows of one table are comparable, and describes allowed differences.
+"""Checks that the rows of one table are comparable, and describes the differences that rows of one table may have.
 
     check(rows)                            # UserError: two models, prompts, judges ... in one table
     for label, part in split(rows, ("model",)): ...
@@ -71,7 +71,7 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")  # the date of a judgement, wh
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """An allowed difference between the rows of one table, such as two versions of torch. `what`: what differs, in the
-    words of a note. `counts`: for each differing value the number of rows that have it."""
+    words of a note. `counts`: for each of the differing values the number of rows that have this value."""
 
     column: str
     method: str | None  # None: the rows of all methods
@@ -164,8 +164,8 @@ def check(rows: Rows) -> None:
 
 
 def _two_prompts(rows: Rows) -> str | None:
-    """Return the question that had two different prompts. Of several such questions the first by id; None if there is
-    none."""
+    """Return the id of the first question, in order of ids, whose rows have two different prompts; None if there is no
+    such question."""
     return _with_several(rows, rows.text("prompt_sha256").codes)
 
 
@@ -227,7 +227,8 @@ def _split_further(label: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
 
 
 def _difference(word: str, values: Text, of: Any, remedy: str) -> Iterator[Difference]:
-    """Yield a Difference if the rows that the mask `of` chooses have several values. word: what differs, in words."""
+    """Yield a Difference if the rows that the mask `of` chooses have several of `values`. word: what differs, in words.
+    remedy: what the user can do."""
     mine = Text(values.codes.copy(), values.names)
     mine.codes[~of] = -1
     if len(mine.present()) > 1:
@@ -323,8 +324,8 @@ def _counts(rows: Rows, column: str) -> dict[str, int]:
 
 
 def _with_several(rows: Rows, values: Any) -> str | None:
-    """Return the first question, by id, whose rows differ in `values`; None if there is none. -1 and NaN do not count
-    as values."""
+    """Return the id of the first question, in order of ids, whose rows differ in `values` (one value per row); None if
+    there is no such question. -1 and NaN do not count as values."""
     import numpy as np
 
     questions = rows.text("doc_id")

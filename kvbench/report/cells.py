@@ -32,7 +32,7 @@ SCORES = {"score": "score", "score_partial": "partial", "score_strict": "strict"
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """The comparison of a cell with its baseline on the questions that both have."""
+    """The comparison of a cell with the baseline's cell on the questions that both have."""
 
     baseline: str
     paired: stats.Paired
@@ -200,8 +200,8 @@ def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:
 
 
 def _pass_at(ok: Rows) -> dict[int, float]:
-    """Return pass@k on the exact score by k, for each k in PASS_AT for which every question has k samples. Empty
-    without scores, and if a question has only one sample."""
+    """Return pass@k of the exact score for each k in PASS_AT for which every question has at least k samples, by k.
+    Empty without scores, and if a question has only one sample."""
     scores = list(ok.scores("score").values())
     fewest = min(map(len, scores), default=0)
     if fewest < 2:
@@ -210,8 +210,8 @@ def _pass_at(ok: Rows) -> dict[int, float]:
 
 
 def _majority(ok: Rows) -> float:
-    """Return maj@n: the mean exact score of each question's most frequent extracted answer. NaN if no question has two
-    samples, or if no answer was extracted."""
+    """Return maj@n: the exact score of each question's most frequent extracted answer, averaged over the questions. NaN
+    if no question has two samples, or if no answer was extracted."""
     scores = ok.number("score")
     scored = ok.where(scores == scores)
     by_question = scored.scores("score")

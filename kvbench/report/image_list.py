@@ -38,7 +38,8 @@ class ListedImage:
 
 
 def images(stored: object) -> list[ListedImage]:
-    """Return the images that a row lists; none if the value is no list of images."""
+    """Return the images that a row lists in its column of images, whose value is `stored`; an empty list if the value
+    is no list of images."""
     try:
         listed = parse(stored) if isinstance(stored, str) else None
     except ValueError:
@@ -53,7 +54,8 @@ def images(stored: object) -> list[ListedImage]:
 
 
 def split(prompt: str, listed: list[ListedImage]) -> list[str | ListedImage]:
-    """Split a prompt at the places of its images; return its texts with the images between them."""
+    """Split a prompt at the places of the images in `listed`; return the prompt's texts with the images between
+    them."""
     inside = [image for image in listed if image.at is not None]
     places = [image.at or 0 for image in inside]
     if places != sorted(places) or any(place > len(prompt) for place in places):

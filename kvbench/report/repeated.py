@@ -36,7 +36,7 @@ def each_once(rows: Rows, paths: Mapping[str, Path]) -> tuple[Rows, list[str]]:
 
 
 def _counting(rows: Rows) -> Ints:
-    """Return for each row the position of the row that is kept for the same key."""
+    """Return for each row the position of the row that is kept among all rows with the same key."""
     import numpy as np
 
     keys = rows.text(KEY).codes

@@ -97,8 +97,8 @@ def _comparisons(count: int) -> str:
 
 
 def _tests(pairs: Sequence[Paired]) -> list[str]:
-    """Return at most two notes on the corrections for clusters of unequal sizes. Comparisons with the fewest degrees of
-    freedom come first."""
+    """Return at most two notes on how errors and tests were corrected because clusters have unequal sizes. Notes on the
+    comparisons with the fewest degrees of freedom come first."""
     lines = [_correction(one) for one in sorted(pairs, key=lambda one: one.df) if not one.equal]
     return list(dict.fromkeys(filter(None, lines)))[:2]
 

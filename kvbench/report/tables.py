@@ -142,8 +142,8 @@ def headline_of(task: str) -> str:
 def _compare(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], clusters: dict[str, str], baseline: str
 ) -> list[ScoreCell]:
-    """Compare each cell with the baseline's cell. This is the baseline's cell without a budget or, if there is none,
-    its cell at the same budget."""
+    """Compare each cell with a cell of the baseline: with the baseline's cell without a budget or, if there is none,
+    with the baseline's cell at the same budget."""
     label = _baseline_label([cell.method for cell in cells], baseline)
     places = {_budget(cell): i for i, cell in reversed(list(enumerate(cells))) if cell.method == label}
     comparisons: dict[int, tuple[int, stats.Paired]] = {}

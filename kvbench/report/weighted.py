@@ -25,7 +25,7 @@ class Mean:
     there are any, all figures are NaN.
 
     `spread`: whether the score of every task has an error above 0. `diff_spread`: whether the difference of every task
-    has an error above 0. `df`: the fewest degrees of freedom of any task's difference.
+    has an error above 0. `df`: the smallest number of degrees of freedom among the tasks' differences.
     """
 
     value: float = math.nan
@@ -91,7 +91,7 @@ def weighted_mean(means: Sequence[tuple[float, Mean]]) -> Mean:
 
 def seen_drop(name: str, means: Sequence[Mean]) -> list[str]:
     """Return a note on the smallest true drop of an average that a t test finds with 80% power. No note if no
-    comparison has spread. name: the average. means: this average of each method."""
+    comparison has spread. name: the name of the average. means: for each method its value of this average."""
     family = [mean for mean in means if not math.isnan(mean.diff)]
     alpha = ALPHA / max(1, len(family))
     drops = [smallest_drop(m.diff_se, m.df, alpha=alpha, sides=2) for m in family if m.diff_spread]

@@ -105,7 +105,8 @@ def _from_file(options: Any) -> dict[str, Any]:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the name of the module whose code raised an error, the innermost of its traceback."""
+    """Return the name of the module whose code raised an error: the module of the innermost frame of the error's
+    traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -43,7 +43,11 @@ def report(
     ] = None,
     group_by: Annotated[
         str | None,
-        plain("--group-by", "One table per value of a column; all: per value of every column that differs.", "COLUMN"),
+        plain(
+            "--group-by",
+            "One table per value of a column; all: per combination of values of all columns that differ.",
+            "COLUMN",
+        ),
     ] = None,
     out: Annotated[str | None, plain("--out", "Also write Markdown, CSV and JSON files into DIR.", "DIR")] = None,
     html: Annotated[

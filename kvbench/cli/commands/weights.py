@@ -1,4 +1,5 @@
-"""``kvbench weights import``: converts gates, scorers and surrogates that the papers' authors published."""
+"""``kvbench weights import``: converts the trained networks of methods (gates, scorers and surrogates) that the papers'
+authors published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Draws the page's figures, each once light and once dark. The stylesheet shows the one that fits the reader's setting.
+"""Draws the page's figures, each once light and once dark. The stylesheet shows the light or the dark version, as the
+reader's system asks.
 
 drawn = read(report)
 drawn.of("curves"), drawn.reason

@@ -55,7 +55,7 @@ class Difference:
 class Matrix:
     """The differences between all pairs of methods at one budget. Methods without a budget, such as the full cache, are
     included. `family`: the number of comparisons over which p-values are adjusted. `left_out`: the number of methods
-    that do not fit into `MOST_METHODS`."""
+    that are not shown, because the matrix shows at most `MOST_METHODS`."""
 
     budget: str  # as `named` writes it
     methods: list[str]
@@ -64,7 +64,8 @@ class Matrix:
     left_out: int
 
     def between(self, a: str, b: str) -> Difference | None:
-        """Return the difference a minus b; None if they are the same method or share no question."""
+        """Return the mean score of method `a` minus that of method `b`; None if `a` and `b` are the same method or
+        share no question."""
         if (a, b) in self.pairs:
             return self.pairs[a, b]
         return self.pairs[b, a].reversed() if (b, a) in self.pairs else None

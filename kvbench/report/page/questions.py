@@ -113,8 +113,8 @@ def chosen(tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> list[str
 
 
 def _by_question(scored: Scored) -> dict[str, dict[int, float]]:
-    """Return for each question the scores that the page shows. The score of each cell has the cell's place in the table
-    as its key."""
+    """Return for each question the scores that the page shows, in a dictionary from a cell's place in the table (0 for
+    the first cell) to the cell's score."""
     found: dict[str, dict[int, float]] = {}
     for place, cell in enumerate(scored.shown.values()):
         for question, score in cell.items():

@@ -98,8 +98,8 @@ def _interval(
 
 
 def unseen(groups: Clusters, level: float) -> float:
-    """Return the largest share of questions that may differ although no observed question does: at 95%, 3 / n for n
-    clusters of equal size.
+    """Return the upper bound, at this confidence level, of the share of all questions that differ from the observed
+    ones, which are all alike: at 95%, 3 / n for n clusters of equal size.
 
     The bound is -log(1 - level) / n. If the sizes of clusters differ, n is the number of equal clusters with the same
     sum of squared weights.

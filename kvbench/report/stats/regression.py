@@ -67,8 +67,8 @@ def regression(
 
 
 def both(first: float, second: float) -> float:
-    """Return the p of two independent stages from their p-values. It is at most a if both are at most sqrt(a), which
-    has probability a if nothing changed."""
+    """Return one p-value for two independent stages from their p-values. This p-value is at most a if and only if both
+    p-values are at most sqrt(a), which has probability a if nothing changed."""
     return max(first, second) ** 2
 
 
@@ -80,8 +80,8 @@ def _one_sided(p: float, found: Paired) -> float:
 
 
 def _skewed_low(found: Paired, residuals: Floats) -> float:
-    """Return the lower bound of the difference. If the differences have a long lower tail, it comes from Hall's
-    transformation of t, otherwise from t. residuals: one per cluster."""
+    """Return the lower bound of the mean difference. If the differences have a long lower tail, the bound comes from
+    Hall's transformation of t, otherwise from t. residuals: one per cluster."""
     from scipy.special import stdtrit
 
     n, critical = found.clusters, float(stdtrit(found.df, 1 - ALPHA))

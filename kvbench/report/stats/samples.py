@@ -30,8 +30,8 @@ def question_means(scores: Scores) -> Floats:
 
 
 def by_length(scores: Scores) -> Iterator[tuple[list[int], Floats]]:
-    """Group questions by their number of samples. Yield the indices of each group's questions, and their scores as
-    [questions, samples]."""
+    """Group questions by their number of samples. For each group, yield the indices of its questions and the scores of
+    these questions as [questions, samples]."""
     import numpy as np
 
     places: dict[int, list[int]] = {}
