@@ -66,7 +66,7 @@ def published_rows(preset: Preset, setting: Setting, results: Sequence[Measured]
     heads to our figures and to the paper's.
 
     scale: the paper's numbers of tokens are `scale` times ours. A figure is "OOM" if the requested number of sequences
-    did not fit into memory, and None if it was not measured or not printed.
+    did not fit into memory, and None if we did not measure it or the paper does not print it.
     """
     methods = {member.name: member for member in setting.members}
     full = {r.load: r for r in results if r.system == "full" and _whole(r)}

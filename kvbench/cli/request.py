@@ -107,7 +107,8 @@ class Builder:
         return None
 
     def _grid(self, block: Layer) -> Grid:
-        """Return the grid of one ``[[grid]]`` block. If the block lacks an axis, the run's settings give it."""
+        """Return the grid of one ``[[grid]]`` block. If the block lacks an axis (`method`, `budget`, `interval` or
+        `task`), the run's settings give this axis."""
         methods, budgets, tasks = self.methods(block), self.axis(block, "budget"), self.axis(block, "task")
         intervals = tuple(self.axis(block, "interval"))
         if intervals == (self.settings.get("interval", DEFAULTS["interval"]),):

@@ -136,8 +136,8 @@ def suite_path(name: str) -> Path:
 
 
 def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
-    """Return the settings and the ``[[grid]]`` blocks of a TOML file, each value with its line. Raises UserError for a
-    file that cannot be read and for unknown keys.
+    """Return the settings and the ``[[grid]]`` blocks of a TOML file, each value with the number of its line in the
+    file. Raises UserError for a file that cannot be read and for unknown keys.
 
     option: the flag with which the user named the file, for messages.
     """

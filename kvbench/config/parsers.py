@@ -27,9 +27,9 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", re.ASCII)
 class BadValue(ValueError):
     """The error for an invalid value of a setting. `sentence` makes the message.
 
-    The message is "LABEL must be NEED; got GOT." or, for an environment variable, "LABEL: GOT is not NEED.". With
-    `predicate` it is "LABEL PREDICATE". LABEL says where the user gave the value. need: the valid values, in words.
-    got: the invalid value.
+    The message is "LABEL must be NEED; got GOT." or, for an environment variable, "LABEL: GOT is not NEED.". If
+    `predicate` is given, the message is "LABEL PREDICATE". LABEL says where the user gave the value. need: the valid
+    values, in words. got: the invalid value.
     """
 
     def __init__(self, need: str = "", got: str = "", *, predicate: str = "") -> None:

@@ -94,7 +94,7 @@ def check_same(
     not their paths.
 
     now: the files that the user gives now. recorded: the files in the run's record. Both as `hashed` returns them.
-    more: allow further files.
+    more: allow files besides the recorded ones.
     """
     was = {p["sha256"]: Path(p["path"]).name for p in recorded}
     has = {p["sha256"]: p["path"] for p in now}

@@ -163,7 +163,7 @@ class RunConfig(Settings):
         return cast(int | None, self._for_task("limit", task))
 
     def prompt_style_for(self, task: str) -> str | None:
-        """Return the wording of a task's questions; None: the task's own."""
+        """Return the name of the wording (prompt style) of a task's questions; None: the task's own wording."""
         return cast(str | None, self._for_task("prompt_style", task))
 
     def _for_task(self, name: str, task: str) -> Any:

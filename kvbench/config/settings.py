@@ -114,7 +114,8 @@ class Settings:
     judge: str | None = scoring(
         None,
         text,
-        "URL of an OpenAI-compatible endpoint, local:FOLDER, or none ('kvbench score' can judge later).",
+        "URL of an OpenAI-compatible endpoint, local:FOLDER (folder of a judge model), or none ('kvbench score' can "
+        "judge later).",
         metavar="URL",
     )
     judge_model: str | None = scoring(None, text, "Name of the judge model at the endpoint.", metavar="NAME")

@@ -33,7 +33,7 @@ def device_failed(error: BaseException) -> bool:
 
 
 def of_machine(error: BaseException) -> bool:
-    """Return whether an exception comes from a failure of the machine (memory or device), not of code."""
+    """Return whether an exception comes from a failure of the machine: too little memory, or a failed device."""
     return out_of_memory(error) or device_failed(error)
 
 

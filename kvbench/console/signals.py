@@ -202,8 +202,8 @@ class _Handling:
         self.raise_if_due()
 
     def _swallowed(self, unraisable: Any) -> None:
-        """Handle an exception that Python has discarded, for example in a destructor. A `Signalled` is raised again
-        shortly afterwards."""
+        """Handle an exception that Python has discarded, for example in a destructor. If the exception is `Signalled`,
+        it is raised again shortly afterwards."""
         if unraisable.exc_type is Signalled and self.number is not None:
             self._raised = False
             again = threading.Timer(SOON, self._again, [self.number])

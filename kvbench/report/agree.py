@@ -116,7 +116,7 @@ def intervals_apart(rows: Rows) -> list[str]:
 
 def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
     """Split rows by the values of the columns. Return (label, rows) pairs. A row that has no value in a column is in
-    every part."""
+    the part of every value of this column."""
     parts = [("", rows)]
     for column in columns:
         parts = [

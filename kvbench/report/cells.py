@@ -87,7 +87,7 @@ def method_label(method: str, options: Any, shared: Mapping[str, Any] | None = N
     """Return the method with those options that differ from its defaults: ``gkv``, ``snapkv-decode(variant=gkv)``.
 
     If the method is not installed here, its defaults are unknown. Then the label leaves out all options in `shared`,
-    which have the same value in all rows of the method.
+    which have the same value in all rows of the method. options: the method's options as JSON text.
     """
     given = options_of(options) if isinstance(options, str) and options else {}
     try:
@@ -240,8 +240,8 @@ def _seconds(rows: Rows, name: str) -> Any:
 
 
 def speed(rows: Rows) -> float:
-    """Return decoded tokens per second spent on decoding and evicting; NaN without times. The first token of an answer
-    does not count, because prefill produces it."""
+    """Return the decoded tokens of all rows divided by the rows' seconds of decoding and evicting; NaN without times.
+    The first token of an answer does not count, because prefill produces it."""
     busy = _busy(rows)
     return float((present(rows.number("output_tokens")) - 1).clip(0).sum() / busy) if busy > 0 else math.nan
 
@@ -249,8 +249,8 @@ def speed(rows: Rows) -> float:
 def speed_sd(rows: Rows) -> float:
     """Return the standard deviation of decoded tokens per second over batches. NaN with fewer than two batches.
 
-    Rows with equal decoding seconds count as a batch, because samples that are decoded side by side share these
-    seconds. The seconds of evictions are measured per sample.
+    Rows with equal decoding seconds count as one batch, because all samples that are decoded side by side have the same
+    decoding seconds. The seconds of evictions are measured for each sample separately.
     """
     import numpy as np
 

@@ -127,9 +127,9 @@ def least(a: Any, b: Any) -> Any:
 
 
 def later_tokens(rows: Rows) -> Any:
-    """Return for each row how many tokens the later questions of its conversation have. This is what the full cache
-    held in addition to the first prompt and the answers. 0 for a row without turns, NaN if the full cache was not run
-    on the conversation."""
+    """Return for each row how many tokens the later questions of its conversation have. This is the number of tokens
+    that the full cache held in addition to the first prompt and the answers. It is 0 for a row of a question with one
+    turn, and NaN if the full cache was not run on the conversation."""
     import numpy as np
 
     talks = rows.text("multi_turn_cache").codes >= 0

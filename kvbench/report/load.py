@@ -175,8 +175,8 @@ def _grouped(rows: Rows, group_by: Sequence[str]) -> tuple[list[Group], list[str
 
 
 def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str]) -> pa.Table:
-    """Return the rows of a run or of a table. Adds the run's notices to `notices` and, if the run is not finished, its
-    progress to `unfinished`."""
+    """Return the rows of a run or of a table. Adds the run's notices to `notices` and, if the run is not finished, the
+    run's progress to `unfinished`, as in "412 of 960 rows"."""
     if not path.is_dir():
         return read_columns(path, COLUMNS)
     snapshot = read_run(path, COLUMNS)

@@ -61,7 +61,8 @@ class MatchedTable:
 
 @dataclass(slots=True)
 class _Scores:
-    """The scores of one task's questions, by label of the method, budget and protection.
+    """The scores of one task. cells: for each (label of the method, budget, protection), the samples' scores by
+    question.
 
     random: the labels of `random`: one for each choice of its options.
     """

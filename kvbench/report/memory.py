@@ -197,8 +197,8 @@ class Held:
 
 
 def _held(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Held:
-    """Return nominal, measured and allowed bytes of each row. later: tokens of the later questions of its conversation;
-    NaN: unknown."""
+    """Return nominal, measured and allowed bytes of each row. later: for each row the number of tokens in the later
+    questions of the row's conversation; NaN: unknown."""
     import numpy as np
 
     prompt, budget, peak = (rows.number(name) for name in ("prompt_tokens", "budget", "entries_peak"))

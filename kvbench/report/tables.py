@@ -220,7 +220,8 @@ def _share(part: float, whole: float) -> float:
 
 
 def _states(rows: Rows, layers: Callable[[], Mapping[str, Sequence[Layer] | None]]) -> list[str]:
-    """For models with recurrent layers, return a line on the share of memory that methods can evict."""
+    """Return a line on the share of memory that methods can evict if the model has recurrent layers; otherwise no line.
+    layers: a function that returns the layers of each run's model."""
     if not (rows.number("state_bytes") > 0).any():
         return []
     return evictable_note(evictable_share(rows, later_tokens(rows), layers()))

@@ -52,7 +52,10 @@ def compare(
     margin: Annotated[
         str | None, plain("--margin", "Accept a score that is lower by up to M, as in 0.02.", "M")
     ] = None,
-    gate: Annotated[str | None, plain("--gate", "TOML file with tiers, margins and limits of cells.", "FILE")] = None,
+    gate: Annotated[
+        str | None,
+        plain("--gate", "TOML file with the margin and tier (critical, advisory) of cells, and with limits.", "FILE"),
+    ] = None,
     strict: Annotated[
         bool, plain("--strict", "Also fail if cells are undecided (exit code 5) or a run of NEW is unfinished (4).")
     ] = False,

@@ -35,7 +35,8 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures that fit on the page. `reason`: why figures are missing; empty if the page has all of them."""
+    """The figures that fit on the page. `reason`: why the page lacks figures of the report; empty if it has all of
+    them."""
 
     drawn: list[Drawn]
     reason: str

@@ -1,4 +1,4 @@
-"""Compares all pairs of methods of a task at one budget: paired differences with verdicts.
+"""Compares every two methods of a task at the same budget: paired differences of scores, with verdicts.
 
     for matrix in matrices(scored):
         matrix.between("gkv", "h2o").verdict
@@ -26,8 +26,8 @@ OPPOSITE = {"better": "worse", "worse": "better"}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The mean score of one method minus that of another. `low` and `high` bound its 95% interval; NaN if the test
-    gives no interval."""
+    """The mean score of one method minus that of another, as `diff`. `low` and `high` are the ends of the 95% interval
+    of the difference; NaN if the test gives no interval."""
 
     diff: float
     low: float

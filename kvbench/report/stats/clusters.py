@@ -42,7 +42,8 @@ class Clusters:
 
     @classmethod
     def make(cls, names: Sequence[object] | None, questions: int) -> Clusters:
-        """Group questions by the names of their clusters. Without names, each question is a cluster of its own."""
+        """Group questions by the names of their clusters. Without names, each question is a cluster of its own.
+        questions: the number of questions."""
         import numpy as np
 
         if names is None:
@@ -112,7 +113,8 @@ class Clusters:
         return np.asarray(sums / np.sqrt(self.variances(values) if self.lopsided else 1 - self.sizes / self.questions))
 
     def variances(self, values: Floats) -> Floats:
-        """Return the variance of each cluster's sum, from the variance components between and within clusters."""
+        """Return the variance of the sum of each cluster's values, computed from the variance between clusters and the
+        variance within clusters."""
         between, within = self.components(values)
         return within * self.sizes + between * self.sizes**2
 

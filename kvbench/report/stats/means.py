@@ -60,9 +60,10 @@ def estimate(scores: Scores, *, clusters: Sequence[object] | None = None, level:
 
 
 def _fixed_se(scores: Scores) -> float:
-    """Return the standard error from sampling noise alone: sqrt(sum of s_q^2 / n_q) / Q, where s_q^2 is the variance of
-    question q's n_q samples, and Q the number of questions. For 0/1 scores with mean p, s_q^2 / n_q is p(1-p)/(n_q-1).
-    NaN if a question has fewer than two samples."""
+    """Return the standard error of the mean score that comes from sampling noise alone, with the questions fixed:
+    sqrt(sum of s_q^2 / n_q) / Q, where s_q^2 is the variance of question q's n_q samples, and Q the number of
+    questions. For 0/1 scores with mean p, s_q^2 / n_q is p(1-p)/(n_q-1). NaN if a question has fewer than two
+    samples."""
     import numpy as np
 
     if min((len(question) for question in scores), default=0) < 2:

@@ -69,8 +69,8 @@ def _verdict(paired: Paired, p: float, alpha: float, *, sees: bool) -> str:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Return the p-values with Holm's correction, in the given order. A test rejects if its corrected p is at most
-    alpha."""
+    """Return the p-values with Holm's correction, in the given order. A test rejects at level alpha if its corrected
+    p-value is at most alpha."""
     adjusted, largest = [0.0] * len(ps), 0.0
     for rank, index in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
         largest = max(largest, min(1.0, (len(ps) - rank) * ps[index]))
