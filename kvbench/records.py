@@ -32,7 +32,7 @@ class Images:
 
     spans: for each image the prompt's tokens that stand for it, as (first, last + 1). read: returns per image the
     model's inputs besides token ids, as a mapping from names of arguments to tensors: `pixel_values` and, in some
-    families, `image_grid_thw`. The tensors of several images are joined along dimension 0.
+    families, `image_grid_thw`. The model gets the tensors of several images joined along dimension 0.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -135,7 +135,8 @@ class Generation:
 
     @classmethod
     def failed(cls, request: Request, sample: int, status: str, note: str) -> Generation:
-        """Return the result of a sample that could not be generated. status, note: why it could not."""
+        """Return the result of a sample that could not be generated. status, note: why the engine could not generate
+        the sample."""
         return cls(
             request=request, sample=sample, token_ids=(), text="", stop_reason="", usage=None, status=status, note=note
         )

@@ -64,8 +64,8 @@ class Registry(Generic[T]):
     def register(self, name: str, *, aliases: Sequence[str] = (), origin: str = "") -> Callable[[T], T]:
         """Return a decorator that registers a member, such as a class, under a name and its aliases.
 
-        origin: where the member is defined, for messages; default: its module. Raises UserError for an invalid name,
-        NameTaken for a taken one.
+        origin: where the member is defined, for messages; default: the member's module. Raises UserError for an invalid
+        name, NameTaken for a taken one.
         """
 
         def add(member: T) -> T:

@@ -29,7 +29,7 @@ class Image:
 class Turn:
     """One user message, in parts, because a run may evict after the context (query-agnostic) or after the question.
 
-    Where a turn has images, its text holds `IMAGE` once for each of them, in their order.
+    If a turn has images, the turn's texts hold the mark `IMAGE` once for each image, in the order of `images`.
     """
 
     context: str = ""
@@ -177,8 +177,8 @@ class Reader(Protocol):
 
 
 class DataSource(Protocol):
-    """Finds the data of a manifest: in ``--data``, ``KVBENCH_DATA``, kvbench's bundled files or on the hub, in this
-    order.
+    """Finds the data that a manifest describes: in the folder of ``--data``, that of ``KVBENCH_DATA``, kvbench's
+    bundled files or on the hub, in this order.
 
     A folder that the user gave must hold the data: without them, kvbench reports an error and tries no other source.
     """
@@ -231,7 +231,8 @@ class Task(ABC):
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         """Return all documents in a fixed order, or the first `limit` of them.
 
-        style: the name of the prompt style. The caller sets `self.reader` first, unless no model is known.
+        style: the name of the prompt style. Before the call, the caller sets `self.reader`, or leaves it unset if no
+        model is known.
         """
 
     @abstractmethod
@@ -253,12 +254,12 @@ class Task(ABC):
 
     @property
     def gated(self) -> bool:
-        """Whether the hub shows the data only to readers who accept its terms, so that kvbench must not show them."""
+        """Whether the hub shows the data only to readers who accept terms; kvbench then must not show the data."""
         return bool(self.manifest and self.manifest.gated)
 
     def floor(self, budget: int, interval: int) -> float | None:
-        """Return a lower bound of the built-in model's main score (`headline`) under any method at this budget and
-        interval; None if it is unknown."""
+        """Return the score below which the built-in model's main score (`headline`) falls under no method at this
+        budget and interval; None if this bound is unknown."""
         return None
 
     def notes(self) -> list[str]:

@@ -95,7 +95,8 @@ def _check_layers(gathered: Gathered) -> None:
 
 
 def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that kvbench takes from a run's record. The user need not give them again."""
+    """Return the settings that kvbench takes from a run's record, so that the user need not give these settings
+    again."""
     environment = record["environment"]
     stored = record["config"] | {key: environment.get(key) for key in OPERATIONAL}
     stored = {key: value for key, value in stored.items() if key not in again.AGAIN}
@@ -265,7 +266,8 @@ def _check_typed(config: RunConfig, gathered: Gathered) -> None:
 
 
 def _value(kept: Any) -> str:
-    """Return a recorded value of a setting as a message shows it: "default" for an empty value, without secrets."""
+    """Return a recorded value of a setting in the form that messages show: without secrets, and "default" for an empty
+    value."""
     return "default" if kept in (None, "") else bare(hide_keys(str(kept)))
 
 

@@ -37,8 +37,8 @@ def _option(
     """Return a parameter of a function's signature that typer reads as an option.
 
     name: the flag without hyphens. kind: the type of its value. panel: the title below which ``--help`` lists it.
-    short: a second flag of one letter, such as ``-m``. negative: add the flag ``--no-NAME``. hidden: leave it out of
-    ``--help``.
+    short: a second flag of one letter, such as ``-m``. negative: add the flag ``--no-NAME``. hidden: leave the option
+    out of ``--help``.
     """
     word = name.replace("_", "-")
     flags = [f"--{word}/--no-{word}" if negative else f"--{word}", *([short] if short else [])]
@@ -124,8 +124,8 @@ OPTIONS = {option.name: option for option in _OPTIONS}
 
 
 def group(about: str) -> typer.Typer:
-    """Return a command without subcommands, to which subcommands can be added. If the user calls it without a
-    subcommand, it prints its help. about: the command's help text."""
+    """Return a command without subcommands, to which subcommands can be added. If the user calls this command without a
+    subcommand, the command prints its help. about: the help text."""
     app = typer.Typer(help=about, invoke_without_command=True)
 
     @app.callback()
@@ -137,8 +137,8 @@ def group(about: str) -> typer.Typer:
 
 
 def plain(flags: str, help: str, metavar: str = "") -> Any:
-    """Declare an option, inside ``Annotated``. ``--help`` lists the option outside the titled panels. flags: its names,
-    separated by blanks."""
+    """Declare an option, inside ``Annotated``. ``--help`` lists the option outside the titled panels. flags: the
+    option's names, separated by blanks."""
     return typer.Option(*flags.split(), help=help, metavar=metavar, show_default=False)
 
 
@@ -156,8 +156,8 @@ Document = Annotated[bool, plain("--json", "One JSON document on stdout.")]
 
 
 def takes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds options of ``kvbench run`` to a command. The command gets the values that the user
-    typed in its argument `typed`, by name."""
+    """Return a decorator that adds options of ``kvbench run`` to a command. The decorator passes the values that the
+    user typed for these options to the command, as a dictionary by name in the argument `typed`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "typed"]

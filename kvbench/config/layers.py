@@ -47,7 +47,7 @@ class Gathered:
     files, and the config file overrides the suite.
 
     files: the suite, then the config file; a file that the user did not name is left out. blocks: the ``[[grid]]``
-    blocks of the config file or, if it has none, of the suite.
+    blocks of the config file or, if the config file has no such block, of the suite.
     """
 
     files: list[Layer]

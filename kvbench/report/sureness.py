@@ -1,4 +1,5 @@
-"""Writes the notes below a table on the smallest drops that its comparisons can find, and on the test.
+"""Writes the notes below a table: on the smallest drops that the table's comparisons can find, and on the test behind
+the comparisons.
 
     notes([cell.against for cell in cells if cell.against])
 

@@ -62,7 +62,7 @@ class TaskTable:
 
 def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
     """Return one table per group of comparable rows. `baseline`: the name of a method, or a method with options as
-    tables print it. By default the baseline is the full cache; if it was not run, nothing is compared."""
+    tables print it. By default the baseline is the full cache; if the full cache was not run, nothing is compared."""
     pairs = _variants(loaded)
     shared = shared_options(loaded)
     there = sorted(shared)
@@ -77,7 +77,7 @@ def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
 
 
 def _variants(loaded: Loaded) -> list[tuple[str, str]]:
-    """Return every method with its options as JSON text."""
+    """Return (method, options as JSON text) for every choice of options with which a method was run."""
     return [
         (methods.names[m], options.names[o])
         for group in loaded.groups
@@ -183,8 +183,8 @@ def _baseline_label(labels: Sequence[str], baseline: str) -> str:
 def _ratios(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], parts: Sequence[Rows]
 ) -> list[ScoreCell]:
-    """Return the cells with score, bytes and speed divided by those of the full cache, on the questions that both have.
-    Without a full cache, the cells stay unchanged."""
+    """Return the cells with `of_full` set: the cell's score, bytes and speed divided by those of the full cache, each
+    over the questions that both have. If the full cache was not run, the cells stay unchanged."""
     full = next((i for i, cell in enumerate(cells) if not cell.evicts), None)
     if full is None:
         return list(cells)

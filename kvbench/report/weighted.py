@@ -2,9 +2,9 @@
 
     weighted_mean([(0.5, of_cell(walk)), (0.5, of_cell(chain))])
 
-The error is sqrt(sum (w se)^2) with weights w that sum to 1; it assumes that the tasks are independent. The interval
-joins the tasks' intervals in the same way, each side separately (Zou and Donner 2008). If a task shows no spread, its
-error is 0 and says nothing; tables then print the interval in place of the error.
+The error is sqrt(sum (w se)^2) with weights w that sum to 1 and the standard errors se of the tasks, which it treats as
+independent. The interval joins the tasks' intervals in the same way, each side separately (Zou and Donner 2008). If a
+task shows no spread, its error is 0 and says nothing; tables then print the interval in place of the error.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _load(plugin: list[str] | None) -> None:
 
 def _both_decided(old: Side, now: Side, mapping: Mapping[str, str], typed: Mapping[str, Any]) -> tuple[Side, Side]:
     """Return both sides with their decisions: the entries that the methods keep. The decisions of NEW are recorded now.
-    The decisions of BASE are also recorded now, unless its baseline file holds decisions.
+    The decisions of BASE are also recorded now, unless BASE is a baseline file that holds decisions.
 
     Raises UserError for runs that cannot be compared. This is checked before a model is loaded.
     """
@@ -266,8 +266,8 @@ def _drawn(outcome: Outcome, format: str, flips: bool) -> str:
 def _summary(markdown: str, fenced: Callable[[str], str]) -> str:
     """Append Markdown to the file from which GitHub makes a job's summary page, and return "".
 
-    If GITHUB_STEP_SUMMARY is not set, return the Markdown, to be printed. `fenced` puts it between lines that keep
-    GitHub from reading commands in it.
+    If GITHUB_STEP_SUMMARY is not set, return the Markdown, to be printed. `fenced` puts the Markdown between lines that
+    keep GitHub from reading commands in this text.
     """
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:

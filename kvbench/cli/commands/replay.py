@@ -1,5 +1,5 @@
 """``kvbench replay``: lets methods read finished answers again, and compares their predictions with the full cache's.
-With ``--analysis`` it analyses the methods' caches and the model's attention instead.
+With ``--analysis`` the command analyses the methods' caches and the model's attention instead.
 
 The command makes its checks first. Then `kvbench.replay` does the work and imports torch.
 """
@@ -247,7 +247,7 @@ def _check(config: RunConfig, problems: Problems) -> None:
 
 
 def _unscored(config: RunConfig) -> RunConfig:
-    """Return the configuration without judge and sandbox, which replay does not need because it scores nothing."""
+    """Return the configuration without judge and sandbox, because replay scores nothing and needs neither."""
     return dataclasses.replace(config, judge="none", unsafe_run_code=True)
 
 

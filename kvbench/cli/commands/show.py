@@ -144,7 +144,8 @@ def _wrapped(key: str, value: str) -> str:
 
 
 def _questions(folder: Path) -> list[dict[str, Any]]:
-    """Return every question of a run, with the number of its rows and with their mean, lowest and highest score."""
+    """Return every question of a run, each with the number of rows that answer the question, and with the mean, lowest
+    and highest score of these rows."""
     rows = read_run(folder, ("task", "doc_id", "category", "status", "score")).rows
     found = []
     for (task, doc), part in rows.groupby(["task", "doc_id"], sort=False, observed=True):

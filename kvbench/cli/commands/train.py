@@ -193,7 +193,7 @@ def train(
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """The checked options of the command. Its methods do the command's work.
+    """The checked options of the command. The methods of this class do the command's work.
 
     settings: the value of every setting by name (samples, steps, lr, batch, seed, and those of optimiser and recipe),
     and the preset's name.
@@ -282,7 +282,8 @@ class _Training:
             terminal.data(done.card | {"path": str(done.path)})
 
     def _say_preset(self, entry: Entry) -> None:
-        """Print the preset's description, and whether it has values for this model."""
+        """Print the description of the preset that the user named, and whether the preset has separate values for this
+        model."""
         if (name := self.settings["preset"]) in (None, TINY):  # the built-in model's needs no word
             return
         preset = entry.presets[name]

@@ -34,8 +34,8 @@ CORRELATIONS = (0.0, 0.01, 0.02, 0.05, *(step / 20 for step in range(2, 20)), 0.
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """Questions grouped by the source that they share. `places`: the cluster of each question; `sizes`: the number of
-    questions in each cluster."""
+    """Questions grouped by the source that they share. `places`: for each question the number of its cluster, from 0;
+    `sizes`: the number of questions in each cluster."""
 
     places: NDArray[np.intp]
     sizes: Floats
@@ -105,8 +105,8 @@ class Clusters:
         return float(np.sqrt(np.sum(self.residuals(values) ** 2)) / self.questions)
 
     def residuals(self, values: Floats) -> Floats:
-        """Return a residual for each cluster: the sum of its values' deviations from the mean, weighted as in CR2. If
-        the clusters are lopsided, the sum is divided by its standard deviation instead."""
+        """Return a residual for each cluster: the sum of the deviations of the cluster's values from the mean, weighted
+        as in CR2. If the clusters are lopsided, this sum is divided by the sum's standard deviation instead."""
         import numpy as np
 
         sums = self.sums(values - values.mean())

@@ -41,7 +41,7 @@ class Estimate:
 
 def estimate(scores: Scores, *, clusters: Sequence[object] | None = None, level: float = 0.95) -> Estimate:
     """Return the mean of question means (pass@1) with error bars. `clusters`: for each question the name of its
-    cluster, the source that it shares with other questions."""
+    cluster, which is the source that questions share. `level`: of the confidence interval."""
     means = question_means(scores)
     groups = Clusters.make(clusters, len(means))
     mean = float(means.mean()) if len(means) else math.nan

@@ -55,8 +55,9 @@ class Regression:
 def regression(
     base: Scores, new: Scores, *, clusters: Sequence[object] | None = None, permutations: int = 10_000, seed: int = 0
 ) -> Regression:
-    """Test `new` against `base` question by question. Question i of both must be the same question. Identical scores
-    give p = 1. `clusters`: for each question the name of its cluster. `permutations`: the number of sign flips."""
+    """Test `new` against `base` question by question. Question i of `base` and of `new` must be the same question. p is
+    1 if the scores are identical. `clusters`: for each question the name of its cluster. `permutations`: the most
+    patterns of signs that the test by sign flips tries."""
     found = paired(new, base, clusters=clusters, level=1 - 2 * ALPHA, permutations=permutations, seed=seed)
     low = found.low
     if found.test == "t":
