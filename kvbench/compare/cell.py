@@ -28,8 +28,8 @@ Decisions = tuple[str, Mapping[int, str]]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The settings that identify a cell. method: its name and, in parentheses, those options that differ from the
-    method's defaults."""
+    """The settings that identify a cell. method: the method's name and, in parentheses, those options that differ from
+    the method's defaults."""
 
     model: str
     task: str

@@ -1,4 +1,5 @@
-"""The facts in which two compared cells may differ, such as versions and settings, and what a difference means.
+"""The facts in which two compared cells may differ, such as versions and settings, and what a difference means for the
+comparison.
 
 A difference has one of three classes. `SUBJECT`: facts that a regression run is meant to test; the comparison lists
 them. `SURROUNDINGS`: facts that may change the last bits of logits, and so the answers; the comparison lists them in a

@@ -122,8 +122,8 @@ def _most(values: Sequence[float]) -> float:
 
 
 def _ratio(pairs: Sequence[Pair], name: str) -> Measure:
-    """Return a measure whose `base` and `new` are means of the figure `name` over the pairs. A pair is the cell
-    on both sides with one seed. Each cell's figure covers all its answers, even if the two sides answered different
+    """Return a measure whose `base` and `new` are means of the figure `name` over the pairs. A pair is the cell on both
+    sides with one seed. Each cell's figure covers all answers of the cell, even if the two sides answered different
     questions."""
     base = [pair.base.figures.get(name, math.nan) for pair in pairs]
     new = [pair.new.figures.get(name, math.nan) for pair in pairs]

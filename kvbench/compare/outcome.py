@@ -128,8 +128,8 @@ def _absent(key: Key, policy: Policy, extra: Sequence[Key]) -> Judged:
 
 
 def _judged(key: Key, pairs: Group, tested: Tested, verdict: Verdict, policy: Policy) -> Judged:
-    """Return the judgement of a cell that follows from its scores alone; `_with_answers` and `_with_measures` add to
-    it."""
+    """Return the judgement of a cell that follows from its scores alone; `_with_answers` and `_with_measures` add
+    further facts to the judgement."""
     worse = verdict.name == "worse"
     fell = f"the mean score fell by {-tested.together.diff:.3f} (p={verdict.p:.2g})"
     return Judged(

@@ -73,8 +73,8 @@ def _compared(base: Side, new: Side) -> tuple[int, str]:
 
 
 def _falling(cell: Cell) -> set[str]:
-    """Return the questions whose scores the planted drop sets to 0: all questions with a score above 0, except every
-    fifth of them (`KEEPS`)."""
+    """Return the questions whose scores the planted drop sets to 0: the questions with a score above 0, without every
+    fifth of these (`KEEPS`)."""
     right = [name for name, one in sorted(cell.questions.items()) if any(one.scores)]
     return {name for number, name in enumerate(right) if number % KEEPS}
 

@@ -28,7 +28,7 @@ def name(one: Judged, outcome: Outcome) -> str:
 
 
 def sides(outcome: Outcome) -> Iterator[str]:
-    """Yield a line for each side: its run folders or its file, and the version and commit of kvbench that generated
+    """Yield a line for each side: the side's run folders or file, and the version and commit of kvbench that generated
     the answers."""
     base, new = _state(outcome.base), _state(outcome.new)
     same = base == new and all(None not in values for values in base.values())

@@ -56,8 +56,8 @@ def parse(label: str, parser: Parser, raw: object) -> Any:
 
 
 def setting(default: Any, parser: Parser, help: str, *, panel: str, metavar: str = "N") -> Any:
-    """Declare a setting: return a dataclass field with the setting's parser, its help text, and the panel of ``--help``
-    that lists it. metavar: the placeholder of the value in ``--help``."""
+    """Declare a setting: return a dataclass field with the setting's default, parser and help text, and with the title
+    of the panel below which ``--help`` lists the setting. metavar: the placeholder of the value in ``--help``."""
     return field(default=default, metadata={"parser": parser, "help": help, "panel": panel, "metavar": metavar})
 
 

@@ -1,8 +1,8 @@
 """Imports methods, tasks and recipes from a user's Python file, for this process only (``--plugin FILE.py``).
 
-The file is imported like any module, and registers its members with ``@methods.register``, ``@tasks.register`` and
-``@recipes.register``. It runs with all rights of the user, who must trust the file. Python runs exactly the bytes that
-were hashed: a compiled copy beside the file is not read.
+The file is imported like any module. It registers its methods, tasks and recipes with ``@methods.register``,
+``@tasks.register`` and ``@recipes.register``. It runs with all rights of the user, who must trust the file. Python runs
+exactly the bytes that were hashed: a compiled copy beside the file is not read.
 """
 
 from __future__ import annotations

@@ -45,10 +45,11 @@ class MethodChoice:
         return f"{self.name}({options})" if options else self.name
 
     def under(self, protection: str, source: str) -> MethodChoice:
-        """Return the method under a protection (`kvbench.eviction.protection`). A method without a budget, or with a
-        protection among its options, stays as it is.
+        """Return the method under a protection (`kvbench.eviction.protection`). A method that takes no budget, or has a
+        protection among its options, is returned unchanged.
 
-        Raises UserError if the method cannot work under this protection. source: where the user gave it.
+        Raises UserError if the method cannot work under this protection. source: where the user gave the protection,
+        for the message.
         """
         named = any(option.rpartition(".")[2] == "protection" for option, _ in self.options)
         if protection == OWN or named or not self.takes_budget:
@@ -242,7 +243,7 @@ class RunConfig(Settings):
     def stored(self) -> dict[str, Any]:
         """Return the settings that run.json stores. A command that continues the run must have equal settings.
 
-        Settings in `OPERATIONAL` may differ in a continued run; they are None here.
+        Settings in `OPERATIONAL` may differ in a continued run; in the result they are None.
         """
         return self.to_dict() | dict.fromkeys(OPERATIONAL)
 

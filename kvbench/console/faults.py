@@ -1,7 +1,7 @@
 """Recognises failures of memory and of devices in exceptions of other libraries.
 
-An exception is recognised by its class name and message, so that torch need not be imported. The causes of an exception
-(`__cause__`) are examined too, because the engine wraps the failures of methods.
+An exception is recognised by the name of its class and by its message, so that torch need not be imported. The causes
+of an exception (`__cause__`) are examined too, because the engine wraps the failures of methods.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
 
 class Signalled(BaseException):
-    """Raised when the user or the system asks this process to end. It is no Exception, so that no handler takes it for
-    a failure."""
+    """Raised when the user or the system asks this process to end. Signalled is no subclass of Exception, so that no
+    ``except Exception`` takes it for a failure."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -249,7 +249,7 @@ _cleaners: dict[Callable[[], None], None] = {}
 
 
 def _before_fork() -> None:
-    """Block signals before a fork. They stay blocked until the child has reset its handlers.
+    """Block signals before a fork. In the child they stay blocked until it has reset its signal handlers.
 
     Otherwise a signal to the child would reach the parent's watching thread.
     """

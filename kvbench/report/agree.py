@@ -82,8 +82,8 @@ class Mixture:
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A difference that keeps rows out of a common table although they agree in the columns of `SAME`. `word`: what
-    differs, in words. `values`: the value of each row; rows that are not affected have no value (code -1). `remedy`:
-    what the user can do."""
+    differs, in words. `values`: for each row its value of the differing thing; rows to which the thing does not apply
+    have no value (code -1). `remedy`: what the user can do."""
 
     word: str
     values: Text
@@ -237,7 +237,7 @@ def _difference(word: str, values: Text, of: Any, remedy: str) -> Iterator[Diffe
 
 def _error(rows: Rows, difference: Difference) -> UserError:
     """Return the error for a difference. The error names two runs and their values. If a method's artefacts (tables,
-    drafts, plug-in) differ, it names only the artefacts that differ."""
+    drafts, plug-in) differ, the error names only the artefacts that differ."""
     values = difference.values
     codes = values.present()[:2]
     runs = [_run(rows, int((values.codes == code).argmax())) for code in codes]
@@ -290,8 +290,8 @@ def _within(rows: Rows, columns: Sequence[str]) -> Iterator[Rows]:
     """Split rows into parts with equal values in `columns`. Rows without a method are left out if `method` is one of
     the columns.
 
-    If a budget was given as a share, its number of entries differs from prompt to prompt. Such rows are split by the
-    share, and their numbers of entries are ignored.
+    If a budget was given as a share of the prompt, the number of entries differs from prompt to prompt. Such rows are
+    split by the share, and their numbers of entries are ignored.
     """
     import numpy as np
 

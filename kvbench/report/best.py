@@ -25,8 +25,8 @@ PERMUTATIONS = 1_000  # sign flips; p of 5% is then known to 0.7 points
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best methods of a task at one budget: a leader and its rivals. `told`: whether a comparison with the leader
-    can tell methods apart. False if all scores are at the floor or at the ceiling."""
+    """The best methods of a task at one budget: a leader and its rivals. `told`: whether comparisons with the leader
+    can tell methods apart; False if all scores are at the floor or at the ceiling."""
 
     budget: Budget | None
     leader: ScoreCell

@@ -136,7 +136,8 @@ def entries(value: float) -> str:
 
 
 def with_error(value: float, se: float, *, sign: str = "", digits: int = 3) -> str:
-    """Format a value with its standard error, as in "0.512 ±0.034"; the value alone if `se`, its error, is NaN.
+    """Format a value with its standard error, as in "0.512 ±0.034"; the value alone if `se`, the standard error, is
+    NaN.
 
     An error that would be rounded to zero keeps its first digit.
     """

@@ -1,4 +1,5 @@
-"""Turns rows into cells: one method at one budget on one task, its scores over questions and its cost.
+"""Turns rows into cells: one method at one budget on one task, with its scores over questions, and its entries, bytes
+and speed.
 
     for label, budget, part in cells_of(rows, shared):
         make_cell(label, budget, part, scores, clusters, unfinished)
@@ -174,7 +175,8 @@ def make_cell(
 
 
 def clusters_of(rows: Rows) -> dict[str, str]:
-    """Return each question's cluster: the source that it shares with other questions, or its own id if it has none."""
+    """Return each question's cluster: the name of the source that the question shares with others or, without such a
+    name, the question's id."""
     import numpy as np
 
     questions, sources = rows.text("doc_id"), rows.text("cluster_id")

@@ -31,7 +31,8 @@ class Layer:
 
 
 def read_layers(path: Path) -> list[Layer] | None:
-    """Return the layers of a run's model from its run.json; None if there is no run.json, or no layers in it."""
+    """Return the layers of a run's model from the run's run.json; None if the run has no run.json, or if run.json names
+    no layers. path: the run's folder."""
     folder = path if path.is_dir() else path.parent
     if not (folder / manifest.NAME).is_file():
         return None
@@ -108,7 +109,8 @@ def evictable_share(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer]
 
 
 def evictable_note(shares: Any) -> list[str]:
-    """Return a line on the share that methods can evict; no line if it is everything, or if shares are unknown."""
+    """Return a line on the share of memory that methods can evict; no line if the share is 1 for all rows, or unknown.
+    shares: one per row."""
     known = shares[shares == shares]
     if not len(known) or known.min() == 1:
         return []

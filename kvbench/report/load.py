@@ -109,9 +109,9 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
     """Read runs and group their rows.
 
     Args:
-        group_by: columns that may differ between rows; each of their values gets its own tables. "all" stands for
-            everything that differs.
-        skip: leave out run folders that cannot be read, and add a notice. Otherwise such a run raises its error.
+        group_by: columns that may differ between rows; each of their values gets its own tables. "all" stands for all
+        settings, versions, artefacts and judges that differ. skip: leave out run folders that cannot be read, and add a
+        notice. Without `skip`, the error of such a run is raised.
 
     Raises:
         UserError: there are no rows, or no task has comparable rows.

@@ -1,4 +1,5 @@
-"""Separates what a method scores from what it protects, from rows with and without ``--protect``.
+"""Separates the effect of a method's scoring of entries from the effect of the tokens that the method protects, with
+rows of runs with and without ``--protect``.
 
     own(M), own(R)            scores of M and of `random`, each with its own protection
     matched(M), matched(R)    scores of both under the same protection

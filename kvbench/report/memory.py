@@ -284,8 +284,8 @@ def _mean(rows: Rows, column: str) -> float:
 
 
 def _largest(held: Held) -> int:
-    """Return the position of the sample that represents its cell. It is the sample with the most measured bytes among
-    the samples over their bound, or among all samples if none is over its bound."""
+    """Return the position of the sample that represents the cell: the sample with the most measured bytes among the
+    samples over their bound or, if no sample is over its bound, among all samples."""
     import numpy as np
 
     keys = (-np.nan_to_num(held.ratio, nan=-1.0), -np.nan_to_num(held.measured, nan=-1.0), ~held.over)

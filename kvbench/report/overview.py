@@ -2,7 +2,7 @@
 
     for block in overview(tables): ...
 
-All figures are those of the tables (`kvbench.report.tables`), put side by side.
+The overview computes no figures of its own: it puts those of the tables (`kvbench.report.tables`) side by side.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ def _with_prompt(path: Path, keys: set[str]) -> Iterator[str]:
 
 
 def _by_answer(runs: list[Path]) -> Iterator[tuple[Decisions, Iterator[Decisions]]]:
-    """Yield for each recorded answer the decisions of its first KV head, and an iterator over the decisions of all its
-    KV heads."""
+    """Yield for each recorded answer the decisions in the first KV head, and an iterator over the decisions in all KV
+    heads."""
     for path in runs:
         for _, group in itertools.groupby(decisions.read(path), key=lambda row: row.row_key):
             rows = iter(group)
