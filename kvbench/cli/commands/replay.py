@@ -109,8 +109,7 @@ def replay(
 
     The model answers each question once with the full cache. Every method then reads the same answers with its own
     cache and evicts when a run would; its predictions are compared with the full cache's. 'random' and the oracle
-    'golden' are always compared too: tables show how much of the gap between the losses of these two each method
-    closes.
+    'golden' are always compared too: tables show how much of the gap in loss between these two each method closes.
     With --analysis the command makes tables and figures instead: where attention goes, and which entries methods keep.
     """
     if given := gather({"plugin": plugin}, os.environ).typed("plugin"):
