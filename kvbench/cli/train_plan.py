@@ -43,7 +43,8 @@ def print_plan(
     json: bool,
     quiet: bool,
 ) -> None:
-    """Print the plan of a training. Raises UserError for an invalid size or number of processes."""
+    """Print the plan of a training by the recipe `kind`. memory, processes: the values of --gpu-memory and --processes
+    as typed. Raises UserError if one of these two is invalid."""
     total = None if memory is None else parse("--gpu-memory", gpu_memory, memory)
     count = 1 if processes is None else parse("--processes", whole(1), processes)
     with preparing("counting the memory of the training", quiet=quiet):

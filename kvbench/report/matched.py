@@ -1,4 +1,5 @@
-"""Separates what a method scores from what it protects, from rows with and without ``--protect``.
+"""Separates the effect of a method's scoring of entries from the effect of the tokens that the method protects, with
+rows of runs with and without ``--protect``.
 
     own(M), own(R)            scores of M and of `random`, each with its own protection
     matched(M), matched(R)    scores of both under the same protection
@@ -30,8 +31,8 @@ OPTION = "protection"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """A method under a protection that replaces its own. matched: its score under this protection. own: its score under
-    its own protection; None without rows under it.
+    """A method under a protection that replaces the method's own. matched: the method's score under this protection.
+    own: the method's score under its own protection; None if it was not run so.
 
     protection_adds, scoring_adds, own_scoring: the differences that the docstring of the module defines. Each is None
     if one of its two cells was not run. judged: the verdict on `scoring_adds`. marked: whether generated
@@ -63,7 +64,8 @@ class MatchedTable:
 
 @dataclass(slots=True)
 class _Scores:
-    """The scores of one task's questions, by label of the method, budget and protection.
+    """The scores of one task. cells: for each (label of the method, budget, protection), the samples' scores by
+    question.
 
     random: the labels of `random`: one for each choice of its options. marked, idle: the cells of which `Matched`
     says so.
@@ -84,14 +86,16 @@ class _Scores:
     def by_chance(self, budget: Budget | None, protection: str) -> tuple[str, Budget | None, str]:
         """Return the key of the cell of `random` at this budget under this protection.
 
-        If `random` was run with several choices of options, its default options come first, then the order of labels.
+        If `random` was run with several choices of options at this budget and protection, the cell with the default
+        options is taken or, without it, the first by label.
         """
         labels = sorted(self.random, key=lambda label: (label != RANDOM, label))
         keys = [(label, budget, protection) for label in labels]
         return next((key for key in keys if key in self.cells), (RANDOM, budget, protection))
 
     def paired(self, a: tuple[str, Budget | None, str], b: tuple[str, Budget | None, str]) -> stats.Paired | None:
-        """Return the comparison of two cells on their shared questions; None without any, or of a cell with itself."""
+        """Return the comparison of two cells on the questions that both have; None if they share no question, or if
+        both are the same cell."""
         mine, theirs = self.cells.get(a, {}), self.cells.get(b, {})
         shared = [q for q in mine if q in theirs]
         if a == b or not shared:
@@ -101,7 +105,8 @@ class _Scores:
 
 
 def matched_tables(loaded: Loaded) -> list[MatchedTable]:
-    """Return a table for every group of rows, task and protection that replaces the methods' own."""
+    """Return a table for each combination of a group of comparable rows (each of one task) and a protection that
+    replaces the methods' own protection."""
     shared = shared_options(loaded)
     return [table for group in loaded.groups for table in _of_group(group, shared)]
 

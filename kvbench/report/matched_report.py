@@ -1,4 +1,5 @@
-"""The report of ``--matched``: for each method, what its protection adds to its score and what its scoring adds."""
+"""The report of ``--matched``: for each method, how much the protection and the scoring of entries each add to the mean
+score."""
 
 from __future__ import annotations
 
