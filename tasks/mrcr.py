@@ -64,10 +64,8 @@ class Mrcr(Task):
         rows = [row for row in enumerate(source.rows(self.name, self.manifest)) if self._may_fit(row[1])]
         docs = [doc for doc in documents(self, rows, self._doc) if self._is_in_range(doc)]
         if not docs:
-            raise UserError(
-                f"task {quote(self.name)} has no row of more than {self.length // 2} and at most {self.length} tokens. "
-                "Take another length, such as @8k; @* means every length."
-            )
+            between = f"more than {self.length // 2} and at most {self.length} tokens of this model"
+            raise UserError(f"task {quote(self.name)} has no row of {between}. Ask for the lengths that have rows only.")
         self.kept = len(docs)
         return docs[:limit]
 
