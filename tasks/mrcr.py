@@ -65,7 +65,7 @@ class Mrcr(Task):
         docs = [doc for doc in documents(self, rows, self._doc) if self._is_in_range(doc)]
         if not docs:
             between = f"more than {self.length // 2} and at most {self.length} tokens of this model"
-            raise UserError(f"task {quote(self.name)} has no row of {between}. Ask for the lengths that have rows only.")
+            raise UserError(f"task {quote(self.name)} has no row of {between}. Ask for lengths that have rows.")
         self.kept = len(docs)
         return docs[:limit]
 
