@@ -55,7 +55,8 @@ class MethodError(KVBenchError):
 
 
 class BudgetViolation(KVBenchError):
-    """A method kept more entries than its budget, or dropped protected entries. Its results are not comparable."""
+    """A method kept more entries than its budget, or dropped protected entries. The method's results are not comparable
+    with others."""
 
 
 def quote(value: object) -> str:

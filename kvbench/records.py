@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the next token is drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
+    """How the next token is drawn. `temperature` 0 takes the most probable token; `top_k` 0, `top_p` 1 and `min_p` 0
+    switch these filters off."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -31,7 +32,7 @@ class Images:
 
     spans: for each image the prompt's tokens that stand for it, as (first, last + 1). read: returns per image the
     model's inputs besides token ids, as a mapping from names of arguments to tensors: `pixel_values` and, in some
-    families, `image_grid_thw`. The tensors of several images are joined along dimension 0.
+    families, `image_grid_thw`. The model gets the tensors of several images joined along dimension 0.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -61,8 +62,8 @@ class Request:
     """One prompt, and which samples to generate from it. The engine prefills the prompt once for all samples.
 
     `max_new_tokens` bounds the output of each turn; `max_tokens` bounds all tokens that a sample reads and generates
-    (None: the prompt and the output of one turn). `forced`: a continuation that the engine reads instead of drawing
-    tokens, and whose log-probabilities it returns.
+    (None: as many as the prompt and the output of one turn have). `samples`: the numbers of the samples. `forced`: a
+    continuation that the engine reads instead of drawing tokens, and whose log-probabilities it returns.
     """
 
     task: str
@@ -134,7 +135,8 @@ class Generation:
 
     @classmethod
     def failed(cls, request: Request, sample: int, status: str, note: str) -> Generation:
-        """Return the result of a sample that could not be generated. status, note: why it could not."""
+        """Return the result of a sample that could not be generated. status, note: why the engine could not generate
+        the sample."""
         return cls(
             request=request, sample=sample, token_ids=(), text="", stop_reason="", usage=None, status=status, note=note
         )

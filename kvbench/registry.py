@@ -44,14 +44,14 @@ class NameTaken(UserError):
 
 
 class Registry(Generic[T]):
-    """Maps names to members. `kind`: what they are, in messages: "method", "task" or "recipe".
+    """Maps names to members. `kind`: the word for a member in messages: "method", "task" or "recipe".
 
     Members come from `package` and from the entry points of `group`, through which other distributions add members.
     `package` names a package, all of whose modules are imported on first use, or a single module.
 
     families: modules by prefix, each imported when a name ``prefix:NAME`` is used. The module's functions
-    `canonical(name)` and `member(name)` take the NAME and raise UserError for an unknown one. `names` and `items` leave
-    these members out.
+    `canonical(name)` and `member(name)` take the NAME; they raise UserError if the module knows no such NAME. `names`
+    and `items` leave these members out.
     """
 
     def __init__(self, kind: str, package: str, group: str, families: Mapping[str, str] | None = None) -> None:
@@ -64,8 +64,8 @@ class Registry(Generic[T]):
     def register(self, name: str, *, aliases: Sequence[str] = (), origin: str = "") -> Callable[[T], T]:
         """Return a decorator that registers a member, such as a class, under a name and its aliases.
 
-        origin: where the member is defined, for messages; default: its module. Raises UserError for an invalid name,
-        NameTaken for a taken one.
+        origin: where the member is defined, for messages; default: the member's module. Raises UserError for an invalid
+        name, NameTaken for a taken one.
         """
 
         def add(member: T) -> T:

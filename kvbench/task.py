@@ -29,7 +29,7 @@ class Image:
 class Turn:
     """One user message, in parts, because a run may evict after the context (query-agnostic) or after the question.
 
-    Where a turn has images, its text holds `IMAGE` once for each of them, in their order.
+    If a turn has images, the turn's texts hold the mark `IMAGE` once for each image, in the order of `images`.
     """
 
     context: str = ""
@@ -47,7 +47,7 @@ class Turn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doc:
     """One question. `score` compares the answer with `reference`. Questions about the same source, such as one text,
-    have the same `cluster_id`: they are not independent, and standard errors take that into account."""
+    have the same `cluster_id`: their scores are not independent, and standard errors take that into account."""
 
     doc_id: str
     turns: tuple[Turn, ...]
@@ -65,9 +65,9 @@ class Doc:
 class GenSpec:
     """A task's default sampling. Command-line options override single fields and are recorded.
 
-    `max_new_tokens` bounds each turn. With `truncate` "middle", a user text with more tokens than the limit keeps half
-    of the limit from its start and half from its end; the limit is --max-prompt-tokens, by default the model's context
-    less `max_new_tokens` and `reserve`.
+    `max_new_tokens` bounds each turn. With `truncate` "middle", a user text with more tokens than the limit L loses its
+    middle: L / 2 tokens at its start and L / 2 at its end stay. L is --max-prompt-tokens; without this option L is the
+    model's context less `max_new_tokens` and `reserve` (tokens), but at most `longest`.
     """
 
     n: int = 1
@@ -172,13 +172,13 @@ class Reader(Protocol):
         """Return the number of tokens of a text, without special tokens."""
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
-        """Return the number of tokens that a prompt has besides the user's text. They come from the chat template or,
-        without a template, are the tokenizer's special tokens."""
+        """Return the number of tokens that a prompt has besides the user's text. These are the tokens of the chat
+        template or, without a template, the tokenizer's special tokens."""
 
 
 class DataSource(Protocol):
-    """Finds the data of a manifest: in ``--data``, ``KVBENCH_DATA``, kvbench's bundled files or on the hub, in this
-    order.
+    """Finds the data that a manifest describes: in the folder of ``--data``, that of ``KVBENCH_DATA``, kvbench's
+    bundled files or on the hub, in this order.
 
     A folder that the user gave must hold the data: without them, kvbench reports an error and tries no other source.
     """
@@ -231,7 +231,8 @@ class Task(ABC):
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         """Return all documents in a fixed order, or the first `limit` of them.
 
-        style: the name of the prompt style. The caller sets `self.reader` first, unless no model is known.
+        style: the name of the prompt style. Before the call, the caller sets `self.reader`, or leaves it unset if no
+        model is known.
         """
 
     @abstractmethod
@@ -253,12 +254,12 @@ class Task(ABC):
 
     @property
     def gated(self) -> bool:
-        """Whether the hub shows the data only to readers who accept its terms, so that kvbench must not show them."""
+        """Whether the hub shows the data only to readers who accept terms; kvbench then must not show the data."""
         return bool(self.manifest and self.manifest.gated)
 
     def floor(self, budget: int, interval: int) -> float | None:
-        """Return a lower bound of the built-in model's main score (`headline`) under any method at this budget and
-        interval; None if it is unknown."""
+        """Return the score below which the built-in model's main score (`headline`) falls under no method at this
+        budget and interval; None if this bound is unknown."""
         return None
 
     def notes(self) -> list[str]:
@@ -266,5 +267,6 @@ class Task(ABC):
         return []
 
     def sources(self) -> dict[str, str]:
-        """Return further facts that identify this task's documents, for the run's record (a file and its hash)."""
+        """Return further facts that identify this task's documents, such as a file and its hash; kvbench stores them in
+        the run's record."""
         return {}

@@ -52,7 +52,10 @@ class AdaKV(Method):
     floor: Literal["mix", "guarantee"] = option(
         "mix", "floor_alpha is a part of every head's capacity (mix) or a minimum (guarantee)"
     )
-    rounding: Literal["exact", "official"] = option("exact", "how heads get whole numbers of entries (floor=mix)")
+    rounding: Literal["exact", "official"] = option(
+        "exact",
+        "capacities become whole numbers: exact, by largest remainder; official, as in the released code (floor=mix)",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -60,13 +60,15 @@ class CAKE(Method):
 
     window: int = option(32, "newest queries that vote and always stay", low=2)
     gamma: float = option(200.0, "weight, in a token's score, of the variance of its attention over the window", low=0)
-    tau1: float = option(1.0, "temperature of the dispersion in the preference of a layer", above=0)
-    tau2: float = option(1.0, "temperature of the shift in the preference of a layer", above=0)
+    tau1: float = option(1.0, "the dispersion enters a layer's preference to the power 1 / tau1", above=0)
+    tau2: float = option(1.0, "the shift enters a layer's preference to the power 1 / tau2", above=0)
     kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
-    rounding: Literal["exact", "official"] = option("exact", "how layer budgets become whole numbers")
-    decode: bool = option(False, "evict while decoding too, by the newest query")
+    rounding: Literal["exact", "official"] = option(
+        "exact", "layer budgets become whole numbers: exact, by largest remainder; official, as in the released code"
+    )
+    decode: bool = option(False, "evict while decoding too, by the newest query's attention")
     compat: Literal["none", "reference"] = option(
-        "none", "reproduce the released code: entries stored in score order, and `cascade` possible"
+        "none", "reproduce the released code: entries stored in score order, and the option cascade takes effect"
     )
     cascade: bool = option(True, "evict lower layers before the model reads upper layers (compat=reference)")
 

@@ -5,10 +5,11 @@ arXiv 2502.00299.
 
 Another method, `base`, gives the scores, the protected tokens and the time of eviction (a name, or a name with options
 as tables print it). Tokens at positions i chunk ... (i + 1) chunk - 1 form a run. Its score is the mean of the base's
-scores over its entries in all heads of the layer; entries that the base protects do not count, and a run that has one
-comes before all others. The best runs stay. Of the run in which the budget ends, each head keeps the entries with the
-base's best scores; so with a single run the base decides alone. `whole=true` drops that run: fewer entries than the
-budget may stay, but no torn run. Defaults: runs of 20 tokens and snapkv as in kvpress; the paper has runs of 10.
+scores over its entries in all heads of the layer; entries that the base protects do not count, and a run with a
+protected entry comes before all others. The best runs stay. Of the run in which the budget ends, each head keeps the
+entries with the base's best scores; so with a single run the base decides alone. `whole=true` drops that run: fewer
+entries than the budget may stay, but no torn run. Defaults: runs of 20 tokens and snapkv as in kvpress; the paper has
+runs of 10.
 
 Traps of kvpress: it keeps a number of runs, and the short last run counts as a full one, so it does not keep exactly
 the budget's number of tokens. It sums raw scores over heads, so heads with large scores decide; this file does too. In
@@ -40,7 +41,7 @@ class ChunkKV(Method):
 
     base: str = option("snapkv", "the method that scores, with its options in brackets")
     chunk: int = option(20, "tokens in a run", low=1)
-    whole: bool = option(False, "drop the run that does not fit into the budget as a whole")
+    whole: bool = option(False, "drop all of the run in which the budget ends; false: keep its best entries")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,11 +14,11 @@ int((N - w) C / N) - w, with N entries in the head and budget C. Forced entries 
 layer's best entry. The heads of a layer share its budget (Ada form); with level=model (Layer-DefensiveKV) the heads of
 all layers do. No head has a minimum.
 
-bias=released is the mean attention to the w entries before the window: the released code removes the window first, and
-then takes the last w remaining entries for the window. bias=window is the attention to the window. norm=heads is the
-released code's too, although values then have no effect with one KV head; norm=tokens divides n_j by its sum over the
-entries. Defaults: window 32, average pooling of 5, mass 0.9. Trap: with int((N - w) C / N) below w, the released limit
-on forced entries is negative, and forces nearly all of them; here it is 0.
+bias=released is the attention to the w entries before the window, a mean over queries and heads: the released code
+removes the window first, and then takes the last w remaining entries for the window. bias=window is the attention to
+the window. norm=heads is the released code's too, although values then have no effect with one KV head; norm=tokens
+divides n_j by its sum over the entries. Defaults: window 32, average pooling of 5, mass 0.9. Trap: if
+int((N - w) C / N) is below w, the released limit on forced entries is negative and forces nearly all; here it is 0.
 """
 
 from __future__ import annotations
@@ -45,13 +45,16 @@ class DefensiveKV(Method):
     kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
     level: Literal["layer", "model"] = option("layer", "entries compete over the heads of each layer, or of the model")
     mass: float = option(
-        0.9, "a head's most attended entries are forced, up to this share of attention less the bias", low=0, high=1
+        0.9,
+        "a head's most attended entries are forced (ranked first) until their attention reaches mass less the bias",
+        low=0,
+        high=1,
     )
     bias: Literal["released", "window", "off"] = option(
         "released", "what is subtracted from mass: attention to the entries before the window, to the window, or 0"
     )
     norm: Literal["heads", "tokens"] = option(
-        "heads", "divide a value's norm by the sum over the KV heads, or over the entries"
+        "heads", "divide a value's norm by the sum over its token's KV heads, or over its head's entries"
     )
     forced: int | None = option(None, "most forced entries of a head; none: the budget sets the limit", low=0)
 

@@ -39,7 +39,7 @@ class Duo(Method):
 
     sinks: int = option(64, "first tokens that a streaming head keeps", low=0)
     recent: int = option(256, "newest tokens that a streaming head keeps", low=1)
-    sparsity: float | None = option(None, "share of heads that stream; none: the budget decides", low=0, high=1)
+    sparsity: float | None = option(None, "least share of heads that stream; none: the budget decides", low=0, high=1)
     table: str = option("auto", "file with alpha per KV head; auto: duo.safetensors beside the model")
 
     def __post_init__(self) -> None:

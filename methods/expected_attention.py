@@ -36,7 +36,7 @@ class ExpectedAttention(Method):
     n_future: int = option(512, "number of next positions over which the rotation is averaged", low=1)
     sinks: int = option(4, "first tokens, which always stay; their queries do not count", low=0)
     covariance: bool = option(True, "use the covariance of the queries, not their mean alone")
-    vnorm: bool = option(True, "multiply by the norm of the value")
+    vnorm: bool = option(True, "multiply an entry's score by the norm of its value")
     epsilon: float = option(0.0, "number added to the expected attention before the multiplication by the norm", low=0)
 
     def needs(self) -> Needs:

@@ -49,11 +49,16 @@ class ForesightKV(Method):
     stacked = True
 
     scorer: str = option("auto", "file with the trained scorer; auto: foresightkv.safetensors beside the model")
-    features: Literal["paper6", "released8", "attn"] = option("paper6", "attention features that the scorer reads")
-    recent: int | None = option(
-        None, "newest tokens that always stay; none: the interval, or a quarter of the budget", low=1
+    features: Literal["paper6", "released8", "attn"] = option(
+        "paper6",
+        "features the scorer reads: key, value and 6 (paper6) or 8 (released8) of attention; attn: those 6 alone",
     )
-    pool: float = option(2.0, "number of candidates per entry to be dropped", low=1)
+    recent: int | None = option(
+        None, "newest tokens that always stay; none: the smaller of interval and a quarter of the budget", low=1
+    )
+    pool: float = option(
+        2.0, "candidates among which the dropped entries are drawn, as a multiple of the number to drop", low=1
+    )
     sampling: bool = option(True, "draw evicted entries among the candidates; false: drop the worst")
     compat: Literal["none", "reference"] = option(
         "none", "reproduce the released evaluation: the decayed sum is overwritten by the plain sum"

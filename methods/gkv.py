@@ -38,7 +38,9 @@ class GKV(WindowVote):
 
     window: int = option(16, "newest queries that vote and always stay", low=1)
     form: Literal["max", "mean", "sum", "local"] = option(
-        "max", "how the score at the previous eviction and the local score are merged"
+        "max",
+        "score F from local score s and F' of the previous eviction: max: the larger of alpha F' and s; "
+        "mean: alpha F' + (1 - alpha) s; sum: alpha F' + s; local: s",
     )
     alpha: float = option(0.8, "factor of an entry's score at the previous eviction", above=0, high=1)
     lam: float = option(0.5, "weight of the global score; 1 - lam is the weight of redundancy", low=0, high=1)
@@ -46,8 +48,12 @@ class GKV(WindowVote):
     threshold: float = option(0.5, "cosine above which two keys count as similar", low=0, high=1)
     kernel: int = option(1, "max-pooling width for ranking, 1 for none", low=1, odd=True)
     norm: bool = option(True, "divide local score and redundancy by their maximum in the head")
-    gamma: float = option(0.0, "weight of the standard deviation over the window", low=0)
-    compat: Literal["none", "reference"] = option("none", "reproduce the PyTorch similarity of the released code")
+    gamma: float = option(
+        0.0, "weight, in the local score, of the attention's standard deviation over the window", low=0
+    )
+    compat: Literal["none", "reference"] = option(
+        "none", "released PyTorch code: a key without a similar key gets similarity 0 to the first entry"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

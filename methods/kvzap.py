@@ -46,7 +46,9 @@ class KVzap(Thresholded):
     level: Literal["model", "layer", "head"] = option(
         "model", "entries compete over the heads of the whole model, of each layer, or within a head"
     )
-    threshold: float = option(-4.0, "the log of its predicted worth that an entry needs to stay (strategy=threshold)")
+    threshold: float = option(
+        -4.0, "least logarithm of the predicted worth of an entry that stays (strategy=threshold)"
+    )
     recent: int = option(128, "newest tokens that always stay", low=0)
 
     @property

@@ -46,7 +46,10 @@ class PyramidInfer(Method):
     window: int = option(32, "newest prompt tokens: their queries vote, and they always stay", low=1)
     sinks: int = option(4, "first tokens that always stay", low=0)
     decay: float = option(
-        0.9, "share of a layer's kept tokens that the next layer keeps: 1 at first, falling towards this", low=0, high=1
+        0.9,
+        "share of a layer's kept tokens that the next layer keeps: from layer to layer it falls from 1 towards decay",
+        low=0,
+        high=1,
     )
     rise: float = option(1.2, "weight of the newest query; that of the oldest is 1", low=0)
 

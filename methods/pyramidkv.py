@@ -13,8 +13,8 @@ rounding:
     exact     whole numbers by largest remainder; all layers together keep L C entries per head.
     official  KVCache-Factory's: least and the step between layers are rounded down. An excess of the layers' sum over
               L C is taken back evenly.
-    kvpress   base = C, so the window is part of a layer's share; uniform unless least >= window. Each layer is rounded
-              by itself, and an excess over L C is taken back too.
+    kvpress   base = C, so a layer's share includes the window; all layers keep C unless least >= window. Each layer is
+              rounded by itself, and an excess over L C is taken back too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class PyramidKV(PromptVote):
         "kvpress: the whole budget)",
         low=1,
     )
-    rounding: Literal["exact", "official", "kvpress"] = option("exact", "how layers get whole numbers of entries")
+    rounding: Literal["exact", "official", "kvpress"] = option(
+        "exact", "layers get whole numbers: exact, by largest remainder; or rounded as in KVCache-Factory or kvpress"
+    )
 
     def quotas(self, allocation: Allocation) -> torch.Tensor:
         count, held = allocation.layer_count, allocation.held

@@ -39,9 +39,13 @@ class RKV(WindowVote):
     kernel: int = option(7, "max-pooling width, 1 for none", low=1, odd=True)
     lam: float = option(0.1, "weight of attention; 1 - lam is the weight of redundancy", low=0, high=1)
     threshold: float = option(0.5, "cosine above which two keys count as similar", low=0, high=1)
-    spare: Literal["last", "first"] = option("last", "of several similar keys, the key that redundancy leaves out")
+    spare: Literal["last", "first"] = option(
+        "last",
+        "among the keys similar to a key, the one whose cosine with it is set to 0: the newest (last) or the oldest",
+    )
     compat: Literal["none", "reference"] = option(
-        "none", "reproduce the released code: entries stored in score order, and the first one spared"
+        "none",
+        "reproduce the released code: entries in score order; a key without a similar key spares the first entry",
     )
     global_score: Literal["none", "max", "mean", "sum"] = option(
         "none", "merge the vote with earlier votes, as gkv does"

@@ -38,10 +38,12 @@ class RPC(Method):
     paper = "Song et al., arXiv 2505.13866"
     stacked = True
 
-    form: Literal["fixed", "native"] = option("fixed", "a fixed budget, or the paper's growing cache")
-    P: int = option(1024, "generated tokens between compressions (form=native)", low=1)
+    form: Literal["fixed", "native"] = option(
+        "fixed", "fixed: evict to a budget; native: the paper's schedule without a budget, the cache grows"
+    )
+    P: int = option(1024, "generated tokens between two evictions (form=native)", low=1)
     R: int = option(32, "newest tokens, which vote and always stay", low=1)
-    c: float = option(4.0, "compression ratio of the generated tokens (form=native)", low=1)
+    c: float = option(4.0, "one of every c generated tokens stays (form=native)", low=1)
     kernel: int = option(7, "pooling width, 1 for none", low=1, odd=True)
     pool: Literal["avg", "max"] = option("avg", "kind of pooling")
     aggregate: Literal["all", "group"] = option("all", "mean over all query heads of a layer, or over each group")

@@ -8,8 +8,9 @@ entries. Generated entries are never evicted.
 
 Defaults: window 32, kernel 7, max pooling, mean over the group. Published settings differ: the released code has
 average pooling of 5, KVCache-Factory's runner window 8, kernel 7, and kvpress window 64 with average pooling of 5. The
-released code gives every query head its own cache, g times as large; with `heads=query` the query heads of a group
-split their KV head's budget instead. `heads=kv` reduces the group before pooling; with max pooling the order matters.
+released code gives each of the g query heads of a KV head its own cache, which takes g times the memory; with
+`heads=query` the query heads of a group split their KV head's budget instead. `heads=kv` reduces the group before
+pooling; with max pooling the order matters.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ class TriAttention(Method):
     trained = True
 
     table: str = option("auto", "file with the mean queries; auto: triattention.safetensors beside the model")
-    level: Literal["head", "layer_head", "all"] = option("head", "which layers and heads keep the same tokens")
+    level: Literal["head", "layer_head", "all"] = option(
+        "head", "one set of tokens per KV head for all layers (head), per head and layer, or for the model (all)"
+    )
     reach: int = option(65536, "largest offset beyond the next position", low=1)
     over: Literal["mean", "max"] = option("mean", "how the scores of the offsets are merged")
     group: Literal["max", "mean"] = option("max", "how the query heads of a group are merged (level=layer_head)")

@@ -39,7 +39,11 @@ class VaSE(Method):
     stacked = True
 
     window: int = option(64, "newest queries that vote and always stay", low=1)
-    large: float = option(0.25, "entries kept for their value's range: below 1 a share of the budget", low=0)
+    large: float = option(
+        0.25,
+        "entries kept for their value's range, sinks included: below 1 a share of the budget, otherwise a number",
+        low=0,
+    )
     sinks: int = option(4, "first tokens that always stay", low=0)
     kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
     draw: bool = option(True, "draw the other entries; false: keep those with most attention")

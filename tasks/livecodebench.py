@@ -5,9 +5,9 @@
     livecodebench/v5                167 problems, file 5
     livecodebench/v4_v5             268 problems, files 4 and 5
 
-`score` is the verdict of LiveCodeBench's own checker, bugs included, for comparison with published numbers;
-`passed_native` is the verdict of running the program as an ordinary process. Only a program after the thinking block
-counts, so an answer that never ends its thinking block has no program; the additional score `official` follows
+`score` is the verdict that LiveCodeBench's own checker would give, bugs included, for comparison with published
+numbers; `passed_native` is the verdict of running the program as an ordinary process. Only a program after the thinking
+block counts, so an answer that never ends its thinking block has no program; the additional score `official` follows
 LiveCodeBench, which accepts drafts in the block. Problems in LiveCodeBench's errata count too; the additional score
 `errata` marks them.
 

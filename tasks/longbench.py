@@ -61,7 +61,8 @@ SETS = {
 
 
 def macro(language: str) -> dict[str, float]:
-    """Return the weights of the sets in a language's average, which is the mean over six categories.
+    """Return the weight of each set in a language's average, which is the mean over six categories of the mean over the
+    category's sets.
 
     Code sets count for both languages.
     """

@@ -6,12 +6,12 @@ given events must stand in given entries.
 
 Prompts are raw text, as in the released script: they end with the head of the first entry, which the model continues
 (temperature 0.95, top-p 0.95, until "*** finished"). A judge says of each event whether its entry holds it
-(`kvbench.scoring.longgenbench`). An event is asked for once, in a range of entries, or periodically. `once`, `range`
-and `periodic` are, for the events of each kind, the share that stands in the wanted entry; in an entry that was not
-written stands none. `score` is the mean over the kinds that a question has (the paper's STIC-2, for one question).
-`once_written`, `range_written` and `periodic_written` are the same shares among the events whose entry was written, as
-in the released script. `completion` is the share of entries that were written; it needs no judge. The category is the
-noun of the entries, such as "Week".
+(`kvbench.scoring.longgenbench`). An event is asked for once, in a range of entries, or periodically. The scores `once`,
+`range` and `periodic` are the shares of the events of each kind that stand in their wanted entry; an event whose entry
+was not written counts as missing. `score` is the mean over the kinds that a question has (the paper's STIC-2, for one
+question). `once_written`, `range_written` and `periodic_written` are the same shares among the events whose entry was
+written, as in the released script. `completion` is the share of entries that were written; it needs no judge. The
+category is the noun of the entries, such as "Week".
 
 The released script pools events over all questions before it takes shares, so its numbers differ a little from these
 means. Rows, columns and counts were read in the files of the GitHub repository at the pinned commit; the download from
@@ -117,7 +117,7 @@ class LongGenBench(Task):
             or not all(n.isdecimal() for of_kind in events.values() for n in of_kind)
         ):
             raise ValueError("no events or entries, or an event without the number of an entry")
-        reference = {"prefix": row["prefix"], "type": row["type"], "number": int(row["number"]), "events": events}
+        reference = {"prefix": str(row["prefix"]), "type": row["type"], "number": int(row["number"]), "events": events}
         return Doc(
             doc_id=f"{self.variant}-{number}",
             turns=(Turn(question=str(row["prompt"])),),

@@ -64,7 +64,7 @@ class LongMemEval(Task):
         return GenSpec(max_new_tokens=NEW_TOKENS["default"], truncate="middle", reserve=RESERVE, thinking=False)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Return the judge's mark.
+        """Return a score of 1 if the judge marks the answer as right, else 0.
 
         Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge cannot be used.
         """
@@ -98,7 +98,8 @@ def _doc(row: Mapping[str, Any], context: str, question: str, new_tokens: int) -
 
 
 def _history(dates: list[str], sessions: list[list[dict[str, Any]]]) -> str:
-    """Return the chats in the order of their dates (as text), each a list of messages in JSON."""
+    """Return the chats as one text, each as a list of messages in JSON, sorted by their dates, which are compared as
+    text."""
     history = ""
     for number, (date, chat) in enumerate(sorted(zip(dates, sessions, strict=True), key=lambda pair: pair[0]), 1):
         # `has_answer` marks the messages that hold the answer

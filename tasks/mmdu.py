@@ -1,8 +1,8 @@
 """MMDU (Liu et al. 2024, arXiv:2406.11833): 110 dialogues of many turns about 2 to 20 pictures, rated by a judge.
 
-Every turn of a dialogue is asked in order, and continues from the evicted cache of the turns before; pictures are where
-the data mark them. The judge sees the pictures and a reference answer. CC BY-NC 4.0, never bundled. The judge's prompt
-is the released one, bundled unchanged.
+Every turn of a dialogue is asked in order, and the model answers it from the evicted cache of the turns before;
+pictures are where the data mark them. The judge sees the pictures and a reference answer. CC BY-NC 4.0, never bundled.
+The judge's prompt is the released one, bundled unchanged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MMDU(Task):
         return GenSpec(max_new_tokens=2048, thinking=False)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Return the judge's scores.
+        """Return the judge's scores of the dialogue, as `rate_dialogue` makes them.
 
         Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge is given.
         """

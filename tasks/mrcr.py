@@ -7,7 +7,7 @@
 A row is a conversation: a message with an example, requests with their replies, and a last message. One request occurs
 2, 4 or 8 times; its replies are the needles. The last message asks the model to write given random characters and then
 to copy the first, second, ... of these replies. The chat template renders the messages as they are. The first two
-are both the user's, so a template that demands user and assistant in turn refuses them. Score:
+messages are both the user's, so a template that demands user and assistant in turn refuses them. Score:
 `kvbench.scoring.mrcr`. The category is the needle's place among the messages. Decoding is greedy without thinking.
 
 Data: openai/mrcr (MIT), 800 rows per number of needles, 100 per official range of lengths. Columns as public evaluation
@@ -100,8 +100,12 @@ class Mrcr(Task):
         )
 
     def _may_fit(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a row may be in the range of `length`, judged by its characters: counting tokens is slow."""
-        return self.reader is None or self.length // 2 < len(row.get("prompt", "")) <= LONGEST_TOKEN * self.length
+        """Return whether a row may be in the range of `length`, judged by its number of characters, because counting
+        tokens is slow."""
+        text = row.get("prompt")
+        if self.reader is None or not isinstance(text, str):  # without a text `_doc` says what is wrong
+            return True
+        return self.length // 2 < len(text) <= LONGEST_TOKEN * self.length
 
     def _is_in_range(self, doc: Doc) -> bool:
         """Return whether the texts of a conversation and its answer have more than half of `length` tokens and at most

@@ -6,7 +6,8 @@ asks about one of the pictures so far. The text does not hold the numbers, so ev
 picture. The model reads all pictures in the first turn; in spread-4 every turn is a new prompt with all pictures so
 far.
 
-The headline score is the share of right answers; the other score is 1 if all are right. Guessing gets 1/90.
+The headline score is the share of right answers; the other score is 1 if all answers are right, else 0. Guessing gets
+1/90 of the answers right.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _NUMBER = re.compile(r"(?<![0-9])[0-9]{2}(?![0-9])")
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """images: pictures per question. side: rows and columns of a grid. spread: every turn brings one picture."""
+    """images: pictures in all turns together. side: rows and columns of a grid. turns: turns, each with one question.
+    spread: every turn brings one picture; otherwise the first turn brings all."""
 
     images: int
     side: int
@@ -105,6 +107,6 @@ class VisualNeedle(Task):
 
 
 def _grid(side: int, draw: Draw) -> list[list[int]]:
-    """Return rows of different random numbers."""
+    """Return `side` rows of `side` random two-digit numbers, all different."""
     numbers = draw.sample(NUMBERS, side * side)
     return [numbers[start : start + side] for start in range(0, side * side, side)]

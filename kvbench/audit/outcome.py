@@ -50,7 +50,7 @@ class Check:
 def in_one_line(error: BaseException) -> str:
     """Return an exception as one line of text: its type, the first line of its message, and where it was raised.
 
-    For an error inside an installed package such as torch, this is the line that called the package.
+    For an error raised inside an installed package such as torch, the place is the line that called the package.
     """
     lines = str(error).splitlines() or [""]
     frames = traceback.extract_tb(error.__traceback__)

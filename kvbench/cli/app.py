@@ -31,8 +31,8 @@ LISTS = ("--method", "-m", "--budget", "-b", "--task", "-t")  # options that tak
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the command's parameters. A flag without a default gets False: typer's own default, None, would make
-        typer import pydantic, which is slow."""
+        """Return the command's parameters. A flag that declares no default gets the default False: with None, which
+        typer itself would set, typer would import pydantic, which is slow."""
         params: list[Any] = super().get_params(ctx)
         for param in params:
             if param.type_descriptor.annotation is bool and param.default is None:
@@ -54,8 +54,8 @@ class _Group(TyperGroup):
 class _Commands(_Group):
     """All commands of kvbench.
 
-    Help and shell completion read only the commands' names and one line about each. A command's module is imported only
-    when the command runs.
+    Help and shell completion read only the names of the commands and one line about each command. A command's module is
+    imported only when the command runs.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:

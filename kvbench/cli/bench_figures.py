@@ -1,4 +1,6 @@
-"""Makes the figures of `kvbench bench --plot`: each system's speed by number of sequences, and its cost per token."""
+"""Makes the figures of `kvbench bench --plot`: each system's speed against the number of sequences, and each system's
+time per generated token along the answers. "fresh" figures are those of the first of two generations, "warm" figures
+those of the second (`kvbench.runner.bench`)."""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ FIELDS = ("repeats", "shape", "interval", "stretch")
 
 
 def bench_figures(setting: Setting, results: Sequence[Measured]) -> list[Figure]:
-    """Return the figure of speeds and, if answers were measured in stretches, the figure of costs per token."""
+    """Return the figure of speeds and, if the time per token was measured for each stretch (--stretch N: N successive
+    tokens of the answers), the figure of these times."""
     figures = [_speeds(setting, results)]
     return [*figures, _costs(setting, results)] if any(r.warm.costs for r in results if r.warm) else figures
 
@@ -72,8 +75,8 @@ def _figure(
 
 
 def _rates(result: Measured) -> Iterator[dict[str, Any]]:
-    """Yield one point for the fresh speed and one for the warm speed. Each combination of prompt and answer length has
-    its own two panels."""
+    """Yield one point for the fresh speed and one for the warm speed of a system. Each combination of prompt length and
+    answer length has two panels: fresh and warm."""
     lengths = f"{result.load.prompt:,} + {result.load.new_tokens:,} tokens"
     for state, speed in (("fresh", result.fresh), ("warm", result.warm)):
         if speed is not None:
@@ -82,8 +85,8 @@ def _rates(result: Measured) -> Iterator[dict[str, Any]]:
 
 
 def _stretches(result: Measured) -> Iterator[dict[str, Any]]:
-    """Yield one point per stretch of the answers for the fresh costs, then for the warm costs. Each load (lengths of
-    prompt and answer, number of sequences) has two panels."""
+    """Yield one point per stretch of the answers with the time per token when fresh, then one per stretch with the time
+    when warm. Each load (lengths of prompt and answer, number of sequences) has two panels: fresh and warm."""
     load = result.load
     name = f"{load.prompt:,} + {load.new_tokens:,} tokens, {load.sequences or 'max'} sequences"
     for state, speed in (("fresh", result.fresh), ("warm", result.warm)):

@@ -66,7 +66,7 @@ def published_rows(preset: Preset, setting: Setting, results: Sequence[Measured]
     heads to our figures and to the paper's.
 
     scale: the paper's numbers of tokens are `scale` times ours. A figure is "OOM" if the requested number of sequences
-    did not fit into memory, and None if it was not measured or not printed.
+    did not fit into memory, and None if we did not measure it or the paper does not print it.
     """
     methods = {member.name: member for member in setting.members}
     full = {r.load: r for r in results if r.system == "full" and _whole(r)}
@@ -93,12 +93,13 @@ def published_rows(preset: Preset, setting: Setting, results: Sequence[Measured]
 
 
 def _whole(r: Measured) -> bool:
-    """Return whether the requested number of sequences fitted into memory."""
+    """Return whether the requested number of sequences fitted into memory in the measurement `r`."""
     return r.failure is None and r.load.sequences in (None, r.decoded)
 
 
 def print_published(preset: Preset, setting: Setting, rows: Sequence[Row], scale: int, device: str) -> None:
-    """Print our figures and the paper's in separate columns, then how each of them was measured."""
+    """Print our figures and the paper's in separate columns, then one line on how the paper measured and one on how we
+    did."""
     heads = [f"{side}: {column.head}" for column in preset.columns for side in ("ours", "paper")]
     print(f"{preset.paper}: {preset.what}")
     names = ("system", "tokens", "in the paper")

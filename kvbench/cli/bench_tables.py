@@ -1,5 +1,5 @@
-"""Prints the tables of `kvbench bench`: speeds, costs per token in stretches of the answers, evictions, and the
-contents of the caches."""
+"""Prints the tables of `kvbench bench`: speeds, the time per token for each stretch of the answers (N successive
+tokens), evictions, and the contents of the caches."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ ATTENTION = (
 
 
 def print_tables(results: Sequence[Measured], baselines: tuple[str, ...]) -> None:
-    """Print the tables of each load: the speed of all systems, evictions, the contents of the engine's caches and, if
-    measured, the costs per stretch and the times of attention. baselines: names of systems; ratios are speeds divided
-    by that of the first."""
+    """Print the tables of each load (lengths of prompt and answer, number of sequences): the speed of all systems,
+    evictions, the contents of the engine's caches and, if measured, the time per token for each stretch of the answers
+    and the time of attention. baselines: names of systems; ratios are speeds divided by the speed of the first of
+    them."""
     for load in dict.fromkeys(r.load for r in results):
         rows = [r for r in results if r.load == load]
         base = next((r.warm.rate for r in rows if r.system in baselines[:1] and r.warm), None)
@@ -84,7 +85,8 @@ def _attended(time: AttentionTime) -> str:
 
 
 def _stretches(rows: Sequence[Measured]) -> None:
-    """Print the warm cost per token, a line per stretch of the answers and a column per system."""
+    """Print the time per token in the second of two generations ("warm"): a line per stretch of the answers and a
+    column per system."""
     speeds = [r.warm for r in rows if r.warm]
     if not speeds:
         return
@@ -104,8 +106,8 @@ def _table(title: str, columns: tuple[str, ...], rows: list[tuple[Measured, list
 
 
 def _name(r: Measured) -> str:
-    """Return a system's name. A note in brackets says if it decoded fewer sequences than requested, or has random
-    weights."""
+    """Return a system's name. A note in brackets follows if the system decoded fewer sequences than requested, or has
+    random weights."""
     asked = r.load.sequences
     fewer = r.failure is None and asked is not None and r.decoded < asked
     facts = [*(["random weights"] if r.random_weights else []), *([f"{r.decoded} fit"] if fewer else [])]

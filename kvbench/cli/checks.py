@@ -27,8 +27,8 @@ from kvbench.taskkit.names import LM_EVAL
 def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, duplicates: bool = False) -> None:
     """Check settings against each other and against the model, and add every error to `problems`.
 
-    model: the known facts about the model; None leaves out the checks that need them. duplicates: accept a run in which
-    all samples of a question would be equal.
+    model: the known facts about the model; None leaves out the checks that need these facts. duplicates: accept a run
+    in which all samples of a question would be equal.
     """
     context = model.context if model else None
     with problems.collect():
@@ -83,7 +83,8 @@ def refuse_key(key: str | None) -> None:
 
 
 def refuse_oracle(name: str, method: Method) -> None:
-    """Raise UserError if a method is an oracle, which knows the future of a sequence, or is joined with an oracle."""
+    """Raise UserError if a method is an oracle, or is joined with one. An oracle decides with knowledge of tokens that
+    the model has yet to generate."""
     if method.during("prefill").oracle or method.during("decode").oracle:
         raise UserError(
             f"method {quote(name)} is an oracle: it knows the future of a finished sequence. "

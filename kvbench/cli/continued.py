@@ -1,8 +1,9 @@
 """Finds the settings of a continued run. Most come from the run's record; the user must give the others again.
 
-A run's folder may come from anyone. Settings that decide rows come from its record. Settings that run code, send data
-or name a variable with a key come from the user's command line, environment or configuration file; the record only
-states their former values. A file that the user gives again must have the hash in the record.
+A run's folder may come from anyone. Settings that decide rows come from its record. Settings that make kvbench run code
+or send data, or that name the environment variable with a key, come from the user's command line, environment or
+configuration file; the record only states their former values. A file that the user gives again must have the hash in
+the record.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def _check_layers(gathered: Gathered) -> None:
 
 
 def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that kvbench takes from a run's record. The user need not give them again."""
+    """Return the settings that kvbench takes from a run's record, so that the user need not give these settings
+    again."""
     environment = record["environment"]
     stored = record["config"] | {key: environment.get(key) for key in OPERATIONAL}
     stored = {key: value for key, value in stored.items() if key not in again.AGAIN}
@@ -227,7 +229,8 @@ def _config(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
 
 
 def _check_options(method: MethodChoice) -> None:
-    """Raise UserError for an option that the method does not have, ValueError for a value of the wrong type."""
+    """Raise UserError if a recorded option is none of the method's options, and ValueError if the option's value has
+    the wrong type."""
     pairs = [(name, "none" if value is None else str(value)) for name, value in method.options]
     parsed = choose.parse(method.name, pairs).options()
     for name, value in method.options:
@@ -236,7 +239,7 @@ def _check_options(method: MethodChoice) -> None:
 
 
 def _check_typed(config: RunConfig, gathered: Gathered) -> None:
-    """Raise UserError for a flag or variable that differs from the run's setting."""
+    """Raise UserError if a flag or environment variable gives a setting another value than the run has."""
     for key in PARSERS:
         if key in (*OPERATIONAL, "interval") or (given := gathered.typed(key)) is None:
             continue
@@ -263,7 +266,8 @@ def _check_typed(config: RunConfig, gathered: Gathered) -> None:
 
 
 def _value(kept: Any) -> str:
-    """Return a recorded value of a setting as a message shows it: "default" for an empty value, without secrets."""
+    """Return a recorded value of a setting in the form that messages show: without secrets, and "default" for an empty
+    value."""
     return "default" if kept in (None, "") else bare(hide_keys(str(kept)))
 
 

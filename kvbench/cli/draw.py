@@ -1,4 +1,4 @@
-"""Draws a command's figures into the folder of its option --plot, and says where they are."""
+"""Draws a command's figures into the folder that the option --plot names, and prints the paths of the files."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ def load(name: str, group: type[Any]) -> Any:
 
 
 def flowing(epilog: str) -> str:
-    """Return the text below a command's options in the form that --help needs. Prose becomes one line per paragraph, so
-    that it is broken at the terminal's width. Examples keep their line ends. The text begins with an empty line,
+    """Return the text below a command's options in the form that --help needs. A paragraph of prose becomes one line,
+    which --help breaks at the terminal's width. Examples keep their line ends. The text begins with an empty line,
     without which typer would remove the indentation of examples."""
     paragraphs = epilog.strip().split("\n\n")
     return "\n" + "\n\n".join(text if "\n " in text else text.replace("\n", " ") for text in paragraphs)

@@ -37,8 +37,8 @@ def _option(
     """Return a parameter of a function's signature that typer reads as an option.
 
     name: the flag without hyphens. kind: the type of its value. panel: the title below which ``--help`` lists it.
-    short: a second flag of one letter, such as ``-m``. negative: add the flag ``--no-NAME``. hidden: leave it out of
-    ``--help``.
+    short: a second flag of one letter, such as ``-m``. negative: add the flag ``--no-NAME``. hidden: leave the option
+    out of ``--help``.
     """
     word = name.replace("_", "-")
     flags = [f"--{word}/--no-{word}" if negative else f"--{word}", *([short] if short else [])]
@@ -85,8 +85,8 @@ _OPTIONS = [
     _option(
         "protect",
         Texts,
-        "What every method protects: prompt+sinks=4+recent=64 or none, in place of its own protection; own: its own. "
-        "Repeatable.",
+        "What every method protects in place of its own protection, as in prompt+sinks=4+recent=64, or none; own: each "
+        "method keeps its own protection. Repeatable.",
         _WHAT,
         metavar="WHAT",
     ),
@@ -96,7 +96,11 @@ _OPTIONS = [
     ),
     _option("config", Text, "TOML file with settings; flags override it.", _WHAT, metavar="FILE"),
     _option(
-        "allow_duplicate_samples", bool, "Allow several samples at temperature 0, all equal.", _DRAW, default=False
+        "allow_duplicate_samples",
+        bool,
+        "Allow several samples at temperature 0, although they are all equal.",
+        _DRAW,
+        default=False,
     ),
     _option("judge_key", Text, "", _SCORING, hidden=True),
     _option("batch_size", Text, "The same as --slots.", _ENGINE, metavar="N"),
@@ -120,8 +124,8 @@ OPTIONS = {option.name: option for option in _OPTIONS}
 
 
 def group(about: str) -> typer.Typer:
-    """Return a command without subcommands, to which subcommands can be added. If the user calls it without a
-    subcommand, it prints its help. about: the command's help text."""
+    """Return a command without subcommands, to which subcommands can be added. If the user calls this command without a
+    subcommand, the command prints its help. about: the help text."""
     app = typer.Typer(help=about, invoke_without_command=True)
 
     @app.callback()
@@ -133,8 +137,8 @@ def group(about: str) -> typer.Typer:
 
 
 def plain(flags: str, help: str, metavar: str = "") -> Any:
-    """Declare an option, inside ``Annotated``. ``--help`` lists the option outside the titled panels. flags: its names,
-    separated by blanks."""
+    """Declare an option, inside ``Annotated``. ``--help`` lists the option outside the titled panels. flags: the
+    option's names, separated by blanks."""
     return typer.Option(*flags.split(), help=help, metavar=metavar, show_default=False)
 
 
@@ -152,8 +156,8 @@ Document = Annotated[bool, plain("--json", "One JSON document on stdout.")]
 
 
 def takes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds options of ``kvbench run`` to a command. The command gets the values that the user
-    typed in its argument `typed`, by name."""
+    """Return a decorator that adds options of ``kvbench run`` to a command. The decorator passes the values that the
+    user typed for these options to the command, as a dictionary by name in the argument `typed`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "typed"]

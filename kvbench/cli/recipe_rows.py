@@ -1,4 +1,5 @@
-"""The rows of ``kvbench list recipes``: each recipe with its presets, or the settings of one. Imports no torch."""
+"""The rows of ``kvbench list recipes``: each recipe with its presets, or one recipe with its settings. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def _row(name: str, entry: Entry) -> dict[str, Any]:
 
 
 def _preset(name: str, preset: Preset) -> Iterator[dict[str, Any]]:
-    """Yield a row about a preset, and one for each model that has values of its own."""
+    """Yield a row about a preset, and a row for each model for which the preset has separate values."""
     yield {"preset": name, "about": preset.about}
     for model, values in preset.models.items():
         yield {"preset": f"{name}, {model}", "about": ", ".join(f"{key}={value}" for key, value in values.items())}

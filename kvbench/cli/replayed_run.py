@@ -76,6 +76,6 @@ def check_same(config: RunConfig, folder: Path, ready: Inputs) -> None:
 
 def named(config: RunConfig, tasks: list[str] | None) -> set[str]:
     """Return the names that kvbench may look up on the hub: the methods' draft models and, if the user typed tasks,
-    those tasks. The run's model is not among them."""
+    those tasks. The run's model is not among these names."""
     methods = [choose.make(m.name, dict(m.options)) for m in config.methods if "draft" in dict(m.options)]
     return {draft for method in methods for draft in method.drafts()} | (set(config.tasks) if tasks else set())

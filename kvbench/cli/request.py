@@ -107,7 +107,8 @@ class Builder:
         return None
 
     def _grid(self, block: Layer) -> Grid:
-        """Return the grid of one ``[[grid]]`` block. If the block lacks an axis, the run's settings give it."""
+        """Return the grid of one ``[[grid]]`` block. If the block lacks an axis (`method`, `budget`, `interval` or
+        `task`), the run's settings give this axis."""
         methods, budgets, tasks = self.methods(block), self.axis(block, "budget"), self.axis(block, "task")
         intervals = tuple(self.axis(block, "interval"))
         if intervals == (self.settings.get("interval", DEFAULTS["interval"]),):
@@ -120,7 +121,8 @@ class Builder:
         return Grid(methods=tuple(methods), budgets=tuple(budgets), tasks=tuple(tasks), intervals=intervals, **own)
 
     def methods(self, block: Layer) -> list[MethodChoice]:
-        """Return the methods of one ``[[grid]]`` block, with their options, each under every protection."""
+        """Return the methods of one ``[[grid]]`` block with their options: each method once for every protection of the
+        block."""
         names, methods = self.axis(block, "method"), []
         given = self._given(block, "protect") or Given(OWN, "--protect")
         for name, pairs in names:
@@ -179,7 +181,7 @@ class Builder:
         return self.gathered.typed(key) or block.get(key) or self.gathered.first(key)
 
     def _selected(self, grids: list[Grid]) -> tuple[Grid, ...]:
-        """Return the grids of all ``[[grid]]`` blocks. If --task is given, keep only the tasks that it names."""
+        """Return the grids of all ``[[grid]]`` blocks. If --task is given, keep only the tasks that --task names."""
         wanted = self.gathered.typed("task")
         if wanted is None or not any("task" in block for block in self.gathered.blocks):
             return tuple(grids)
@@ -245,6 +247,6 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 def _last_evicting(names: list[str]) -> str:
     """Return the method that the error names if the user gave an option that none of the methods has.
 
-    It is the last method that takes a budget. If no method takes a budget, it is the last method.
+    The result is the last method that takes a budget or, if no method takes a budget, the last method.
     """
     return next((n for n in reversed(names) if MethodChoice(name=n).takes_budget), names[-1])

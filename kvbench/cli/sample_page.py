@@ -55,8 +55,8 @@ def _asked(group: list[dict[str, Any]], questions: RunQuestions) -> Asked:
 
 
 def _later(doc: Doc, listed: list[ListedImage]) -> list[list[str | ListedImage]]:
-    """Return each later question as its texts and images. If the number of images has changed, the images are left
-    out."""
+    """Return each later question as its texts and images. If the document has another number of images than the row
+    lists, images are left out."""
     left = iter(listed[len(doc.turns[0].images) :])
     if sum(len(turn.images) for turn in doc.turns) != len(listed):
         left = iter(())

@@ -76,7 +76,8 @@ def heading(entry: dict[str, Any]) -> str:
 
 
 def facts(entry: dict[str, Any]) -> str:
-    """Return a sample's status, scores, length, end and kept shares in one line."""
+    """Return one line with a sample's status, scores, length, why its answer ended, and which shares of text and images
+    were kept."""
     scores = [f"{k} {entry[k]:.3g}" for k in SCORES if k in entry]
     length = [f"{entry.get('output_tokens', 0)} tokens", str(entry.get("stop_reason", ""))]
     return ", ".join(filter(None, [entry["status"], *scores, *length, *kept_shares(entry)]))

@@ -202,7 +202,8 @@ def _print_plan(result: RunResult) -> None:
 
 def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Problems) -> ModelInfo | None:
     """Return the known facts about the model; None after an error. chosen: the settings; None if they are wrong. The
-    model is then looked up by the name in `gathered`, so that the user sees its error together with the others."""
+    model is then looked up by the name in `gathered`, so that the user sees an error about the model together with the
+    other errors."""
     given = gathered.first("model") if gathered else None
     name = chosen.model_place if chosen else str(given.value).strip() if given else TINY
     revision = chosen.revision if chosen else None

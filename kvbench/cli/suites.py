@@ -13,8 +13,8 @@ from kvbench.eviction.budget import label
 
 
 def listed() -> list[dict[str, Any]]:
-    """Return a line for each suite: its name, its purpose or the table of the paper, its number of cells, and its
-    needs."""
+    """Return a line for each suite: its name, its purpose or the paper's table that it repeats, its number of cells,
+    and what it needs."""
     return [_line(name, about(name), _config(name)) for name in suites()]
 
 

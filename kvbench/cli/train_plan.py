@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvbench.train.plan import TrainingPlan
 
 GB = 10**9
+LARGEST = 1e9  # GB; no machine has so much
 UNITS = {"GB": GB, "GiB": 2**30}
 LIMIT = "Counted by running the recipe's code without weights. Scratch inside operators and the allocator add to it."
 
@@ -25,7 +26,7 @@ LIMIT = "Counted by running the recipe's code without weights. Scratch inside op
 def gpu_memory(raw: object) -> int:
     """Parse the memory of a GPU, such as 80GB or 79.6GiB, into bytes."""
     found = re.fullmatch(r"(\d+\.?\d*) ?(GB|GiB)", str(raw).strip(), re.ASCII)
-    if found is None or not float(found[1]):
+    if found is None or not 0 < float(found[1]) < LARGEST:
         raise BadValue("a size above 0 with its unit, like 80GB or 79.6GiB", quote(raw))
     return int(float(found[1]) * UNITS[found[2]])
 
@@ -42,7 +43,8 @@ def print_plan(
     json: bool,
     quiet: bool,
 ) -> None:
-    """Print the plan of a training. Raises UserError for an invalid size or number of processes."""
+    """Print the plan of a training by the recipe `kind`. memory, processes: the values of --gpu-memory and --processes
+    as typed. Raises UserError if one of these two is invalid."""
     total = None if memory is None else parse("--gpu-memory", gpu_memory, memory)
     count = 1 if processes is None else parse("--processes", whole(1), processes)
     with preparing("counting the memory of the training", quiet=quiet):
@@ -98,6 +100,8 @@ def _device(plan: TrainingPlan) -> str:
 
 def _print_fit(plan: TrainingPlan, changes: Mapping[str, Any], smaller: TrainingPlan) -> None:
     peak, total = f"{_gb(plan.peak.bytes)} GB per process", f"{_gb(plan.device.total)} GB"
+    if not plan.phases:
+        return  # `_print` has said why
     if plan.fits:
         print(f"{peak}: fits into {total}." + (" The memory of its steps is not counted." if plan.uncounted else ""))
         return

@@ -64,9 +64,9 @@ def command_line(
     prompting: Prompting,
     settings: Settings,
 ) -> str:
-    """Return the command line that repeats a training, for the card of the weights. Data, plug-ins and the training
-    that it continues appear in it by their names without folders, so that the card shows no path of this machine. kind:
-    the name of the recipe."""
+    """Return the command line that repeats a training, for the card of the weights. In this command line, data,
+    plug-ins and the folder of --continue-from have their names without parent folders, so that the card shows no path
+    of this machine. kind: the name of the recipe."""
     more = settings.more
     flags = {"model": model, "preset": more["preset"], "data": data and short_name(data)} | prompting.settings()
     flags["continue_from"] = continue_from and Path(continue_from).name

@@ -28,8 +28,8 @@ Decisions = tuple[str, Mapping[int, str]]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The settings that identify a cell. method: its name and, in parentheses, those options that differ from the
-    method's defaults."""
+    """The settings that identify a cell. method: the method's name and, in parentheses, those options that differ from
+    the method's defaults."""
 
     model: str
     task: str
@@ -65,8 +65,8 @@ class Question:
 
     asked: a hash of the question's prompt and sampling settings; None: unknown. scores: a score for each sample number,
     None for a sample without a score. marks: for each sample two characters from the hash of its answer. answers: the
-    number of samples with an answer. totals: for each name in `COUNTS`, the sum over these answers. entries: for each
-    name in `ENTRIES` a value, None if it is unknown.
+    number of samples with an answer. totals: for each name in `COUNTS`, the sum over these answers. entries: in the
+    order of `ENTRIES`, for each of these numbers its largest value over the samples with an answer; None: unknown.
     """
 
     cluster: str
@@ -95,10 +95,11 @@ class Cell:
     """One cell of one side.
 
     run: the names of the runs that its rows come from. headline: the name of the score that is compared. facts: the
-    values of `facts.FACTS` (versions, settings, machine) as text; None: unknown. figures: numbers over the answers;
-    unknown figures are absent. digest: a hash of all answers. bounded: whether the budget also bounds generated
-    entries. options: all options of the method, as JSON text. decisions: for each question that a method read again,
-    the entries that it kept; empty if no decisions were recorded.
+    values of `facts.FACTS` (versions, settings, machine) as text; None: unknown. figures: memory, speed and share of
+    time spent on evictions, over all answers, by name; unknown figures are absent. digest: a hash of all answers.
+    bounded: whether the budget also bounds generated entries. options: all options of the method, as JSON text.
+    decisions: for each question whose stored answer the cell's method read again, the entries that the method kept;
+    empty if no decisions were recorded.
     """
 
     key: Key
@@ -115,8 +116,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One side of a comparison. sources: the name and the number of rows of each run. A baseline file lists the runs
-    that it was saved from."""
+    """One side of a comparison. sources: the name and the number of rows of each run whose rows the side holds. For a
+    side from a baseline file, these are the runs from which the file was saved."""
 
     name: str
     cells: Mapping[Key, Cell]

@@ -52,8 +52,8 @@ class FirstDecision:
 
 
 def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
-    """Return the first eviction at which two cells keep different entries, on the questions with decisions on both
-    sides. None: all these decisions are equal. A text: the decisions cannot be compared, and the text says why."""
+    """Return the first eviction at which two cells keep different entries, among the questions for which both cells
+    have decisions. None: on these questions all decisions are equal. A text: why the decisions cannot be compared."""
     shared = sorted(base.decisions.keys() & new.decisions.keys(), key=natural)
     if not shared:
         return "no question has decisions on both sides"
@@ -71,8 +71,8 @@ def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
 
 
 def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
-    """Record decisions: let the methods of `config` read the side's stored answers again. Return the side with these
-    decisions in every cell that has a budget. inputs: the model and the prompts of `config`. Raises UserError,
+    """Record decisions: let the methods of `config` read the side's stored answers again. Return the side; every cell
+    that has a budget then holds its decisions. inputs: the model and the prompts of `config`. Raises UserError,
     SetupError."""
     from kvbench.engine.model.load import load
     from kvbench.replay.choices import Chosen

@@ -1,7 +1,8 @@
 """Finds the first difference between the answers of two cells that should generate equal tokens.
 
 A run stores no token ids, so the place of the difference is a character of the stored output. A baseline file stores
-only two characters of each answer's hash. With a baseline file the place is a question and a sample.
+only two characters of each answer's hash. If a side is a baseline file, the place is therefore only a question and a
+sample.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The facts in which two compared cells may differ, such as versions and settings, and what a difference means.
+"""The facts in which two compared cells may differ, such as versions and settings, and what a difference means for the
+comparison.
 
 A difference has one of three classes. `SUBJECT`: facts that a regression run is meant to test; the comparison lists
 them. `SURROUNDINGS`: facts that may change the last bits of logits, and so the answers; the comparison lists them in a
@@ -92,8 +93,8 @@ class Difference:
 
 
 def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
-    """Return the value that a run's record holds for a fact; None if the record has none. task: the task of the cell,
-    for facts about its data. record: the run's environment, with its setting `chunk`."""
+    """Return the value that a run's record holds for the fact `name`; None if the record has no such value. task: the
+    task of the cell, for facts about the task's data. record: the run's environment, with its setting `chunk`."""
     match name:
         case "git" | "threads" | "chunk":
             value = record.get(name)
@@ -114,7 +115,7 @@ def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
 def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Difference]:
     """Return the facts in which two cells differ. An unknown value differs from a known value. For the facts in
     `REFUSED`, an unknown value makes no difference. mapped: the user compares two models (or two revisions of one
-    model) on purpose."""
+    model) on purpose, so that differences in `MAPPED` have the class "subject"."""
     found = []
     for name in FACTS:
         mine, theirs = base.facts.get(name), new.facts.get(name)
@@ -126,8 +127,9 @@ def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Differen
 
 
 def refuse(base: Cell, new: Cell, found: list[Difference]) -> None:
-    """Raise UserError if two cells cannot be compared, because they differ in a fact of the class "refused", in the
-    name of the compared score, or in the prompt or sampling of a question. found: the differences of their facts."""
+    """Raise UserError if two cells cannot be compared, because they differ in a fact of the class "refused" (one that
+    must be equal), in the name of the compared score, or in the prompt or sampling of a question. found: the
+    differences of their facts."""
     for difference in found:
         if difference.kind == "refused":
             word, mine, theirs = WORDS[difference.name], _shown(difference.base), _shown(difference.new)

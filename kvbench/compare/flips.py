@@ -39,7 +39,8 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Flip:
     """A question whose mean score changed. base, new: its mean scores over the samples that both sides have. sample:
-    the first sample whose score changed in the direction of the mean. answers: both sides' answers for this sample."""
+    the number of the first sample whose score changed in the same direction as the mean score. answers: the answers of
+    base and new for this sample."""
 
     cell: str
     question: str
@@ -51,7 +52,8 @@ class Flip:
 
 def flips(outcome: Outcome) -> Iterator[tuple[str, list[Flip], int]]:
     """Yield (cell in words, list of its changed questions, number of its changed questions). Cells without a changed
-    question are left out. The list has at most `MOST` questions. A cell with two seeds comes once per seed."""
+    question are left out. The list has at most `MOST` questions. A cell that was run with two seeds is yielded once per
+    seed."""
     stored = Stored(outcome.base), Stored(outcome.new)
     for one in outcome.judged:
         for pair in one.pairs:
@@ -63,8 +65,8 @@ def flips(outcome: Outcome) -> Iterator[tuple[str, list[Flip], int]]:
 
 
 def _changed(pair: Pair) -> Iterator[tuple[str, float, float, int]]:
-    """Yield (question, old mean, new mean, sample) for each question whose mean score changed. The sample is the first
-    whose score changed in the direction of the mean."""
+    """Yield (question, old mean, new mean, sample) for each question whose mean score changed. "sample" is the number
+    of the first sample whose score changed in the same direction as the mean score."""
     for name in pair.shared:
         mine, theirs = pair.base.questions[name].scores, pair.new.questions[name].scores
         both = [(s, a, b) for s, (a, b) in enumerate(zip(mine, theirs)) if a is not None and b is not None]

@@ -34,7 +34,7 @@ class Pair:
 
     @property
     def renamed(self) -> bool:
-        """Whether the user mapped the new cell's method or model to another one of base."""
+        """Whether --map pairs the new cell with a base cell of another method or another model."""
         return (self.base.key.method, self.base.key.model) != (self.new.key.method, self.new.key.model)
 
     @property
@@ -115,15 +115,17 @@ def _aside(side: Side, mapped: set[str], others: set[str]) -> list[Key]:
     """Return the side's cells that the comparison leaves out because of the mapping. With ``--map gkv=mine`` these are
     base's cells of mine and new's cells of gkv.
 
-    mapped: the mapping's names for this side. others: the names that the mapping has only for the other side.
+    mapped: the names of methods and models that the mapping has for this side. others: the names that the mapping has
+    for the other side, and not for this one.
     """
     names = {key: {key.model, key.method, key.name} for key in side.cells}
     return sorted((key for key in names if names[key] & others and not names[key] & mapped), key=Key.order)
 
 
 def _renamed(side: Side, mapping: Mapping[str, str], aside: Sequence[Key]) -> dict[Key, Cell]:
-    """Return the side's cells by the keys under which they are compared. mapping: for names of this side the names in
-    these keys. aside: cells to leave out. Raises UserError if two cells get one key, or for a name that no cell has."""
+    """Return the side's cells by the keys under which they are compared. mapping: for a name of a method or model of
+    this side, the name that takes its place in the key. aside: cells to leave out. Raises UserError if two cells get
+    one key, or for a name that no cell has."""
     found: dict[Key, Cell] = {}
     unused = set(mapping)
     for key, cell in side.cells.items():

@@ -1,8 +1,8 @@
 """The measures that a comparison shows beside the score: entries, bytes, lengths, truncation, speed.
 
 Entries are exact: a question that needs more of them is a regression (`_of_questions` states the exceptions). The other
-measures are only shown, unless a policy sets a limit. The limit is the largest ratio new / base, the largest increase
-of a share or, for speed, the smallest ratio.
+measures are only shown, unless a policy sets a limit for them. For a share the limit is the largest increase, new -
+base; for speed the smallest ratio new / base; for every other measure the largest ratio.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One figure of a cell on both sides; NaN: unknown. more: whether the number of entries rose for some question,
-    which is a regression.
+    """One figure of a cell on both sides, `base` and `new`; NaN: unknown. more: for a figure of entries, whether the
+    number of entries rose for some question, which is a regression; False for other figures.
 
     p: the p-value of a one-sided test, paired by question, that the figure rose; NaN for figures without a test.
     """
@@ -81,9 +81,9 @@ def measures(pairs: Sequence[Pair]) -> list[Measure]:
 
 
 def _entries(pairs: Sequence[Pair], place: int) -> Measure:
-    """Return the measure of `ENTRIES[place]`. pairs: the cell on both sides, once per seed. If the number of entries
-    rose for some questions, base and new are the numbers of the question where it rose most. Otherwise they are the
-    largest numbers of any question."""
+    """Return the measure of the entries that `ENTRIES[place]` names. pairs: the cell on both sides, once per seed. If
+    the number of entries rose for some questions, `base` and `new` are those of the question where the number rose
+    most. Otherwise `base` and `new` are the largest number of any question on that side."""
     found = [(*values, pair.renamed) for pair in pairs for values in _of_questions(pair, place)]
     risen = [
         (mine, theirs)
@@ -101,8 +101,9 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
     """Yield (entries in base, entries in new, bound) of each question that has the same samples on both sides. Other
     questions are left out, because more samples may have a larger maximum.
 
-    Below the bound, the peak follows the lengths of answers: a rise of the peak is a regression only beyond the bound.
-    The bound is infinite if the budget does not bound generated entries; then no rise of the peak is a regression.
+    The bound is budget + interval. Below it, the peak follows the lengths of answers: a rise of the peak is a
+    regression only if the new peak is beyond the bound. The bound is infinite if the budget does not bound generated
+    entries; then no rise of the peak is a regression.
     """
     for name in pair.shared:
         mine, theirs = pair.base.questions[name], pair.new.questions[name]
@@ -121,8 +122,8 @@ def _most(values: Sequence[float]) -> float:
 
 
 def _ratio(pairs: Sequence[Pair], name: str) -> Measure:
-    """Return a measure whose `base` and `new` are means of the figure `name` over the pairs. A pair is the cell
-    on both sides with one seed. Each cell's figure covers all its answers, even if the two sides answered different
+    """Return a measure whose `base` and `new` are means of the figure `name` over the pairs. A pair is the cell on both
+    sides with one seed. Each cell's figure covers all answers of the cell, even if the two sides answered different
     questions."""
     base = [pair.base.figures.get(name, math.nan) for pair in pairs]
     new = [pair.new.figures.get(name, math.nan) for pair in pairs]

@@ -7,7 +7,7 @@ Verdicts of a cell:
     same            all answers and their scores are equal
     differs         answers differ although everything that decides tokens is equal: the code is not deterministic
     no worse than M the lower bound of the difference is above -M
-    worse           the one-sided paired test rejects "no drop", after Holm's correction over the cells of a tier
+    worse           the one-sided paired test rejects "no drop", after Holm's correction over all cells of the tier
     undecided       neither "no worse" nor "worse"; `drop` says how large a drop the test would find
     better          with a margin of 0: the lower bound of the difference is above 0
     missing         new lacks the cell, or the score of a question or sample that has one in base
@@ -36,7 +36,8 @@ PASS, MISSING, REGRESSION = 0, 4, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The judgement of one cell. reasons: a clause for each reason why the cell fails; empty if it passes."""
+    """The judgement of one cell. critical: whether the cell is in the critical tier, so that its failure fails the
+    comparison. reasons: a clause for each reason why the cell fails; empty if it passes."""
 
     key: Key
     critical: bool
@@ -86,8 +87,9 @@ class Outcome:
 def compare(
     base: Side, new: Side, policy: Policy, mapping: Mapping[str, str] | None = None, *, stages: int = 1
 ) -> Outcome:
-    """Match the cells of two sides and judge them. stages: with 2, a cell is worse only if the tests on two seeds
-    together reject; a cell whose second seed was not run is never worse. Raises UserError."""
+    """Match the cells of two sides and judge them. stages: 1, or 2 for tests on two seeds. With 2, a cell is worse only
+    if its tests on both seeds reject "no drop"; a cell whose second seed was not run is never worse. Raises
+    UserError."""
     matched = match(base, new, mapping)
     pairs = grouped(matched.both, stages)
     tested = {key: test(found) for key, found in pairs.items()}
@@ -126,8 +128,8 @@ def _absent(key: Key, policy: Policy, extra: Sequence[Key]) -> Judged:
 
 
 def _judged(key: Key, pairs: Group, tested: Tested, verdict: Verdict, policy: Policy) -> Judged:
-    """Return the judgement of a cell that follows from its scores alone; `_with_answers` and `_with_measures` add to
-    it."""
+    """Return the judgement of a cell that follows from its scores alone; `_with_answers` and `_with_measures` add
+    further facts to the judgement."""
     worse = verdict.name == "worse"
     fell = f"the mean score fell by {-tested.together.diff:.3f} (p={verdict.p:.2g})"
     return Judged(

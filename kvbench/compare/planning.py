@@ -31,8 +31,8 @@ class Plan:
     """What one cell needs to show "no worse than the margin".
 
     questions: how many questions the cell has. needed: for each number of samples per question, how many questions the
-    cell needs. samples: how many samples per question it needs with the questions that it has; None if no number
-    suffices, because the cell has too few questions.
+    cell needs. samples: how many samples per question the cell needs with the questions that it has; None if no number
+    of samples suffices, because the cell has too few questions.
     """
 
     cell: str
@@ -88,8 +88,8 @@ def _samples(variance: float, margin: float, questions: int) -> int | None:
 
 
 def _reach(questions: int) -> float:
-    """Return the smallest drop, in standard errors, that the bound excludes with 80% power if there is no true
-    change."""
+    """Return the smallest margin M, in standard errors of the difference, such that with 80% probability the lower
+    bound of the difference is above -M if nothing changed."""
     from scipy.special import stdtrit
 
     return float(stdtrit(questions - 1, 1 - ALPHA) + stdtrit(questions - 1, POWER))
@@ -100,7 +100,7 @@ def _noise(cell: Cell) -> tuple[float, str]:
     (see `Plan.source`).
 
     If every question has one sample, the variance is unknown; its upper limit p (1 - p), where p is the mean score,
-    takes its place. NaN without scores.
+    takes its place. The variance is NaN if the cell has no scores.
     """
     variances, means = [], []
     for question in cell.questions.values():

@@ -43,8 +43,9 @@ class Check:
 
 
 def checks(side: Side) -> Iterator[Check]:
-    """Yield a check for each fault in `FAULTS`: a copy of the side's cell with the fault is compared with the unchanged
-    cell. Raises UserError if no cell has evictions, or if the cells with evictions have too few right answers."""
+    """Yield a check for each fault in `FAULTS`: of the side's evicting cells, the one with the most right answers is
+    copied; the copy gets the fault and is compared with the unchanged cell. Raises UserError if no cell has evictions,
+    or if the cells with evictions have too few right answers."""
     evicting = [cell for cell in side.cells.values() if any(one.entries[AFTER] for one in cell.questions.values())]
     if not evicting:
         raise UserError(f"{quote(side.name)} has no cell with evictions. Name a run with a smaller budget.")
@@ -72,8 +73,8 @@ def _compared(base: Side, new: Side) -> tuple[int, str]:
 
 
 def _falling(cell: Cell) -> set[str]:
-    """Return the questions whose scores the planted drop sets to 0: all questions with a score above 0, except every
-    fifth of them (`KEEPS`)."""
+    """Return the questions whose scores the planted drop sets to 0: the questions with a score above 0, without every
+    fifth of these (`KEEPS`)."""
     right = [name for name, one in sorted(cell.questions.items()) if any(one.scores)]
     return {name for number, name in enumerate(right) if number % KEEPS}
 

@@ -232,8 +232,9 @@ def _samples(key: Key, rows: Rows) -> list[int]:
 
 
 def _one(key: Key, question: str, name: str, values: Iterable[Any]) -> str | None:
-    """Return the value that all rows of a question share; None if no row has a value. Raises UserError if rows have
-    different values. name: the value's name in that error. values: one per row, None if unknown."""
+    """Return the one value in `values`, which all rows of a question must share; None if no row has a value. Raises
+    UserError if rows have different values. name: the value's name in that error. values: one per row, None if
+    unknown."""
     known = sorted({str(value) for value in values if value is not None})
     if len(known) > 1:
         raise UserError(

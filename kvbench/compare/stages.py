@@ -4,10 +4,10 @@
     tested = {key: test(found) for key, found in pairs.items()}
     judge(tested, policy, stages=2)
 
-With two stages, each seed has its own test at sqrt(5%), and a cell is worse only if both tests reject. A false alarm of
-the first stage seldom occurs again in the second stage; a true drop does. `stats.both` makes one p-value of the two, so
-that Holm's correction applies as with one stage. A cell whose second seed was not run is never worse: if its first
-stage rejects, it is undecided.
+With two stages, each seed has its own test at the level sqrt(5%), and a cell is worse only if both tests reject "no
+drop". A false alarm of the first stage seldom occurs again in the second stage; a true drop does. `stats.both` makes
+one p-value of the two, so that Holm's correction applies as with one stage. A cell whose second seed was not run is
+never worse: if its first stage rejects, it is undecided.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ Group = tuple[Pair, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tested:
-    """The tests of one cell. stages: one test per seed. together: one test on the samples of all seeds; tables show its
-    difference and bound."""
+    """The tests of one cell. stages: one test per seed. together: one test on the samples of all seeds; tables show the
+    difference and the bound of this test."""
 
     stages: tuple[Regression, ...]
     together: Regression
 
     @property
     def p(self) -> float:
-        """The p-value before Holm's correction; with two stages, that of their two tests combined (`stats.both`)."""
+        """The p-value before Holm's correction; with two stages, the p-value of both stages' tests combined
+        (`stats.both`)."""
         return self.stages[0].p if len(self.stages) == 1 else both(self.stages[0].p, self.stages[1].p)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict on one cell. name: worse, no worse, better or undecided. drop: the true drop that the test finds with
-    80% power.
+    """The verdict on one cell. name: worse, no worse, better or undecided. drop: the smallest true drop of the mean
+    score that the test finds with 80% power.
 
     p: the p-value after Holm's correction; if the second seed was not run, the uncorrected p-value of the first stage.
     again: the first stage rejects, and the second seed was not run.
@@ -55,7 +56,7 @@ class Verdict:
 
 
 def grouped(pairs: Sequence[Pair], stages: int) -> dict[Key, Group]:
-    """Return for each cell its pairs, by the key of the cell's first pair.
+    """Return the pairs of each cell, in a dictionary by the key of the cell's first pair.
 
     With one stage, every pair is a cell: cells with different seeds are different cells. With two stages, the pairs
     that differ only in their seed are one cell. Raises UserError if a cell has more seeds than stages.

@@ -1,5 +1,5 @@
-"""Finds stored answers with their texts in the runs of one side. A run is read only when one of its answers is
-needed."""
+"""Finds stored answers with their texts in the runs of one side. A run's folder is read only when one of the run's
+answers is needed."""
 
 from __future__ import annotations
 

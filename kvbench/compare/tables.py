@@ -158,7 +158,8 @@ def _figures() -> list[Column]:
 
 @dataclass(frozen=True, slots=True)
 class _Of:
-    """The value of a column for a cell: one side of a measure (`base` or `new`), or the measure's `p`."""
+    """A function that gives a column its value for a cell. name: the measure. side: which attribute of the measure is
+    the value: "base", "new" or "p"."""
 
     name: str
     side: str
@@ -188,8 +189,9 @@ class _Shown:
         return f"{NOTHING if math.isnan(found.base) else entries(found.base)} > {entries(found.new)}"
 
     def _spread(self, one: Judged) -> str:
-        """Return the standard deviation over batches of the ratio of speeds, as text. Returns "" for other measures
-        than speed, and if the deviation is unknown because a side has one batch."""
+        """Return, as text, the standard deviation of the ratio of speeds (new / base), computed from the spread of
+        speeds over the batches of each side. Returns "" for other measures than speed, and if a side has only one
+        batch."""
         if self.name != "tokens_per_second" or not one.pairs:
             return ""
         spreads = [side.figures.get("speed_spread", math.nan) for side in (one.pairs[0].base, one.pairs[0].new)]

@@ -17,8 +17,8 @@ WIDE = 0.2  # distance of a bound from its difference that a note explains
 
 
 def name(one: Judged, outcome: Outcome) -> str:
-    """Return a cell in words. Its seed, interval or model is added if another cell of the outcome differs from it only
-    in these."""
+    """Return a cell in words. The cell's seed, interval or model is added if another cell of the outcome differs from
+    this cell only in these."""
     keys = [other.key for other in outcome.judged if other.key != one.key]
     key = one.key
     alike = [k for k in keys if (k.task, k.method, k.budget) == (key.task, key.method, key.budget)]
@@ -28,7 +28,7 @@ def name(one: Judged, outcome: Outcome) -> str:
 
 
 def sides(outcome: Outcome) -> Iterator[str]:
-    """Yield a line for each side: its run folders or its file, and the version and commit of kvbench that generated
+    """Yield a line for each side: the side's run folders or file, and the version and commit of kvbench that generated
     the answers."""
     base, new = _state(outcome.base), _state(outcome.new)
     same = base == new and all(None not in values for values in base.values())
@@ -54,7 +54,8 @@ def _said(state: Mapping[str, set[str | None]]) -> str:
 
 
 def wide(judged: Sequence[Judged]) -> Iterator[str]:
-    """Yield a note if bounds of a table are far below their differences. The note says why, and what narrows them."""
+    """Yield a note if the lower bounds of a table's differences are far below the differences. The note says why, and
+    what raises the bounds."""
     tested = [one.tested.together for one in judged if one.tested and one.verdict != "same"]
     if far := [one for one in tested if one.diff - one.low > WIDE]:
         least = min(far, key=lambda one: one.paired.clusters)
@@ -92,8 +93,8 @@ def unused(outcome: Outcome) -> Iterator[str]:
 
 
 def undecided(outcome: Outcome) -> Iterator[str]:
-    """Yield sentences on the undecided cells. They say how large a drop a cell can show or, with two stages, that a
-    second seed must be run."""
+    """Yield sentences on the undecided cells. A sentence says how large a drop a cell can show or, with two stages,
+    that a second seed must be run."""
     again = [one for one in outcome.undecided if one.again]
     open_ = [one for one in outcome.undecided if not one.again]
     if again:
@@ -206,7 +207,8 @@ def extra(outcome: Outcome) -> str:
 
 
 def mapped(outcome: Outcome) -> Iterator[str]:
-    """Yield sentences on the methods or models that --map compares, and on the cells that it leaves out."""
+    """Yield sentences on the methods or models that --map compares, and on the cells that the comparison leaves out
+    because of --map."""
     pairs = [pair for one in outcome.judged for pair in one.pairs if pair.renamed]
     both = dict.fromkeys(f"{bare(p.base.key.method)} of BASE with {bare(p.new.key.method)} of NEW" for p in pairs)
     models = dict.fromkeys(f"{bare(p.base.key.model)} with {bare(p.new.key.model)}" for p in pairs)

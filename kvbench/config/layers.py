@@ -47,7 +47,7 @@ class Gathered:
     files, and the config file overrides the suite.
 
     files: the suite, then the config file; a file that the user did not name is left out. blocks: the ``[[grid]]``
-    blocks of the config file or, if it has none, of the suite.
+    blocks of the config file or, if the config file has no such block, of the suite.
     """
 
     files: list[Layer]
@@ -83,8 +83,9 @@ def gather(
 ) -> Gathered:
     """Return the settings from suite, config file, environment variables and flags.
 
-    flags: by name of the setting, the value that the user gave to the flag; a `Given` if the flag's name differs from
-    the setting's. None and empty lists count as not given. Flags that belong to no setting are ignored.
+    flags: the value that the user gave to each flag, by the name of the flag's setting; the value is a `Given` if the
+    flag has another name than its setting. None and empty lists count as not given. Flags that belong to no setting are
+    ignored.
     """
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:
@@ -135,8 +136,8 @@ def suite_path(name: str) -> Path:
 
 
 def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
-    """Return the settings and the ``[[grid]]`` blocks of a TOML file, each value with its line. Raises UserError for a
-    file that cannot be read and for unknown keys.
+    """Return the settings and the ``[[grid]]`` blocks of a TOML file, each value with the number of its line in the
+    file. Raises UserError for a file that cannot be read and for unknown keys.
 
     option: the flag with which the user named the file, for messages.
     """

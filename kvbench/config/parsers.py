@@ -27,9 +27,9 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", re.ASCII)
 class BadValue(ValueError):
     """The error for an invalid value of a setting. `sentence` makes the message.
 
-    The message is "LABEL must be NEED; got GOT." or, for an environment variable, "LABEL: GOT is not NEED.". With
-    `predicate` it is "LABEL PREDICATE". LABEL says where the user gave the value. need: the valid values, in words.
-    got: the invalid value.
+    The message is "LABEL must be NEED; got GOT." or, for an environment variable, "LABEL: GOT is not NEED.". If
+    `predicate` is given, the message is "LABEL PREDICATE". LABEL says where the user gave the value. need: the valid
+    values, in words. got: the invalid value.
     """
 
     def __init__(self, need: str = "", got: str = "", *, predicate: str = "") -> None:
@@ -56,8 +56,8 @@ def parse(label: str, parser: Parser, raw: object) -> Any:
 
 
 def setting(default: Any, parser: Parser, help: str, *, panel: str, metavar: str = "N") -> Any:
-    """Declare a setting: return a dataclass field with the setting's parser, its help text, and the panel of ``--help``
-    that lists it. metavar: the placeholder of the value in ``--help``."""
+    """Declare a setting: return a dataclass field with the setting's default, parser and help text, and with the title
+    of the panel below which ``--help`` lists the setting. metavar: the placeholder of the value in ``--help``."""
     return field(default=default, metadata={"parser": parser, "help": help, "panel": panel, "metavar": metavar})
 
 

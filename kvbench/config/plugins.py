@@ -1,8 +1,8 @@
 """Imports methods, tasks and recipes from a user's Python file, for this process only (``--plugin FILE.py``).
 
-The file is imported like any module, and registers its members with ``@methods.register``, ``@tasks.register`` and
-``@recipes.register``. It runs with all rights of the user, who must trust the file. Python runs exactly the bytes that
-were hashed: a compiled copy beside the file is not read.
+The file is imported like any module. It registers its methods, tasks and recipes with ``@methods.register``,
+``@tasks.register`` and ``@recipes.register``. It runs with all rights of the user, who must trust the file. Python runs
+exactly the bytes that were hashed: a compiled copy beside the file is not read.
 """
 
 from __future__ import annotations
@@ -90,10 +90,11 @@ def _source(path: str) -> bytes:
 def check_same(
     now: Sequence[Mapping[str, str]], recorded: Sequence[Mapping[str, str]], run: str, *, more: bool = False
 ) -> None:
-    """Raise UserError if a continued run does not have the plug-in files that it began with. Their paths may differ.
+    """Raise UserError if a run is to be continued with other plug-in files than it began with. Their contents count,
+    not their paths.
 
     now: the files that the user gives now. recorded: the files in the run's record. Both as `hashed` returns them.
-    more: allow further files.
+    more: allow files besides the recorded ones.
     """
     was = {p["sha256"]: Path(p["path"]).name for p in recorded}
     has = {p["sha256"]: p["path"] for p in now}

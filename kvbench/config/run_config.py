@@ -45,10 +45,11 @@ class MethodChoice:
         return f"{self.name}({options})" if options else self.name
 
     def under(self, protection: str, source: str) -> MethodChoice:
-        """Return the method under a protection (`kvbench.eviction.protection`). A method without a budget, or with a
-        protection among its options, stays as it is.
+        """Return the method under a protection (`kvbench.eviction.protection`). A method that takes no budget, or has a
+        protection among its options, is returned unchanged.
 
-        Raises UserError if the method cannot work under this protection. source: where the user gave it.
+        Raises UserError if the method cannot work under this protection. source: where the user gave the protection,
+        for the message.
         """
         named = any(option.rpartition(".")[2] == "protection" for option, _ in self.options)
         if protection == OWN or named or not self.takes_budget:
@@ -67,8 +68,8 @@ class MethodChoice:
 
     @property
     def takes_budget(self) -> bool:
-        """Whether the method needs a budget. The full cache, and methods whose options set the size of the cache, need
-        none."""
+        """Whether the method needs a budget. The full cache needs none, nor do methods whose options set the size of
+        the cache."""
         if "+" in self.name:  # methods without a budget cannot be combined
             return True
         return bool(registry.methods.get(self.name)(**dict(self.options)).takes_budget)
@@ -94,8 +95,8 @@ class Cell:
 class Grid:
     """Every method at every budget and interval on every task.
 
-    intervals: the intervals; empty: the run's interval alone. limit: the number of questions per task; prompt_style:
-    the wording of its questions. Where these are None, the run's settings hold.
+    intervals: the intervals; empty: the run's interval alone. limit: the number of questions per task. prompt_style:
+    the wording of the questions. If `limit` or `prompt_style` is None, the run's setting of that name holds.
     """
 
     methods: tuple[MethodChoice, ...]
@@ -119,7 +120,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig(Settings):
-    """One run: its settings, and its grids of methods, budgets and tasks."""
+    """The configuration of one run: its settings, and its grids of methods, budgets and tasks."""
 
     grids: tuple[Grid, ...]
     moved_to: str | None = None  # new folder of a resumed run's model; rows and the record keep `model`
@@ -138,7 +139,7 @@ class RunConfig(Settings):
 
     def _check_one_per_task(self, name: str) -> None:
         """Raise UserError if a grid has an invalid value of the setting `name`, or if two grids give one task different
-        values of it. name: a setting that each grid has for its own tasks (`PER_TASK`)."""
+        values of this setting. name: "limit" or "prompt_style" (`PER_TASK`), which every grid may set for its tasks."""
         values: dict[str, Any] = {}
         for grid in self.grids:
             value = getattr(grid, name)
@@ -163,7 +164,7 @@ class RunConfig(Settings):
         return cast(int | None, self._for_task("limit", task))
 
     def prompt_style_for(self, task: str) -> str | None:
-        """Return the wording of a task's questions; None: the task's own."""
+        """Return the name of the wording (prompt style) of a task's questions; None: the task's own wording."""
         return cast(str | None, self._for_task("prompt_style", task))
 
     def _for_task(self, name: str, task: str) -> Any:
@@ -242,7 +243,7 @@ class RunConfig(Settings):
     def stored(self) -> dict[str, Any]:
         """Return the settings that run.json stores. A command that continues the run must have equal settings.
 
-        Settings in `OPERATIONAL` may differ in a continued run; they are None here.
+        Settings in `OPERATIONAL` may differ in a continued run; in the result they are None.
         """
         return self.to_dict() | dict.fromkeys(OPERATIONAL)
 

@@ -38,8 +38,8 @@ def count(raw: object) -> int:
 class Settings:
     """The settings of a run.
 
-    None means that the user gave no value; a setting of sampling then comes from the task (`GenSpec`). "auto" means
-    that the engine chooses.
+    None means that the user gave no value. A setting of sampling (temperature, top_p and so on) that is None comes from
+    the task (`GenSpec`). "auto" means that the engine chooses.
     """
 
     task_file: str | None = what(
@@ -101,8 +101,8 @@ class Settings:
     max_prompt_tokens: int | None = prompts(
         None,
         whole(2),
-        "Most tokens of a prompt; tasks that allow it cut the middle of longer ones. Default: the model's context less "
-        "the answer.",
+        "Most tokens of a prompt in tasks that cut the middle of longer prompts; other tasks ignore this option. "
+        "Default: the model's context less the answer.",
     )
     multi_turn: Literal["keep", "reset"] = prompts(
         "keep",
@@ -114,7 +114,8 @@ class Settings:
     judge: str | None = scoring(
         None,
         text,
-        "URL of an OpenAI-compatible endpoint, local:FOLDER, or none ('kvbench score' can judge later).",
+        "URL of an OpenAI-compatible endpoint, local:FOLDER (folder of a judge model), or none ('kvbench score' can "
+        "judge later).",
         metavar="URL",
     )
     judge_model: str | None = scoring(None, text, "Name of the judge model at the endpoint.", metavar="NAME")
@@ -138,13 +139,13 @@ class Settings:
     compress: Literal["query-aware", "query-agnostic"] = engine(
         "query-aware",
         choice("query-aware", "query-agnostic"),
-        "query-aware: evict the prompt after reading its question. query-agnostic: before. Default: query-aware.",
+        "query-aware: evict the prompt after reading its question. query-agnostic: before it. Default: query-aware.",
         metavar="WHEN",
     )
     prefill: Literal["full", "chunked"] = engine(
         "full",
         choice("full", "chunked"),
-        "full: evict once the prompt is read. chunked: after every chunk, in bounded memory. Default: full.",
+        "full: evict after reading the prompt. chunked: after each chunk of it, in bounded memory. Default: full.",
         metavar="HOW",
     )
     device: str = engine("auto", text, "Device: auto, cpu, cuda, cuda:1. Default: auto.", metavar="DEVICE")
@@ -172,7 +173,9 @@ class Settings:
         "auto", whole(1, word="auto"), "Sequences decoded together. Default: auto (from free memory)."
     )
 
-    keep_prompts: bool = results(False, flag, "Store the questions of gated data too.")
+    keep_prompts: bool = results(
+        False, flag, "Also store questions whose data the hub shows only to readers who accept terms (gated)."
+    )
 
 
 SETTINGS = {f.name: f for f in dataclasses.fields(Settings)}

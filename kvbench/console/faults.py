@@ -1,7 +1,7 @@
 """Recognises failures of memory and of devices in exceptions of other libraries.
 
-An exception is recognised by its class name and message, so that torch need not be imported. The causes of an exception
-(`__cause__`) are examined too, because the engine wraps the failures of methods.
+An exception is recognised by the name of its class and by its message, so that torch need not be imported. The causes
+of an exception (`__cause__`) are examined too, because the engine wraps the failures of methods.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def device_failed(error: BaseException) -> bool:
 
 
 def of_machine(error: BaseException) -> bool:
-    """Return whether an exception comes from a failure of the machine (memory or device), not of code."""
+    """Return whether an exception comes from a failure of the machine: too little memory, or a failed device."""
     return out_of_memory(error) or device_failed(error)
 
 

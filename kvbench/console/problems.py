@@ -15,7 +15,7 @@ from kvbench.errors import KVBenchError
 class Several(KVBenchError):
     """Several problems as one error.
 
-    Its exit code is the smallest of theirs, so that a usage error (2) counts before a setup error (3).
+    The exit code is the smallest exit code of the problems, so that a usage error (2) counts before a setup error (3).
     """
 
     def __init__(self, errors: list[KVBenchError]) -> None:
@@ -42,7 +42,7 @@ class Problems:
             self.warnings.append(text)
 
     def stop(self) -> None:
-        """Print the collected warnings. Then raise the collected errors as one error, if there are any."""
+        """Print the collected warnings. Then, if errors were collected, raise all of them as one error."""
         for text in self.warnings:
             terminal.warning(text)
         self.warnings.clear()

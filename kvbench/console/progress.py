@@ -99,7 +99,8 @@ class Progress:
         """Show new figures.
 
         rows_done: finished rows of the whole run. tokens: the tokens that this process has generated so far.
-        score_mean, score_halfwidth: mean score of the current cell, and half the width of its confidence interval.
+        kv_bytes_now, kv_bytes_peak: bytes in the KV cache, now and at most so far. score_mean, score_halfwidth: mean
+        score of the current cell, and half the width of its confidence interval.
         """
         now = self._clock()
         if now > self._tokens_at:

@@ -90,7 +90,7 @@ def _secret_values(environ: Mapping[str, str]) -> list[str]:
 def redact_argv(argv: Sequence[str]) -> list[str]:
     """Return a command line without the values of options such as ``--api-key VALUE`` and ``--api-key=VALUE``.
 
-    The other words lose their secrets as in `redact_text`.
+    In the other words, secrets are hidden as `redact_text` hides them.
     """
     redacted = []
     option = ""  # the option whose value comes next
@@ -135,7 +135,8 @@ def holds_secret(value: Any) -> bool:
 def hide_secrets(value: Any) -> Any:
     """Return settings in which every text that contains a secret is replaced as a whole by ``***``.
 
-    The value of `judge_key_env` is hidden unless it is a variable's name, because a user may have given a key instead.
+    The value of `judge_key_env` is hidden unless it has the form of a variable's name, because a user may have typed a
+    key in place of the name.
     """
     if isinstance(value, Mapping):
         return {str(name): _kept(str(name), v) for name, v in value.items()}
@@ -151,7 +152,8 @@ def _kept(name: str, value: Any) -> Any:
 def _value(name: str, value: str) -> str:
     """Return the text that is shown for the value of an option whose name announces a secret: ``***``.
 
-    The value of an option such as ``--judge-key-env`` is shown if it is the name of a variable, which is no secret.
+    The value of an option such as ``--judge-key-env`` is shown if the value has the form of a variable's name, which is
+    no secret.
     """
     names_variable = name.lower().replace("-", "_").endswith("_env") and _VARIABLE_NAME.fullmatch(value)
     return value if names_variable and not _SHAPES.search(value) else HIDDEN

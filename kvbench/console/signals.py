@@ -37,8 +37,8 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
 
 class Signalled(BaseException):
-    """Raised when the user or the system asks this process to end. It is no Exception, so that no handler takes it for
-    a failure."""
+    """Raised when the user or the system asks this process to end. Signalled is no subclass of Exception, so that no
+    ``except Exception`` takes it for a failure."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -202,8 +202,8 @@ class _Handling:
         self.raise_if_due()
 
     def _swallowed(self, unraisable: Any) -> None:
-        """Handle an exception that Python has discarded, for example in a destructor. A `Signalled` is raised again
-        shortly afterwards."""
+        """Handle an exception that Python has discarded, for example in a destructor. If the exception is `Signalled`,
+        it is raised again shortly afterwards."""
         if unraisable.exc_type is Signalled and self.number is not None:
             self._raised = False
             again = threading.Timer(SOON, self._again, [self.number])
@@ -229,7 +229,8 @@ class _Handling:
                 number, first = asked[0], time.monotonic()
 
     def _end(self, number: int) -> None:
-        """End the process from the watching thread, because the main thread does not respond."""
+        """End the process from the watching thread, because the main thread does not respond or a second signal came.
+        number: the number of the first signal."""
         clean_up()
         if self.claim():
             with contextlib.suppress(Exception):
@@ -248,7 +249,7 @@ _cleaners: dict[Callable[[], None], None] = {}
 
 
 def _before_fork() -> None:
-    """Block signals before a fork. They stay blocked until the child has reset its handlers.
+    """Block signals before a fork. In the child they stay blocked until it has reset its signal handlers.
 
     Otherwise a signal to the child would reach the parent's watching thread.
     """

@@ -1,9 +1,9 @@
 """Makes the standard streams safe to print to if they are closed or cannot be written.
 
-If one of the descriptors 0 to 2 is closed, it is opened on the null device. Otherwise a file of a run would get its
-number, and a library's output would end up in that file. A failed write to standard output makes the command fail, also
-if the caller closed standard output. A failed write to standard error is ignored, because the run matters more than its
-messages.
+If one of the descriptors 0 to 2 is closed, `repair` opens this descriptor on the null device. Otherwise the next file
+that the process opens would get the free number, and a library's output would end up in that file. A failed write to
+standard output makes the command fail, also if the caller closed standard output. A failed write to standard error is
+ignored, because the run matters more than its messages.
 """
 
 from __future__ import annotations

@@ -35,10 +35,10 @@ def projections(model: Any) -> dict[str, torch.nn.Linear]:
 
 
 def fit_adapter(shapes: Mapping[str, tuple[int, ...]], model: Any) -> dict[str, tuple[int, ...]]:
-    """Return `shapes` with the adapter's shapes corrected to those of the model's linear layers.
+    """Return the shapes of an adapter's tensors, corrected so that they fit the linear layers of `model`.
 
     `shapes` was derived from the model's configuration. It may list projections that a hybrid model lacks in layers
-    without attention, and its widths are wrong where attention has an output gate.
+    without attention; these are left out. Its widths are wrong where attention has an output gate.
     """
     places = projections(model)
     fitted: dict[str, tuple[int, ...]] = {}
@@ -53,7 +53,10 @@ def fit_adapter(shapes: Mapping[str, tuple[int, ...]], model: Any) -> dict[str, 
 
 @contextlib.contextmanager
 def adapted(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Apply the adapter in every forward pass inside the block. Raises SetupError when it does not fit the model."""
+    """Apply an adapter in every forward pass inside the block. weights: the adapter's tensors, named as in the module.
+
+    Raises SetupError when the adapter names a layer that the model lacks, or its shapes do not fit the layer's.
+    """
     places = projections(model)
     hooks = []
     try:

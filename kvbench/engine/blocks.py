@@ -11,7 +11,7 @@ LOOK = 8  # most steps that a GPU runs before the host looks
 
 
 def block_length(sequences: Many[Sequence], trigger: Trigger, look: int, states: bool = False) -> int:
-    """Return the number of steps until any sequence has a tick or all have ended, at most `look`.
+    """Return the number of steps until the first tick of any sequence, or until all have ended, but at most `look`.
 
     The number is 1 if a stop string may end a turn and another turn may follow: a longer block would write entries
     after the stop string, which cannot be removed. If `states` is true (layers of the model keep a state), the number
@@ -26,8 +26,8 @@ def block_length(sequences: Many[Sequence], trigger: Trigger, look: int, states:
 def stores_newest(sequences: Many[Sequence], trigger: Trigger, width: int, steps: int) -> bool:
     """Return whether the queries and hidden states of the next `steps` steps must be stored.
 
-    They must be stored if a sequence has a tick before newer tokens have replaced all of them. width: a slot stores
-    queries and hidden states of at most this many of its newest tokens.
+    A slot has room for the queries and hidden states of its newest `width` tokens; each new token replaces the oldest.
+    What these steps compute must be stored if a sequence has a tick while the slot would still hold some of it.
     """
     if width == 0 or trigger.growth is None or width >= trigger.growth:
         return width > 0

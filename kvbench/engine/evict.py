@@ -46,7 +46,7 @@ class Evictor:
     """Applies one method to the sequences of a cache.
 
     Args:
-        rules: the method with its weights. Their budget is ignored, because `start` sets the budget of each sequence.
+        rules: the method with its weights. The budget in `rules` is ignored: `start` sets the budget of each sequence.
         log: receives the kept positions of every eviction.
     """
 
@@ -91,8 +91,8 @@ class Evictor:
         return [s for s in due if cache.held(s) < held[s]]
 
     def kept(self, slot: int, spans: Sequence[tuple[int, int]]) -> tuple[float, float]:
-        """Return the share of text tokens and the share of image tokens that a slot holds now. spans: tokens of each
-        image."""
+        """Return the share of the text tokens and the share of the image tokens whose entries a slot holds now, each a
+        mean over heads (`images.kept_shares`). spans: the first and last + 1 position of each image's tokens."""
         self._complete([slot])
         held: list[torch.Tensor] = []
         for stack, batch in self._batches({slot: 0}, 0):
@@ -117,7 +117,10 @@ class Evictor:
             self.cache.fresh[s] = 0
 
     def _batches(self, sizes: Mapping[int, int], queries: int) -> Iterator[Part]:
-        """Yield batches of layers of these slots, each for one view. sizes: entries allowed per head, by slot."""
+        """Yield batches of rows (each one layer of one slot), each batch for one view.
+
+        sizes: maps each slot to the entries per head that it may keep; queries: queries per head that a view holds.
+        """
         for stack in self.cache.stacks:
             rows = stack.rows_of(list(sizes))
             size = np.array([sizes[s] for s in (rows % stack.slots).tolist()], dtype=np.int64)

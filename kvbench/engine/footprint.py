@@ -69,9 +69,9 @@ def footprint(
     """Estimate a cell's bytes.
 
     geometry, held: the geometry and the entries of one slot's cache. prompt_rows: most entries per head while a prompt
-    is read. block, prefill: `chunk` and `prefill` of `prefill.PromptReader`. images: bytes of the vision part in a
-    pass, at most and afterwards (`tower.tower_bytes`). scratch: most bytes for a view of several layers or slots
-    (`stack.scratch_bytes`).
+    is read. block, prefill: `chunk` and `prefill` of `prefill.PromptReader`. images: two numbers, the most
+    bytes that the model's vision part holds while it reads a prompt's images, and the bytes that remain afterwards
+    (`tower.tower_bytes`). scratch: most bytes for a view of several layers or slots (`stack.scratch_bytes`).
     """
     whole = layer_by_layer(method, prefill, states=bool(shape.states))
     states = max(held.hidden, min(method.during("prefill").needs().prompt_hidden, prompt_rows))
@@ -110,10 +110,10 @@ def _step(shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype
 
 
 def _mask(geometry: Sequence[LayerGeometry], block: int, rows: int) -> int:
-    """Return how many numbers the mask of a block of queries holds, together with its copies, one per query head of a
-    group.
+    """Return how many numbers the mask of a block of queries over `rows` entries holds, together with its copies.
 
-    Only a CPU makes these copies; they are counted on every device.
+    block: number of queries. There is a copy for each query head of a group. Only a CPU makes these copies; they are
+    counted on every device.
     """
     return min(block, rows) * rows * (1 + max(g.query_heads // g.kv_heads for g in geometry))
 

@@ -11,7 +11,7 @@ from kvbench.console import faults
 
 
 class CaptureError(RuntimeError):
-    """A step that runs, but cannot be captured."""
+    """A decode step runs, but cannot be captured in a CUDA graph."""
 
 
 class StepGraph:

@@ -35,7 +35,11 @@ class PromptImages:
 
     @classmethod
     def of(cls, model: Any, ids: Sequence[int], images: Images) -> PromptImages:
-        """Raises UserError if the engine does not read images of this model, or if the text holds its image token."""
+        """Return the images of the prompt with the token ids `ids`, with the model's inputs for each image.
+
+        Raises UserError if the engine does not read images of this model, or if the prompt's text, outside the places
+        of the images, holds the model's image token.
+        """
         check_images_of(model.config.to_dict())
         device = next(model.parameters()).device
         modality = torch.zeros(len(ids), device=device)
@@ -117,11 +121,11 @@ def image_tokens(model: Any, ids: torch.Tensor) -> torch.Tensor:
 def rotary_axes(
     model: Any, ids: torch.Tensor, shown: torch.Tensor, inputs: Mapping[str, Any], mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the rotary positions [3, b, T] of prompts with images, and the delta of each [b].
+    """Return the rotary positions [3, b, T] of prompts with images, and the delta [b] of each prompt.
 
-    They come from the model's own function; None for model families without this function, which rotate by the index.
-    shown: [b, T] bool, the tokens that stand for images; inputs: the model's inputs for the images; mask: [b, T], 0 for
-    pads.
+    delta: rotary position minus index of a token after the prompt. Both come from the model's own function; None for
+    model families without this function, which rotate by the index. shown: [b, T] bool, the tokens that stand for
+    images; inputs: the model's inputs for the images; mask: [b, T], 0 for pads.
     """
     inner = getattr(model, "model", model)
     if not hasattr(inner, "get_rope_index"):

@@ -53,13 +53,13 @@ class Engine:
             method takes no budget.
         interval: number of tokens that a sequence generates between two of its ticks.
         slots: sequences decoded at once.
-        max_tokens: longest prompt plus output; `max_output`: longest output; `tail`: longest part of a prompt that is
-            read after its compression. These three decide how many entries a slot has room for.
+        max_tokens: most tokens of a prompt and its output together; `max_output`: most tokens of an output; `tail`:
+            most tokens that are read of a prompt after its compression. These three decide the size of a slot.
         prefill_chunk: `chunk` of `prefill.PromptReader`; prefill: "full" or "chunked", see the module `prefill`.
         layout: see `layout.make_cache`.
         log: called at every eviction, once per layer, with (noise key, tokens read, layer, positions of the kept
-            entries per head). The noise key is `Request.noise_key` of the sample; while the prompt is read, which all
-            samples share, it is the noise key of sample -1.
+            entries per head). The noise key is `Request.noise_key` of the sample. Evictions while the prompt is read,
+            which hold for all its samples, have the noise key of sample -1.
         on_step: called after every block of steps with three numbers: the tokens that its steps read, one per step and
             live sequence; the live bytes of the sequences in the last of these steps; and the number of these
             sequences.

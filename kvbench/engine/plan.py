@@ -48,7 +48,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPlan:
-    """The number of slots of one cell, the entries and bytes per slot, and the hardware limit."""
+    """The number of slots of one cell, the entries and bytes per slot, and the tokens/s that the machine allows."""
 
     slots: int
     fitting: int  # slots that fit into memory; `slots` may be fewer
@@ -92,7 +92,7 @@ def plan_cell(
 
     Args:
         sequences: samples of the whole cell, whether stored already or not.
-        slots: their number, or "auto": as many as fit into memory, but no more than `sequences` or `MOST_SLOTS`.
+        slots: the number of slots, or "auto": as many as fit into memory, but no more than `sequences` or `MOST_SLOTS`.
         max_tokens, max_output, tail, prefill_chunk, prefill: see `Engine`.
         images: see `footprint.footprint`.
 
@@ -176,8 +176,10 @@ def cell_footprint(
 def evictable_share(
     geometry: Sequence[LayerGeometry], states: Sequence[StateShape], tokens: int, dtype: torch.dtype
 ) -> float:
-    """Return the share of a full cache of `tokens` tokens that methods may evict, that is, without sliding windows and
-    states."""
+    """Return the share of the bytes of a full cache of `tokens` tokens that methods may evict.
+
+    They evict neither the entries of sliding-window layers nor the states of recurrent layers.
+    """
     entry = {g.index: g.entry_bytes(dtype.itemsize) for g in geometry}
     evictable = tokens * sum(entry[g.index] for g in geometry if g.evicts)
     windows = sum(min(tokens, g.window) * entry[g.index] for g in geometry if g.window is not None)

@@ -131,7 +131,7 @@ class PromptReader:
         return cache, logits
 
     def _images(self, ids: Sequence[int], images: Images | None, rules: Rules) -> PromptImages | None:
-        """Return the images of a prompt as the model reads them. Raises UserError if the method cannot have them."""
+        """Return the images of a prompt as the model reads them. Raises UserError if the method serves no images."""
         if images is None:
             return None
         check_images(type(rules.method).__name__, rules.method)
@@ -173,7 +173,7 @@ class PromptReader:
         return BlockWriter(cache, self.chunk, observer, finished=finished, flash=self._flash)
 
     def probe(self, cache: PromptCache, ids: Sequence[int], next_token: int) -> None:
-        """Run the method's probes against the cache of the prompt `ids`. next_token: the greedy token after it."""
+        """Run the method's probes against the cache of the prompt `ids`. next_token: the prompt's greedy next token."""
         prompt = ReadPrompt(tuple(ids), cache.allowed(), next_token, self.setup.loaded.tokenizer, self._drafts)
         run_probes(cache, prompt, partial(self._read_probe, cache.rules.weights), self.chunk)
 

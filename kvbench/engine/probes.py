@@ -1,6 +1,6 @@
 """Probes: tokens or embeddings that continue a prompt. A method sees their queries in every evicted layer.
 
-Their entries are dropped before the model answers.
+The entries of these tokens are dropped before the model answers.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ReadPrompt:
 
 @contextlib.contextmanager
 def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield a probe's model inputs and its length in tokens or embeddings; its adapter is active inside the block."""
+    """Yield a probe's model inputs and its length in tokens or embeddings; the probe's adapter acts in the block."""
     if not probe.learned:
         yield {"input_ids": torch.tensor([list(probe.tokens)], device=model.device)}, len(probe.tokens)
         return
@@ -132,7 +132,7 @@ def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: 
 
 
 def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward, block: int) -> int:
-    """Run one probe against `target` (`cache` or an evicted copy); return the greedy token after it."""
+    """Run a probe against `target` (`cache` or an evicted copy of it); return the greedy token after the probe."""
     before = {index: layer.rows for index, layer in target.layers.items()}
     states = target.recurrent
     target.recurrent = copied(states)

@@ -32,14 +32,15 @@ class KeptHistory:
     def heads(self, keys: Sequence[int], layer: int, default: int) -> int:
         """Return the number of heads that the cache keeps in a layer; `default` when nothing was evicted there.
 
-        These are KV heads, or query heads if the method keeps entries per query head.
+        These are KV heads, or query heads if the method keeps entries per query head. keys: noise keys of the prompt
+        and the sample, under which the log has their evictions.
         """
         return next((len(kept) for key in keys for _, at, kept in self.events[key] if at == layer), default)
 
     def visible(self, keys: Sequence[int], layer: int, heads: int, length: int) -> torch.Tensor:
         """Return the entries that each query could see: bool [heads, T, T] for T = `length` tokens.
 
-        keys: noise keys of the prompt and the sample.
+        heads: heads that the cache keeps in the layer; keys: noise keys of the prompt and the sample.
         """
         grid = torch.arange(length)
         mask = (grid[None] <= grid[:, None]).expand(heads, length, length).clone()

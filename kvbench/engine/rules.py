@@ -99,7 +99,7 @@ class Rules:
         )
 
     def _marks_of(self, call: AttentionCall) -> torch.Tensor | None:
-        """Return which new tokens are marks, [b, t] bool; embeddings that are no tokens are none."""
+        """Return which new tokens are marks, [b, t] bool; False for embeddings that stand for no token."""
         if self.marks is None:
             return None
         # on the device of `marks`: a copy from the host cannot be captured in a CUDA graph
@@ -167,9 +167,10 @@ def no_hidden_states(layer: int) -> UserError:
 
 
 def allowed(method: Method, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
-    """Return the entries per head that an eviction may leave.
+    """Return the entries per head that an eviction may leave (`Method.allowed`).
 
-    Raises BudgetViolation when a method with bounded decoding wants more than its budget.
+    Raises BudgetViolation if the method declares that it bounds the cache while decoding (`decode_bounded`) and yet
+    allows more entries than its budget.
     """
     entries = method.allowed(budget, prompt_len, seen, evictions)
     if budget is not None and method.decode_bounded and entries > budget:

@@ -5,8 +5,8 @@ key, step, token id), so the draw does not depend on slot, neighbours, refill or
 transformers' order: temperature, top-k, top-p, min-p; a filter keeps or drops equal logits together.
 
 On a CPU, noise for the whole vocabulary is slow. So with filters `draw` first takes the largest logits as candidates:
-`CANDIDATES` of them or, with top-k, `MORE` more than k. If the filters drop the last candidate, none beyond is allowed
-either. Otherwise the row is drawn again from the whole vocabulary.
+`CANDIDATES` of them or, with top-k, `MORE` more than k. If the filters drop the smallest candidate, they allow no
+token outside the candidates either. Otherwise the row is drawn again from the whole vocabulary.
 """
 
 from __future__ import annotations

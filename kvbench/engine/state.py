@@ -53,8 +53,8 @@ class Choice:
     """The next token of each of R sequences; all tensors are [R].
 
     bad: whether the logit of the drawn token is NaN or infinite, even if a fixed token replaces the drawn token.
-    log_probs: the token's log-probability; likeliest: whether it is the greedy token. Both are None when no request is
-    forced.
+    log_probs: log-probability of the token in `tokens`; likeliest: whether that token is the greedy one. Both are None
+    when no request has forced tokens.
     """
 
     tokens: torch.Tensor
@@ -67,7 +67,7 @@ class State:
     """The numbers of R slots, int64; axis 0 runs over slots. An idle slot has zeros: it reads token 0 at position 0.
 
     Attributes:
-        tokens: [R] the token that the slot reads next; seen: [R] its position.
+        tokens: [R] the token that the slot reads next; seen: [R] that token's position.
         live: [R] 1 while the slot's sequence goes on. The numbers of an ended sequence stay as they are.
         keys, drawn: [R] noise key of the sample, and the number of tokens that it has drawn.
         left: [R] tokens that the sequence may still draw; early: [R] how many of the next tokens must not be end

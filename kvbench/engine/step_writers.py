@@ -158,7 +158,10 @@ class StepWriter(ABC):
     def slot_by_slot(
         self, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
     ) -> torch.Tensor:
-        """Attend slot by slot, each up to its own number of tokens, rounded up to a multiple of LENGTH_STEP."""
+        """Attend slot by slot; of each slot read only as many cache rows as its sequence has tokens.
+
+        That number is rounded up to a multiple of LENGTH_STEP.
+        """
         parts = []
         for slot, seen in enumerate(self.cache.seen):
             n = min(-(-(seen + self._steps + 1) // LENGTH_STEP) * LENGTH_STEP, keys.shape[2])

@@ -48,7 +48,7 @@ class BlockWriter:
     def begin(self, start: int, count: int, modality: torch.Tensor | None = None) -> torch.Tensor:
         """Prepare to read `count` tokens from position `start`; return their positions [count].
 
-        modality: [count] or [b, 1, count], the tokens' values of that column; None: all are text.
+        modality: [count] or [b, 1, count], the tokens' values of the column `modality`; None: all are text.
         """
         self.start, self.modality = start, modality
         self.positions = torch.arange(start, start + count, device=self.cache.device)

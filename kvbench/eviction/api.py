@@ -115,7 +115,7 @@ class Method(ABC):
             self._check_replaced(replaced)
 
     def _check_replaced(self, replaced: Protection) -> None:
-        """Raise OptionError if the method cannot work under `replaced`, the protection that its option gives."""
+        """Raise OptionError if the method cannot work under `replaced`, which its option `protection` names."""
         if not self.takes_budget:
             raise OptionError("protection", "is for methods that take a budget; leave it out.")
         if replaced.recent < (newest := self.unscored()):
@@ -132,7 +132,8 @@ class Method(ABC):
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
         """Return new values of columns and states, given a block of queries (`view.queries`).
 
-        Called for `Needs(queries="since_last")`, and for the queries of every probe (`view.probe` is then set).
+        The engine calls it if the method declares `Needs(queries="since_last")`, and with the queries of every probe
+        that the method yields (`view.probe` is then set).
         """
         raise TypeError(f"{type(self).__name__} asks for queries or probes but does not define observe()")
 

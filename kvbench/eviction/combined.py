@@ -112,7 +112,7 @@ class Combined(Method):
     def protect(self, budget: int) -> Protect:
         """Return the union of what the two methods protect.
 
-        At each eviction only one method decides, and only its protection applies.
+        At each eviction only one method decides, and only the protection of that method applies.
         """
         a, b = self.first.keeps_always(budget), self.second.keeps_always(budget)
         return Protect(

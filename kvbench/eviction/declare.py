@@ -139,8 +139,9 @@ class Probe:
             from which the method has evicted entries down to the budget.
         keep: later probes against the same cache attend to these tokens too.
         span: the prompt positions that the probe is about, as (first, last + 1). Only `observe` reads it.
-        learned: name of a tensor [n, hidden] among the method's weights. The model reads its n vectors as embeddings in
-            place of `tokens`, with the low-rank adapter among the weights applied (`kvbench.engine.adapter`).
+        learned: name of a tensor [n, hidden] among the method's weights. The model reads the tensor's n vectors as
+            embeddings, in place of `tokens`, while the low-rank adapter that is also among the method's weights is
+            active (`kvbench.engine.adapter`).
     """
 
     tokens: tuple[int, ...] = ()
@@ -167,7 +168,7 @@ class Prompt(Protocol):
     def draft(self, model: str, count: int) -> tuple[int, ...]:
         """Return a draft model's greedy continuation of the prompt, at most `count` tokens.
 
-        The draft model must have the model's tokenizer.
+        The draft model must have the same tokenizer as the model that answers.
         """
 
 

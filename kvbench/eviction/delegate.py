@@ -20,11 +20,11 @@ PROPERTIES = ("reads_tokens", "per_query_head", "stacked", "decode_bounded")
 
 
 def delegate(cls: type, functions: tuple[str, ...], properties: tuple[str, ...]) -> None:
-    """Define functions and properties in a class that wraps the method `self.inner`; each calls the same name of
-    `inner`.
+    """Define functions and properties in a class whose objects wrap a method, `self.inner`.
 
-    The protection of `inner` applies, including a replacement by the option `protection` of `inner`. The smallest
-    budget is the larger of the class's own and that of `inner`.
+    Each of them returns what the function or property of the same name of `inner` returns, with two exceptions.
+    "protect": the protection of `inner` applies, or the one that the option `protection` of `inner` names, unless the
+    wrapping method's own option `protection` names one. "min_budget": the larger one of the two methods' applies.
     """
     for name in functions:
         setattr(cls, name, _of_inner({"protect": "keeps_always"}.get(name, name)))
@@ -54,7 +54,8 @@ def named(option: str, label: str, make: Callable[[], Method]) -> Method:
 def check_base(method: Any, *refusals: tuple[Callable[[Method], bool], str]) -> None:
     """Raise OptionError if the option `base` of a method names an unknown method, or a method that `refusals` exclude.
 
-    refusals: pairs of a condition that excludes `method.inner`, and words for the kind of method to name instead.
+    refusals: pairs of a condition, which is true for a method that `base` must not name, and words for the kind of
+    method that the user should name instead.
     """
     inner = named("base", method.base, lambda: method.inner)
     even = (lambda inner: not (inner.ragged or method.uniform), "a method that scores heads of uneven lengths")

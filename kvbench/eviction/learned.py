@@ -14,7 +14,11 @@ Sizes = Mapping[str, int]  # of a model, named as in its configuration: num_hidd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedWeights(Weights):
-    """Weights that only training can make, with their tensor shapes and a check that they fit a model."""
+    """Weights that only training can make, with their tensor shapes and a check that they fit a model.
+
+    shapes: returns the shapes for a model's sizes. check: returns why tensors do not fit a model's sizes and the
+    method's options; "" if they fit.
+    """
 
     what: str  # their name in messages: "gate", "scorer"
     option: str  # the method's option that names the file

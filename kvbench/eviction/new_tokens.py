@@ -1,4 +1,4 @@
-"""Tokens that enter the cache. Only at this moment can a method read their hidden states."""
+"""Tokens that enter the cache. A method can read their hidden states now; later, those that the engine has stored."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ scores the others. Under one protection for all, methods differ in their scores 
     none        no entry
     sinks=N     the first N tokens
     recent=N    the newest N tokens
-    prompt      the whole prompt; prompt=N: its first N tokens; prompt=50%: at most this share of the budget
+    prompt      the whole prompt; prompt=N: its first N tokens; prompt=50%: its first tokens, at most 50% of the budget
 
 Terms are joined by + or by commas. If the prompt does not fit into the budget, only its first tokens are protected: as
 many as leave room for `recent` and one more entry, as in the code of Random Attention. In a conversation of several

@@ -78,9 +78,10 @@ class LayerView:
 
     @property
     def decided(self) -> tuple[tuple[int, int], ...]:
-        """The (layer, ordinal) of each layer on axis 1 of `per_sequence`.
+        """The pair (layer, ordinal) of each layer on axis 1 of the result of `per_sequence`.
 
-        It is () for a `StackView` whose layers are decided each by itself.
+        layer: the layer's index in the model; ordinal: its place among the layers that evict, from 0. The result is ()
+        for a `StackView` whose layers are decided each by itself.
         """
         return ((self.layer, self.ordinal),)
 

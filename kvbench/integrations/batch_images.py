@@ -23,7 +23,7 @@ class BatchImages:
     Attributes:
         rows: for each prompt its images. Images without text between them count as one.
         axes: [3, b, t] rotary positions; None for families that rotate by the index.
-        deltas: [b, 1] rotary position of the token after each prompt, minus its index counted without pads.
+        deltas: [b, 1] rotary position of the token after each prompt, minus that token's index, counted without pads.
     """
 
     rows: list[PromptImages]
@@ -34,7 +34,9 @@ class BatchImages:
     def of(
         cls, model: Any, name: str, method: Method, inputs: Mapping[str, Any], pads: Sequence[int]
     ) -> BatchImages | None:
-        """Return the images among a model's inputs, None if there are none. name: the method's name.
+        """Return the images among a model's inputs, None if there are none.
+
+        name: the method's name, for error messages; pads: number of pads before each prompt.
 
         Raises UserError if the engine does not read images of this model or with this method.
         """
@@ -60,12 +62,18 @@ class BatchImages:
         return cls(rows, axes, torch.tensor(deltas, device=ids.device)[:, None])
 
     def modality(self, rows: Sequence[int]) -> torch.Tensor:
-        """Return the modality of the tokens of some rows with equally many pads, [b, 1, t]."""
+        """Return for each token of these rows 0 for text or its image's number, [b, 1, t]; pads are left out.
+
+        The rows must have equally many pads.
+        """
         return torch.stack([self.rows[row].modality for row in rows])[:, None]
 
     def positions(self, index: torch.Tensor, seen: int) -> torch.Tensor:
-        """Return the rotary positions of t tokens that follow the first `seen` tokens of the padded rows. index: [b,
-        t], the tokens' indices in the text."""
+        """Return the rotary positions of t new tokens of each row: [b, t], or [3, b, t] of the prompts with images.
+
+        seen: tokens of the padded rows before them, 0 for the prompts; index: [b, t], the new tokens' indices in the
+        text, without pads.
+        """
         if self.axes is None:
             return index
         return index + self.deltas if seen else self.axes

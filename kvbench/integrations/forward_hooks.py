@@ -22,8 +22,8 @@ class HookedCache(Protocol):
 def hook(model: Any, cache: HookedCache) -> Callable[[], None]:
     """Call `cache.enter` and `cache.leave` around each forward pass of the model that gets `cache` as past_key_values.
 
-    Returns the function that removes the hooks. They hold the cache by a weak reference and are removed when it is
-    deleted.
+    Returns the function that removes the hooks. The hooks hold the cache by a weak reference, and are removed when the
+    cache is deleted.
     """
     mine, hooks = weakref.ref(cache), contextlib.ExitStack()
 

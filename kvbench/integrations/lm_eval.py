@@ -95,7 +95,7 @@ class KVBenchLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that stands for an empty context, as in lm-eval's `hf`."""
+        """The id of the token that the model reads in place of an empty context, as in lm-eval's model `hf`."""
         for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
             if token is not None:
                 return int(token)
@@ -122,7 +122,7 @@ class KVBenchLM(TemplateLM):
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Render a conversation. Raises UserError if the template fails.
 
-        lm-eval's `hf` would try again without the system message.
+        lm-eval's own model `hf` would then try again without the system message.
         """
         self._templated = True
         switch = {} if self.args.run.thinking is None else {"enable_thinking": self.args.run.thinking}
@@ -184,7 +184,7 @@ class KVBenchLM(TemplateLM):
     def _question(self, instance: Instance, samples: int) -> Request:
         """Return the engine's request for a prompt.
 
-        Its task and document are named as in `kvbench run`, so that sampling draws the same random numbers.
+        The request names its task and document as `kvbench run` does, so that sampling draws the same random numbers.
         """
         context, kwargs = instance.args[:2]
         spec = generation(kwargs)
@@ -207,8 +207,8 @@ class KVBenchLM(TemplateLM):
     def _continuation(self, context: list[int], continuation: list[int]) -> Request:
         """Return the engine's request that computes a continuation's log-probability.
 
-        Its doc_id is the context's hash. All choices of a question are therefore scored with the same evicted cache,
-        even if the method draws random numbers.
+        The request's doc_id, from which random numbers follow, is the context's hash. All choices of a question are
+        therefore scored with the same evicted cache, even if the method draws random numbers.
         """
         if not continuation:
             raise UserError(
@@ -226,10 +226,10 @@ class KVBenchLM(TemplateLM):
         )
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
-        """Return a prompt's tokens; ``truncate=left`` drops the first tokens until `output` tokens fit after the
-            others.
+        """Return a prompt's tokens. With the argument ``truncate=left``, drop the first ones until the model's context
+        has room for `output` tokens after the remaining ones; otherwise drop none.
 
-        Raises UserError when the model's context has no room for `least` tokens after the prompt.
+        Raises UserError when the context has no room for `least` tokens after the tokens that would be returned.
         """
         if self.args.truncate == "left" and output < self.max_length:
             ids = ids[-(self.max_length - output) :]
@@ -267,7 +267,7 @@ class KVBenchLM(TemplateLM):
                 yield done
 
     def _engine(self, requests: list[Request], sequences: int) -> Engine:
-        """Return an engine for these requests. The number of its slots is planned as for a cell of `kvbench run`."""
+        """Return an engine for requests with `sequences` samples in all; its slots are planned as in `kvbench run`."""
         run, method = self.args.run, self.args.method()
         max_tokens = max(len(r.prompt_ids) + r.max_new_tokens for r in requests)
         max_output = max(r.max_new_tokens for r in requests)
@@ -307,7 +307,7 @@ class KVBenchLM(TemplateLM):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Accept lm-eval's file of stored answers (``--use_cache``). Raises UserError for answers of other settings."""
+        """Use lm-eval's file of stored answers (``--use_cache``). UserError if it was made with other settings."""
         super().set_cache_hook(cache_hook)
         if cache_hook.dbdict is not None:
             check_stored_answers(cache_hook.dbdict, self._identity())
@@ -333,7 +333,7 @@ class KVBenchLM(TemplateLM):
         }
 
     def _identity(self) -> dict[str, Any]:
-        """Return the settings on which the answer to a given prompt depends; stored answers must have the same."""
+        """Return the settings on which an answer to a prompt depends; those of stored answers must be equal."""
         args, run = self.args, self.args.run
         return {
             "model": run.model,

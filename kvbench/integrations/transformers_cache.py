@@ -55,10 +55,10 @@ class EvictionCache(FixedBatch):
         budget: entries per layer and KV head after an eviction, or the share of the prompt as a float or as text
             (``"25%"``); None only for a method that takes no budget.
         interval: generated tokens between two ticks.
-        max_tokens: longest prompt plus output; default: the model's context. Sizes the rings of sliding-window layers,
-            and the cache of methods without a bound.
-        seed: for methods that draw random numbers.
-        tokenizer: for methods that read extra text (kvzip).
+        max_tokens: most tokens of a prompt and its output together; default: the model's context. It decides how large
+            the ring buffers of sliding-window layers are, and the cache of methods without a bound.
+        seed: of the random numbers that some methods draw.
+        tokenizer: the model's, for methods that let the model read additional text (kvzip).
 
     Raises:
         UserError: unknown method, budget missing or too small, architecture not supported.
@@ -131,7 +131,7 @@ class EvictionCache(FixedBatch):
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return how many tokens were read, evicted ones included: transformers derives positions from this number."""
+        """Return how many tokens the model has read, evicted ones included; transformers derives positions from it."""
         return self._seen
 
     def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:

@@ -95,8 +95,8 @@ def _of_trace(t: TraceFigures) -> dict[str, Any]:
 
 
 def _of_heads(cell: list[TraceFigures]) -> list[dict[str, Any]]:
-    """Return a dictionary per query head, with the mean cosine between its outputs under eviction and with the full
-    cache.
+    """Return a dictionary per query head, with the cosine between the head's output under eviction and its output with
+    the full cache, a mean over tokens and traces.
 
     cell: the figures of all traces of one method and budget. `layer` numbers only the layers that are evicted, from 0.
     """

@@ -65,10 +65,10 @@ def stored_scores(folder: Path, task: str) -> Right:
 
 
 def own_ratios(folder: Path, task: str, chosen: Sequence[Chosen]) -> dict[Chosen, list[tuple[str, float | None]]]:
-    """Return the answers that a run generated with each of these methods and budgets.
+    """Return, for each of these methods and budgets, a pair for every answer that a run generated with them.
 
-    For each answer: the cluster of its question and, if the answer is right, the Token Retention Ratio of the released
-    script (see `analyses.retention_ratio`), else None. Methods that the run lacks are left out.
+    The pair: the cluster of the answer's question; the Token Retention Ratio of the released script (see
+    `analyses.retention_ratio`), or None if the answer is not right. Methods that the run lacks are left out.
     """
     rows = read_rows(folder)
     rows = rows[(rows["task"] == task) & (rows["status"] == "ok")]

@@ -199,10 +199,10 @@ def _spread(layers: dict[int, Any]) -> list[tuple[int, Any]]:
 
 
 def _dropped(kept: dict[int, set[int]], seen: Sequence[int], count: int) -> list[int]:
-    """Return, for each token, the number of the eviction at which one head dropped it, from 1; 0: never.
+    """Return, for each token, which eviction (1: the first) dropped it from one head; 0 if none did.
 
-    seen: for each eviction, the number of tokens read before it. kept: by this number, the positions that the head
-    kept. count: the number of tokens.
+    seen: for each eviction, how many tokens were read before it. kept: the positions that the head kept, by the tokens
+    read before the eviction. count: the number of tokens.
     """
     dropped = [0] * count
     for number, read in enumerate(seen, 1):

@@ -59,8 +59,8 @@ class Printed:
 
 
 def beside(model: str, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a line for each printed number that belongs to one of the rows: our figure, its error, and the paper's
-    number."""
+    """Return a line for each printed number that belongs to one of the rows: the replay's figure, the figure's standard
+    error, and the paper's number."""
     return [_line(row, printed) for row in rows for printed in every() if printed.fits(model, row)]
 
 

@@ -170,7 +170,7 @@ def attention_to(
 
 def attention_to_held(layer: PromptLayer, call: AttentionCall, query: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """Return the attention [b, Hk, g, w, n] that queries [b, Hq, w, D] at the positions `at` [w] pay to the entries
-    held. n: places of entries; a place without an entry, or with a later one, gets 0."""
+    held. n: number of the layer's places for entries; a place without an entry, or with a later entry, gets 0."""
     return window_attention(
         query,
         layer.keys[:, :, : layer.rows],

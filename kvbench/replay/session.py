@@ -30,7 +30,7 @@ class Session:
     """One replay of all tasks. `run` fills `results` (for a comparison) or `rows` (for analyses), and `left_out`, the
     methods that cannot run.
 
-    folder: the run whose answers are read; None: the model answers the questions first.
+    folder: the folder of the run whose answers are read; None: the model first answers the questions.
 
     Raises KVBenchError if a named method, a task or the model cannot be used.
     """
@@ -88,8 +88,8 @@ class Session:
         return loaded, self._plans(replace(target, fingerprint=loaded.fingerprint))
 
     def _plans(self, target: Target) -> Plans:
-        """Return the methods and budgets to replay, from every grid, and store the methods that are left out. Raises
-        KVBenchError if a named method cannot run."""
+        """Return the methods and budgets to replay, from all grids of the configuration; store in `left_out` those that
+        cannot run. Raises KVBenchError if a named method cannot run."""
         plans: Plans = {name: {} for name in self.works}
         left_out: list[LeftOut] = []
         for grid in self.config.grids:

@@ -1,4 +1,4 @@
-"""Checks that the rows of one table are comparable, and describes allowed differences.
+"""Checks that the rows of one table are comparable, and describes the differences that rows of one table may have.
 
     check(rows)                            # UserError: two models, prompts, judges ... in one table
     for label, part in split(rows, ("model",)): ...
@@ -71,7 +71,7 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")  # the date of a judgement, wh
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """An allowed difference between the rows of one table, such as two versions of torch. `what`: what differs, in the
-    words of a note. `counts`: for each differing value the number of rows that have it."""
+    words of a note. `counts`: for each of the differing values the number of rows that have this value."""
 
     column: str
     method: str | None  # None: the rows of all methods
@@ -82,8 +82,8 @@ class Mixture:
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A difference that keeps rows out of a common table although they agree in the columns of `SAME`. `word`: what
-    differs, in words. `values`: the value of each row; rows that are not affected have no value (code -1). `remedy`:
-    what the user can do."""
+    differs, in words. `values`: for each row its value of the differing thing; rows to which the thing does not apply
+    have no value (code -1). `remedy`: what the user can do."""
 
     word: str
     values: Text
@@ -116,7 +116,7 @@ def intervals_apart(rows: Rows) -> list[str]:
 
 def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
     """Split rows by the values of the columns. Return (label, rows) pairs. A row that has no value in a column is in
-    every part."""
+    the part of every value of this column."""
     parts = [("", rows)]
     for column in columns:
         parts = [
@@ -164,8 +164,8 @@ def check(rows: Rows) -> None:
 
 
 def _two_prompts(rows: Rows) -> str | None:
-    """Return the question that had two different prompts. Of several such questions the first by id; None if there is
-    none."""
+    """Return the id of the first question, in order of ids, whose rows have two different prompts; None if there is no
+    such question."""
     return _with_several(rows, rows.text("prompt_sha256").codes)
 
 
@@ -227,7 +227,8 @@ def _split_further(label: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
 
 
 def _difference(word: str, values: Text, of: Any, remedy: str) -> Iterator[Difference]:
-    """Yield a Difference if the rows that the mask `of` chooses have several values. word: what differs, in words."""
+    """Yield a Difference if the rows that the mask `of` chooses have several of `values`. word: what differs, in words.
+    remedy: what the user can do."""
     mine = Text(values.codes.copy(), values.names)
     mine.codes[~of] = -1
     if len(mine.present()) > 1:
@@ -236,7 +237,7 @@ def _difference(word: str, values: Text, of: Any, remedy: str) -> Iterator[Diffe
 
 def _error(rows: Rows, difference: Difference) -> UserError:
     """Return the error for a difference. The error names two runs and their values. If a method's artefacts (tables,
-    drafts, plug-in) differ, it names only the artefacts that differ."""
+    drafts, plug-in) differ, the error names only the artefacts that differ."""
     values = difference.values
     codes = values.present()[:2]
     runs = [_run(rows, int((values.codes == code).argmax())) for code in codes]
@@ -289,8 +290,8 @@ def _within(rows: Rows, columns: Sequence[str]) -> Iterator[Rows]:
     """Split rows into parts with equal values in `columns`. Rows without a method are left out if `method` is one of
     the columns.
 
-    If a budget was given as a share, its number of entries differs from prompt to prompt. Such rows are split by the
-    share, and their numbers of entries are ignored.
+    If a budget was given as a share of the prompt, the number of entries differs from prompt to prompt. Such rows are
+    split by the share, and their numbers of entries are ignored.
     """
     import numpy as np
 
@@ -323,8 +324,8 @@ def _counts(rows: Rows, column: str) -> dict[str, int]:
 
 
 def _with_several(rows: Rows, values: Any) -> str | None:
-    """Return the first question, by id, whose rows differ in `values`; None if there is none. -1 and NaN do not count
-    as values."""
+    """Return the id of the first question, in order of ids, whose rows differ in `values` (one value per row); None if
+    there is no such question. -1 and NaN do not count as values."""
     import numpy as np
 
     questions = rows.text("doc_id")

@@ -6,9 +6,9 @@
 Each mean belongs to one method at one budget. It covers the tasks of one group at one length and with equal settings,
 with the group's weights (`kvbench.report.weighted`). If a task is missing, there is no mean, and a note names the task.
 
-A group that was run at all its lengths has three more means. They average the group's first mean over the lengths: with
-equal weights, and with weights that rise (inc) or fall (dec) linearly from the shortest length to the longest, as in
-RULER's paper (arXiv 2404.06654).
+A group that was run at all its lengths has three further means. Each of them is a mean over the lengths of the first
+average that the group's task declares: with equal weights, or with weights that rise (inc) or fall (dec) linearly from
+the shortest length to the longest, as in RULER's paper (arXiv 2404.06654).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ ABOUT = "Means over tasks. Their errors assume that the tasks are independent."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AverageRow:
-    """The averages of one method at one budget. `progress`: how far unfinished runs are, as in "412 of 960 rows"."""
+    """The averages of one method at one budget. `baseline`: the method to which the differences in `means` are taken.
+    `progress`: how far the unfinished runs behind these averages are, as in "412 of 960 rows"."""
 
     method: str
     budget: Budget | None
@@ -117,7 +118,8 @@ def make_averages(groups: Sequence[Group], tables: Sequence[TaskTable]) -> list[
 
 
 def _over_lengths(averaged: Sequence[tuple[_Family, AverageTable]]) -> list[AverageTable]:
-    """Return the averages over lengths, for each group of tasks whose first average exists at two or more lengths."""
+    """Return a table of averages over lengths for each group of tasks whose first average was computed at two or more
+    lengths. If the group was not run at all its lengths, a note names the missing lengths in place of the averages."""
     kin: list[list[tuple[_Family, AverageTable]]] = []
     for family, table in averaged:
         if family.task.lengths and next(iter(family.task.averages)) in table.names:
@@ -212,8 +214,8 @@ def _row(parts: Mapping[str, Part], averages: Averages) -> AverageRow:
 
 
 def _mean(parts: Mapping[str, Part], weights: Mapping[str, float]) -> Mean:
-    """Return the weighted mean of the parts. A figure of the mean is NaN if a part has NaN for this figure. If a part
-    is missing or has no score, every figure is NaN."""
+    """Return the mean of the parts (tasks, or lengths) with these weights. A figure of the mean is NaN if a part has
+    NaN for this figure. If a part that has a weight is missing or has no score, every figure is NaN."""
     missing = tuple(member for member in weights if member not in parts or math.isnan(parts[member][1].value))
     if missing:
         return Mean(missing=missing)

@@ -4,9 +4,10 @@
         best.leader.method, [cell.method for cell in best.rivals], best.told
 
 All methods at a budget are compared on the questions that all of them have. The leader is the method with the highest
-mean score on these questions. Every other method is compared with the leader, question by question, with p-values
-adjusted by Holm over the budget. A method that is not significantly worse is a rival. The leader is chosen by its
-scores, which favours it: a list without rivals is weaker evidence than a single comparison planned beforehand.
+mean score on these questions. Every other method is compared with the leader, question by question, with p-values that
+Holm's method adjusts for all comparisons at this budget. A method that is not significantly worse is a rival. The
+leader is chosen by its scores, which favours it: a list without rivals is weaker evidence than a single comparison
+planned beforehand.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ PERMUTATIONS = 1_000  # sign flips; p of 5% is then known to 0.7 points
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best methods of a task at one budget: a leader and its rivals. `told`: whether a comparison with the leader
-    can tell methods apart. False if all scores are at the floor or at the ceiling."""
+    """The best methods of a task at one budget: a leader and its rivals. `told`: whether comparisons with the leader
+    can tell methods apart; False if all scores are at the floor or at the ceiling."""
 
     budget: Budget | None
     leader: ScoreCell
@@ -39,7 +40,8 @@ def best_per_budget(
 ) -> list[Best]:
     """Return the best methods at each budget at which two or more methods have scores.
 
-    They are compared on the questions that all of them have. A budget without such a question is left out.
+    The methods at a budget are compared on the questions that all of them have. A budget without such a question is
+    left out.
 
     scores: for each cell, the samples' scores by question; clusters: the cluster of each question.
     """

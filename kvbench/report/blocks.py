@@ -70,8 +70,8 @@ def chosen(columns: Sequence[Column], headers: Sequence[str]) -> list[Column]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A part of a report: a title, one or more tables, and notes. All tables have the same lines; each table has its
-    own columns.
+    """A part of a report: a title, one or more tables, and notes. All tables of a block have the same lines; each table
+    has its own columns.
 
     `lines`: objects, such as cells; a table shows one object per line. `grids`: for each table the columns that it
     shows. `columns`: the columns of CSV and JSON. `facts`: further fields of the block in JSON. `drops_empty`: whether
@@ -136,7 +136,8 @@ def entries(value: float) -> str:
 
 
 def with_error(value: float, se: float, *, sign: str = "", digits: int = 3) -> str:
-    """Format a value with its standard error, as in "0.512 ±0.034"; the value alone if `se`, its error, is NaN.
+    """Format a value with its standard error, as in "0.512 ±0.034"; the value alone if `se`, the standard error, is
+    NaN.
 
     An error that would be rounded to zero keeps its first digit.
     """

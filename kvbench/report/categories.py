@@ -3,9 +3,10 @@
     report = CategoryReport.make(load([Path("results/demo")]))
     FORMATS["markdown"](report)
 
-A category "5/Precalculus" has two parts; each part gets a separate table if all categories of a task have equally many
-parts. A task that was run at several lengths gets one table for each method and budget, with the lengths as columns.
-For a needle in a haystack this is the usual map of depths and lengths.
+A category such as "5/Precalculus" has two parts, "5" and "Precalculus". If all categories of a task have equally many
+parts, there is a separate table for the first parts, one for the second parts, and so on. A task that was run at
+several lengths gets one table for each method and budget, with the lengths as columns. For a needle in a haystack this
+is the usual map of depths and lengths.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ LENGTH = re.compile(r"@(\d+)$")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryCell:
     """The score of one method at one budget on the questions of one category. `length`: the length of the prompts in
-    tokens; None if the task has no lengths."""
+    tokens; None if the task has no lengths. `parts`: into how many parts "/" splits each category of the task. `part`:
+    which of these parts, from 1, `category` is."""
 
     task: str  # without its length
     group: str

@@ -1,4 +1,5 @@
-"""Turns rows into cells: one method at one budget on one task, its scores over questions and its cost.
+"""Turns rows into cells: one method at one budget on one task, with its scores over questions, and its entries, bytes
+and speed.
 
     for label, budget, part in cells_of(rows, shared):
         make_cell(label, budget, part, scores, clusters, unfinished)
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -28,11 +29,14 @@ PASS_AT = (1, 2, 4, 8, 16, 32)
 NO_BUDGET = -1  # sorts methods without a budget first
 FULL = "full"  # the method that never evicts
 SCORES = {"score": "score", "score_partial": "partial", "score_strict": "strict"}
+UNBOUNDED = (
+    "* generated entries are not bounded by the budget (most such methods evict the prompt only). Compare by bytes."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """The comparison of a cell with its baseline on the questions that both have."""
+    """The comparison of a cell with the baseline's cell on the questions that both have."""
 
     baseline: str
     paired: stats.Paired
@@ -87,7 +91,7 @@ def method_label(method: str, options: Any, shared: Mapping[str, Any] | None = N
     """Return the method with those options that differ from its defaults: ``gkv``, ``snapkv-decode(variant=gkv)``.
 
     If the method is not installed here, its defaults are unknown. Then the label leaves out all options in `shared`,
-    which have the same value in all rows of the method.
+    which have the same value in all rows of the method. options: the method's options as JSON text.
     """
     given = options_of(options) if isinstance(options, str) and options else {}
     try:
@@ -130,6 +134,23 @@ def cells_of(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[tu
         yield order[label], budget, part
 
 
+def decode_bounded(rows: Rows) -> bool:
+    """Return whether the budget bounds the generated entries of a cell's rows, too."""
+    bounded = present(rows.number("decode_bounded"))
+    return bool(bounded.all()) if len(bounded) else True
+
+
+def evicts(rows: Rows) -> bool:
+    """Return whether the method of a cell's rows evicts: rows of the full cache have no interval."""
+    return bool(len(present(rows.number("interval"))))
+
+
+def idle_note(cells: Iterable[str]) -> list[str]:
+    """Return the note on cells in which nothing was evicted, by their names; no note without such cells."""
+    names = ", ".join(cells)
+    return [f"These evicted nothing, so their answers are the full cache's: {names}."] if names else []
+
+
 def make_cell(
     label: str,
     budget: Budget | None,
@@ -143,12 +164,11 @@ def make_cell(
     answers = answered(rows)
     busy = _busy(answers)
     runs = rows.text(RUN)
-    bounded = present(rows.number("decode_bounded"))
     return ScoreCell(
         method=label,
         budget=budget,
-        decode_bounded=bool(bounded.all()) if len(bounded) else True,
-        evicts=bool(len(present(rows.number("interval")))),
+        decode_bounded=decode_bounded(rows),
+        evicts=evicts(rows),
         score=stats.estimate(list(by_question.values()), clusters=[clusters[q] for q in by_question]),
         others={column: question_mean(rows.scores(column)) for column in SCORES},
         floor=mean(ok.number("floor")),
@@ -174,7 +194,8 @@ def make_cell(
 
 
 def clusters_of(rows: Rows) -> dict[str, str]:
-    """Return each question's cluster: the source that it shares with other questions, or its own id if it has none."""
+    """Return each question's cluster: the name of the source that the question shares with others or, without such a
+    name, the question's id."""
     import numpy as np
 
     questions, sources = rows.text("doc_id"), rows.text("cluster_id")
@@ -200,8 +221,8 @@ def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:
 
 
 def _pass_at(ok: Rows) -> dict[int, float]:
-    """Return pass@k on the exact score by k, for each k in PASS_AT for which every question has k samples. Empty
-    without scores, and if a question has only one sample."""
+    """Return pass@k of the exact score for each k in PASS_AT for which every question has at least k samples, by k.
+    Empty without scores, and if a question has only one sample."""
     scores = list(ok.scores("score").values())
     fewest = min(map(len, scores), default=0)
     if fewest < 2:
@@ -210,8 +231,8 @@ def _pass_at(ok: Rows) -> dict[int, float]:
 
 
 def _majority(ok: Rows) -> float:
-    """Return maj@n: the mean exact score of each question's most frequent extracted answer. NaN if no question has two
-    samples, or if no answer was extracted."""
+    """Return maj@n: the exact score of each question's most frequent extracted answer, averaged over the questions. NaN
+    if no question has two samples, or if no answer was extracted."""
     scores = ok.number("score")
     scored = ok.where(scores == scores)
     by_question = scored.scores("score")
@@ -240,8 +261,8 @@ def _seconds(rows: Rows, name: str) -> Any:
 
 
 def speed(rows: Rows) -> float:
-    """Return decoded tokens per second spent on decoding and evicting; NaN without times. The first token of an answer
-    does not count, because prefill produces it."""
+    """Return the decoded tokens of all rows divided by the rows' seconds of decoding and evicting; NaN without times.
+    The first token of an answer does not count, because prefill produces it."""
     busy = _busy(rows)
     return float((present(rows.number("output_tokens")) - 1).clip(0).sum() / busy) if busy > 0 else math.nan
 
@@ -249,8 +270,8 @@ def speed(rows: Rows) -> float:
 def speed_sd(rows: Rows) -> float:
     """Return the standard deviation of decoded tokens per second over batches. NaN with fewer than two batches.
 
-    Rows with equal decoding seconds count as a batch, because samples that are decoded side by side share these
-    seconds. The seconds of evictions are measured per sample.
+    Rows with equal decoding seconds count as one batch, because all samples that are decoded side by side have the same
+    decoding seconds. The seconds of evictions are measured for each sample separately.
     """
     import numpy as np
 

@@ -19,8 +19,8 @@ KEPT = {"kept_text": "text", "kept_images": "images"}  # columns: shares of the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedImage:
-    """An image of a question. at: the character of the stored prompt before which it stands; None: not in that prompt,
-    or not recorded."""
+    """An image of a question. at: the position of the character in the stored prompt before which the image stands,
+    from 0; None: the image is not in that prompt, or its place was not recorded."""
 
     number: int  # from 1, over all turns
     name: str
@@ -38,7 +38,8 @@ class ListedImage:
 
 
 def images(stored: object) -> list[ListedImage]:
-    """Return the images that a row lists; none if the value is no list of images."""
+    """Return the images that a row lists in its column of images, whose value is `stored`; an empty list if the value
+    is no list of images."""
     try:
         listed = parse(stored) if isinstance(stored, str) else None
     except ValueError:
@@ -53,7 +54,8 @@ def images(stored: object) -> list[ListedImage]:
 
 
 def split(prompt: str, listed: list[ListedImage]) -> list[str | ListedImage]:
-    """Split a prompt at the places of its images; return its texts with the images between them."""
+    """Split a prompt at the places of the images in `listed`; return the prompt's texts with the images between them.
+    If the places are not in order, or beyond the prompt's end, return the whole prompt without images."""
     inside = [image for image in listed if image.at is not None]
     places = [image.at or 0 for image in inside]
     if places != sorted(places) or any(place > len(prompt) for place in places):

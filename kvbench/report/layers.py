@@ -1,4 +1,5 @@
-"""What the layers of a model store per token, and the share of a sequence's memory that methods can evict.
+"""Computes what the layers of a model store per token, and the share of a sequence's memory in the full cache that
+methods can evict.
 
 run.json describes the layers with attention; rows have the bytes of the states that other layers keep.
 """
@@ -21,7 +22,8 @@ POSITION = 4  # bytes that a KV head stores with an entry that may be evicted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer of the model, as run.json describes it. `window`: entries that a sliding-window layer keeps."""
+    """One layer of the model, as run.json describes it. `entry_bytes`: bytes of the key and the value of one token in
+    one KV head. `window`: tokens that a sliding-window layer keeps; None for other layers."""
 
     kv_heads: int
     entry_bytes: int  # keys and values of one entry in one head
@@ -29,7 +31,8 @@ class Layer:
 
 
 def read_layers(path: Path) -> list[Layer] | None:
-    """Return the layers of a run's model from its run.json; None if there is no run.json, or no layers in it."""
+    """Return the layers of a run's model from the run's run.json; None if the run has no run.json, or if run.json names
+    no layers. path: the run's folder."""
     folder = path if path.is_dir() else path.parent
     if not (folder / manifest.NAME).is_file():
         return None
@@ -60,8 +63,8 @@ def layers_of(loaded: Loaded) -> dict[str, list[Layer] | None]:
 
 
 def by_window(model: Sequence[Layer], longest: float) -> tuple[list[Layer], list[Layer]]:
-    """Return the layers with a sliding window, and all others. A window that is at least as long as every sequence does
-    not count, as in the engine. longest: the most tokens that any sequence may have."""
+    """Return the layers with a sliding window, and all other layers. A layer whose window is at least as long as every
+    sequence belongs to the others, as in the engine. longest: the most tokens that any sequence may have."""
     rings = [layer for layer in model if layer.window is not None and layer.window < longest]
     return rings, [layer for layer in model if layer not in rings]
 
@@ -76,7 +79,8 @@ def sequence_tokens(rows: Rows, later: Any) -> Any:
 
 
 def longest_tokens(rows: Rows, later: Any) -> float:
-    """Return the most tokens that the sequence of any row may have; NaN if the rows do not state it."""
+    """Return the largest number of tokens that the sequence of any row may have (prompt, later questions and the limit
+    of new tokens); NaN if the rows do not state these numbers."""
     import numpy as np
 
     lengths = rows.number("prompt_tokens") + rows.number("max_new_tokens") + np.nan_to_num(later)
@@ -84,10 +88,10 @@ def longest_tokens(rows: Rows, later: Any) -> float:
 
 
 def evictable_share(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Any:
-    """Return for each row the share of its sequence's full cache that methods may evict, as the plan computes it.
+    """Return for each row the share of its sequence's full cache that methods may evict, as a dry run's plan states it.
 
-    The rest are sliding windows and states of recurrent layers. later: see `later_tokens`. NaN where run.json does not
-    describe layers, or the row has no measurements. layers: by the name of the run.
+    The rest of the cache are sliding windows and states of recurrent layers. later: see `later_tokens`. NaN where
+    run.json does not describe layers, or the row has no measurements. layers: by the name of the run.
     """
     import numpy as np
 
@@ -105,7 +109,8 @@ def evictable_share(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer]
 
 
 def evictable_note(shares: Any) -> list[str]:
-    """Return a line on the share that methods can evict; no line if it is everything, or if shares are unknown."""
+    """Return a line on the share of memory that methods can evict; no line if the share is 1 for all rows, or unknown.
+    shares: one per row."""
     known = shares[shares == shares]
     if not len(known) or known.min() == 1:
         return []
@@ -124,9 +129,9 @@ def least(a: Any, b: Any) -> Any:
 
 
 def later_tokens(rows: Rows) -> Any:
-    """Return for each row how many tokens the later questions of its conversation have. This is what the full cache
-    held in addition to the first prompt and the answers. 0 for a row without turns, NaN if the full cache was not run
-    on the conversation."""
+    """Return for each row how many tokens the later questions of its conversation have. This is the number of tokens
+    that the full cache held in addition to the first prompt and the answers. It is 0 for a row of a question with one
+    turn, and NaN if the full cache was not run on the conversation."""
     import numpy as np
 
     talks = rows.text("multi_turn_cache").codes >= 0

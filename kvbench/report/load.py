@@ -109,9 +109,9 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
     """Read runs and group their rows.
 
     Args:
-        group_by: columns that may differ between rows; each of their values gets its own tables. "all" stands for
-            everything that differs.
-        skip: leave out run folders that cannot be read, and add a notice. Otherwise such a run raises its error.
+        group_by: columns that may differ between rows; each of their values gets its own tables. "all" stands for all
+        settings, versions, artefacts and judges that differ. skip: leave out run folders that cannot be read, and add a
+        notice. Without `skip`, the error of such a run is raised.
 
     Raises:
         UserError: there are no rows, or no task has comparable rows.
@@ -175,8 +175,8 @@ def _grouped(rows: Rows, group_by: Sequence[str]) -> tuple[list[Group], list[str
 
 
 def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str]) -> pa.Table:
-    """Return the rows of a run or of a table. Adds the run's notices to `notices` and, if the run is not finished, its
-    progress to `unfinished`."""
+    """Return the rows of a run or of a table. Adds the run's notices to `notices` and, if the run is not finished, the
+    run's progress to `unfinished`, as in "412 of 960 rows"."""
     if not path.is_dir():
         return read_columns(path, COLUMNS)
     snapshot = read_run(path, COLUMNS)

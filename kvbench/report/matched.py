@@ -1,4 +1,5 @@
-"""Separates what a method scores from what it protects, from rows with and without ``--protect``.
+"""Separates the effect of a method's scoring of entries from the effect of the tokens that the method protects, with
+rows of runs with and without ``--protect``.
 
     own(M), own(R)            scores of M and of `random`, each with its own protection
     matched(M), matched(R)    scores of both under the same protection
@@ -20,7 +21,7 @@ from typing import Any
 from kvbench.eviction.budget import Budget
 from kvbench.eviction.protection import OWN
 from kvbench.report import stats
-from kvbench.report.cells import cells_of, clusters_of, method_label, options_of
+from kvbench.report.cells import cells_of, clusters_of, decode_bounded, evicts, method_label, options_of, present
 from kvbench.report.load import Group, Loaded
 from kvbench.report.tables import headline_of, shared_options
 
@@ -30,11 +31,12 @@ OPTION = "protection"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """A method under a protection that replaces its own. matched: its score under this protection. own: its score under
-    its own protection; None without rows under it.
+    """A method under a protection that replaces the method's own. matched: the method's score under this protection.
+    own: the method's score under its own protection; None if it was not run so.
 
     protection_adds, scoring_adds, own_scoring: the differences that the docstring of the module defines. Each is None
-    if one of its two cells was not run. judged: the verdict on `scoring_adds`.
+    if one of its two cells was not run. judged: the verdict on `scoring_adds`. marked: whether generated
+    entries are not bounded by the budget. idle: whether nothing was evicted under this protection.
     """
 
     method: str
@@ -46,6 +48,7 @@ class Matched:
     own_scoring: stats.Paired | None
     judged: stats.Judged | None = None
     marked: bool = False
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +64,17 @@ class MatchedTable:
 
 @dataclass(slots=True)
 class _Scores:
-    """The scores of one task's questions, by label of the method, budget and protection.
+    """The scores of one task. cells: for each (label of the method, budget, protection), the samples' scores by
+    question.
 
-    random: the labels of `random`: one for each choice of its options.
+    random: the labels of `random`: one for each choice of its options. marked, idle: the cells of which `Matched`
+    says so.
     """
 
     clusters: Mapping[str, str]
     random: set[str] = field(default_factory=set)
+    marked: set[tuple[str, Budget | None, str]] = field(default_factory=set)
+    idle: set[tuple[str, Budget | None, str]] = field(default_factory=set)
     cells: dict[tuple[str, Budget | None, str], dict[str, list[float]]] = field(default_factory=dict)
 
     def estimate(self, key: tuple[str, Budget | None, str]) -> stats.Estimate | None:
@@ -79,14 +86,16 @@ class _Scores:
     def by_chance(self, budget: Budget | None, protection: str) -> tuple[str, Budget | None, str]:
         """Return the key of the cell of `random` at this budget under this protection.
 
-        If `random` was run with several choices of options, its default options come first, then the order of labels.
+        If `random` was run with several choices of options at this budget and protection, the cell with the default
+        options is taken or, without it, the first by label.
         """
         labels = sorted(self.random, key=lambda label: (label != RANDOM, label))
         keys = [(label, budget, protection) for label in labels]
         return next((key for key in keys if key in self.cells), (RANDOM, budget, protection))
 
     def paired(self, a: tuple[str, Budget | None, str], b: tuple[str, Budget | None, str]) -> stats.Paired | None:
-        """Return the comparison of two cells on their shared questions; None without any, or of a cell with itself."""
+        """Return the comparison of two cells on the questions that both have; None if they share no question, or if
+        both are the same cell."""
         mine, theirs = self.cells.get(a, {}), self.cells.get(b, {})
         shared = [q for q in mine if q in theirs]
         if a == b or not shared:
@@ -96,7 +105,8 @@ class _Scores:
 
 
 def matched_tables(loaded: Loaded) -> list[MatchedTable]:
-    """Return a table for every group of rows, task and protection that replaces the methods' own."""
+    """Return a table for each combination of a group of comparable rows (each of one task) and a protection that
+    replaces the methods' own protection."""
     shared = shared_options(loaded)
     return [table for group in loaded.groups for table in _of_group(group, shared)]
 
@@ -108,8 +118,11 @@ def _of_group(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> list[Mat
         method, options = part.values("method")[0], part.values("options")[0]
         label, protection = _apart(method, options, shared[method])
         if protection is not None:
-            scores.cells[label, budget, protection] = part.scores(headline)
+            key = label, budget, protection
+            scores.cells[key] = part.scores(headline)
             scores.random |= {label} if method == RANDOM else set()
+            scores.marked |= {key} if evicts(part) and not decode_bounded(part) else set()
+            scores.idle |= {key} if evicts(part) and not len(present(part.number("entries_after_evict"))) else set()
     intervals = rows.firsts("interval")
     return [
         MatchedTable(
@@ -155,6 +168,8 @@ def _lines(scores: _Scores, protection: str) -> list[Matched]:
                 protection_adds=scores.paired(here, before),
                 scoring_adds=scores.paired(here, scores.by_chance(budget, protection)),
                 own_scoring=scores.paired(before, scores.by_chance(budget, OWN)),
+                marked=here in scores.marked,
+                idle=here in scores.idle,
             )
         )
     return _judged(lines)

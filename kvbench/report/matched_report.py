@@ -1,4 +1,5 @@
-"""The report of ``--matched``: for each method, what its protection adds to its score and what its scoring adds."""
+"""The report of ``--matched``: for each method, how much the protection and the scoring of entries each add to the mean
+score."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kvbench.eviction.budget import label
 from kvbench.report.blocks import NAMED, NOTHING, Block, Column, Report, chosen, difference, estimated
+from kvbench.report.cells import UNBOUNDED, idle_note
 from kvbench.report.load import Loaded
 from kvbench.report.matched import Matched, MatchedTable, matched_tables
 from kvbench.report.plots.bars import bars
@@ -105,6 +108,8 @@ def _block(table: MatchedTable) -> Block:
     notes = []
     if not any(line.scoring_adds for line in table.lines):
         notes.append("The method 'random' did not run under this protection, so what scoring adds is not known.")
+    notes += idle_note(f"{line.method} at {label(line.budget)}" for line in table.lines if line.idle and line.budget)
+    notes += [UNBOUNDED] if any(line.marked for line in table.lines) else []
     return Block(
         title=", ".join(filter(None, (table.task, table.group, where, f"protection {table.protection}"))),
         lines=table.lines,

@@ -4,11 +4,12 @@
     report.tables[0].cells[0].ratio                # measured / nominal, keys and values only
     FORMATS["markdown"](report)
 
-Nominal bytes are the keys and values of budget + interval entries in every layer and KV head: the count just before an
-eviction. For methods that do not bound generated entries, they are the bytes of the budget and all generated entries.
-They never exceed the sequence's bytes. A conversation's row does not state the length of its later questions. The rows
-of the full cache, which held all of them, show this length for every method. Sliding-window layers, from which no
-method evicts, count with their windows in both figures.
+Nominal bytes are the bytes of the keys and values of budget + interval entries in every layer and KV head; a cache
+holds this number of entries just before an eviction. For methods that do not bound generated entries, they are the
+bytes of the budget and all generated entries. Nominal bytes never exceed the bytes of all tokens of the sequence. A
+conversation's row does not state the length of its later questions; this length is computed from the entries in the
+full cache's row of the same conversation. Sliding-window layers, from which no method evicts, count with the tokens in
+their windows, both in nominal and in measured bytes.
 
 Measured bytes are the live keys and values at the peak, from the rows. A cell is marked in two cases: a sample's
 measured bytes are more than 1.05 times its nominal bytes plus one page per head (pages of the paged layout may be
@@ -189,15 +190,15 @@ class Held:
     evictable: Any  # see `evictable_share`
 
     def at(self, rows: Rows) -> Held:
-        """Return the figures of `rows` alone, which must be a part of this object's rows."""
+        """Return the figures of `rows` alone. `rows` must be a part of this object's rows."""
         at = self.rows.places.searchsorted(rows.places)  # both in order
         figures = (self.entries, self.nominal, self.measured, self.allowed, self.ratio, self.over, self.evictable)
         return Held(rows, *(figure[at] for figure in figures))
 
 
 def _held(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Held:
-    """Return nominal, measured and allowed bytes of each row. later: tokens of the later questions of its conversation;
-    NaN: unknown."""
+    """Return nominal, measured and allowed bytes of each row. later: for each row the number of tokens in the later
+    questions of the row's conversation; NaN: unknown."""
     import numpy as np
 
     prompt, budget, peak = (rows.number(name) for name in ("prompt_tokens", "budget", "entries_peak"))
@@ -283,8 +284,8 @@ def _mean(rows: Rows, column: str) -> float:
 
 
 def _largest(held: Held) -> int:
-    """Return the position of the sample that represents its cell. It is the sample with the most measured bytes among
-    the samples over their bound, or among all samples if none is over its bound."""
+    """Return the position of the sample that represents the cell: the sample with the most measured bytes among the
+    samples over their bound or, if no sample is over its bound, among all samples."""
     import numpy as np
 
     keys = (-np.nan_to_num(held.ratio, nan=-1.0), -np.nan_to_num(held.measured, nan=-1.0), ~held.over)

@@ -2,7 +2,7 @@
 
     for block in overview(tables): ...
 
-All figures are those of the tables (`kvbench.report.tables`), put side by side.
+The overview computes no figures of its own: it puts those of the tables (`kvbench.report.tables`) side by side.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ACROSS = 4  # tasks side by side
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of the overview's tables: a cell and the table of its task. `best`: the best methods at a budget, if the
-    line is about them; the cell is then their leader."""
+    """A line of the overview's tables: a cell and the table of the cell's task. `best`: the best methods at a budget if
+    the line is about these methods; the cell is then that of the method with the highest score."""
 
     table: TaskTable
     cell: ScoreCell
@@ -43,8 +43,8 @@ def overview(tables: Sequence[TaskTable]) -> Iterator[Block]:
 
 
 def frontier(table: TaskTable) -> list[ScoreCell]:
-    """Return the frontier of a task, in the order of rising bytes: the cells whose score no other cell reaches with as
-    few measured bytes."""
+    """Return the frontier of a task, in the order of rising bytes: the cells for which no other cell has at least the
+    same score with at most the same measured bytes."""
     known = [c for c in table.cells if not math.isnan(c.score.mean) and not math.isnan(c.kv_bytes_peak)]
     kept: list[ScoreCell] = []
     for cell in sorted(known, key=lambda c: (c.kv_bytes_peak, -c.score.mean)):
@@ -54,8 +54,8 @@ def frontier(table: TaskTable) -> list[ScoreCell]:
 
 
 def _matrix(group: str, tables: Sequence[TaskTable]) -> Block:
-    """Return a table of mean scores with the verdicts of the tasks' tables. It has a line per method and budget, and a
-    column per task."""
+    """Return a table of mean scores with the verdicts from the table of each task. It has a line per method and budget,
+    and a column per task."""
     rows: dict[tuple[str, str], dict[str, ScoreCell]] = {}
     for table in tables:
         for cell in table.cells:

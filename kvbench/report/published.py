@@ -2,8 +2,9 @@
 
     for printed in of_cell(table, cell, models, lengths): ...
 
-A printed score belongs to a cell of the same model, task, method and budget; where the paper names the most tokens of
-an answer, the cell's rows must have it too. Papers used their own code and budgets, and print no error bars.
+A printed score belongs to a cell of the same model, task, method and budget; if the paper states its limit on the
+tokens of an answer, the cell's rows must have the same limit. Papers used their own code and budgets, and print no
+error bars.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Printed:
     """A score in a paper. model, task, method, budget: kvbench's names; `model` and `task` in lower case without signs,
     because papers spell them in several ways.
 
-    name: the method as the paper names it. samples, longest: answers per question and most tokens of an answer; None if
-    the paper does not say.
+    name: the method as the paper names it. samples: the number of answers per question. longest: the limit on the
+    tokens of an answer. Each is None if the paper does not state it.
     """
 
     model: str
@@ -101,13 +102,14 @@ def without_weights(label: str) -> str:
 
 @functools.cache
 def every() -> tuple[Printed, ...]:
-    """Return all printed scores that are shares of right answers of a method of kvbench."""
+    """Return all printed shares of right answers whose method kvbench has, and whose budget is in entries or is the
+    full cache."""
     return tuple(printed for row in published() if (printed := _printed(row)) is not None)
 
 
 def _printed(row: Published) -> Printed | None:
-    """Return a published number as a score. None if it is no score in percent, its budget is not in entries, or kvbench
-    has no such method."""
+    """Return a published number as a score. None if the number is no score in percent, if its budget is neither in
+    entries nor the full cache, or if kvbench has no such method."""
     if row.unit != "%" or not SCORE.fullmatch(row.metric) or (row.entries is None and row.budget != "full"):
         return None
     entries = named(None) if row.entries is None else str(row.entries)

@@ -1,9 +1,9 @@
 """The report of ``--published``: scores that papers print beside ours, cell by cell, with the difference.
 
-Papers print no error bars. If both scores are over the same questions, only the random draw of answers differs. Both
-errors are therefore estimated from how much our samples of a question differ: ours with our number of samples, the
-paper's with the paper's number. If the run did not ask every question of the task, our error is the standard error over
-questions instead.
+Papers print no error bars. If both scores are over the same questions, only the random draw of answers differs. The
+standard errors of both scores are therefore estimated from how much our samples of one question differ: the error of
+our score with our number of samples per question, the error of the paper's score with the paper's number. If the run
+did not ask every question of the task, the error of our score is the standard error over questions instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ MOST = 6  # printed scores without a cell that a note lists
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A printed score beside a cell. error, printed_error: standard errors; NaN if unknown."""
+    """A printed score beside a cell. error: the standard error of the cell's score. printed_error: that of the printed
+    score. Each is NaN if unknown."""
 
     cell: ScoreCell
     printed: Printed
@@ -55,8 +56,8 @@ class Beside:
 
     @property
     def within(self) -> bool | None:
-        """Whether the difference lies within both 95% error bars, joined as independent errors; None if an error is
-        unknown."""
+        """Whether the difference of the two scores is at most its 95% error bar, computed from both standard errors as
+        if they were independent; None if an error is unknown."""
         both = math.hypot(self.error, self.printed_error)
         return None if math.isnan(both) else abs(self.difference) <= Z * both
 

@@ -36,7 +36,7 @@ def each_once(rows: Rows, paths: Mapping[str, Path]) -> tuple[Rows, list[str]]:
 
 
 def _counting(rows: Rows) -> Ints:
-    """Return for each row the position of the row that is kept for the same key."""
+    """Return for each row the position of the row that is kept among all rows with the same key."""
     import numpy as np
 
     keys = rows.text(KEY).codes
@@ -47,7 +47,8 @@ def _counting(rows: Rows) -> Ints:
 
 
 def _lines(left: Rows, kept: Rows, paths: Mapping[str, Path]) -> list[str]:
-    """Return a line for each of the first MOST pairs of runs, and one line for the rows of all further pairs.
+    """Return a line for each of the first MOST pairs of runs that have rows with the same keys, and one line for all
+    further pairs together.
 
     left: the rows that are left out. kept: for each of them the row with the same key that is kept. paths: see
     `each_once`.

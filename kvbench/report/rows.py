@@ -210,7 +210,8 @@ def typed(name: str, value: Any) -> Any:
 
 
 def ranks(names: Iterable[str]) -> Ints:
-    """Return each name's rank among the sorted names, followed by -1, the rank of a missing name."""
+    """Return each name's rank among the sorted names. One more element, -1, follows: the code -1 of a missing name then
+    finds it as its rank."""
     import numpy as np
 
     listed = list(names)

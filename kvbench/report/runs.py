@@ -59,7 +59,7 @@ def _method(method: Mapping[str, Any]) -> str:
 
 
 def _intervals(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the setting `interval` of a run with several intervals as a list of all; empty for other runs."""
+    """Return {"interval": LIST} with all intervals of a run that has several; an empty dictionary for other runs."""
     own = config.get("interval")
     intervals = {each for grid in config.get("grids", []) for each in grid.get("intervals") or [own]}
     return {"interval": sorted(intervals)} if len(intervals) > 1 else {}

@@ -1,4 +1,5 @@
-"""The report of scores: quality, cost and comparisons of every cell, and averages over groups of tasks.
+"""The report of scores: the quality and the cost of every cell, its comparison with the baseline, and averages over
+groups of tasks.
 
     report = ScoreReport.make(load([Path("results/demo")]), baseline="full")
 
@@ -141,8 +142,8 @@ def _samples() -> list[Column]:
 
 
 def _cost() -> list[Column]:
-    """Return the columns of cost: entries, bytes, speed, and then score, bytes and speed divided by those of the full
-    cache."""
+    """Return the columns of cost: entries, bytes and speed of a cell, then the cell's score, bytes and speed divided by
+    those of the full cache."""
     return [
         Column("entries_after_evict", "entries_after_evict", "after", entries),
         Column("entries_peak", "entries_peak", "peak", entries),

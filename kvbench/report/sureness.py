@@ -1,4 +1,5 @@
-"""Writes the notes below a table on the smallest drops that its comparisons can find, and on the test.
+"""Writes the notes below a table: on the smallest drops that the table's comparisons can find, and on the test behind
+the comparisons.
 
     notes([cell.against for cell in cells if cell.against])
 
@@ -97,8 +98,8 @@ def _comparisons(count: int) -> str:
 
 
 def _tests(pairs: Sequence[Paired]) -> list[str]:
-    """Return at most two notes on the corrections for clusters of unequal sizes. Comparisons with the fewest degrees of
-    freedom come first."""
+    """Return at most two notes on how errors and tests were corrected because clusters have unequal sizes. Notes on the
+    comparisons with the fewest degrees of freedom come first."""
     lines = [_correction(one) for one in sorted(pairs, key=lambda one: one.df) if not one.equal]
     return list(dict.fromkeys(filter(None, lines)))[:2]
 

@@ -23,11 +23,13 @@ from kvbench.report import stats, sureness
 from kvbench.report.best import Best, best_per_budget
 from kvbench.report.cells import (
     FULL,
+    UNBOUNDED,
     Against,
     ScoreCell,
     answered,
     cells_of,
     clusters_of,
+    idle_note,
     make_cell,
     mean,
     method_label,
@@ -62,7 +64,7 @@ class TaskTable:
 
 def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
     """Return one table per group of comparable rows. `baseline`: the name of a method, or a method with options as
-    tables print it. By default the baseline is the full cache; if it was not run, nothing is compared."""
+    tables print it. By default the baseline is the full cache; if the full cache was not run, nothing is compared."""
     pairs = _variants(loaded)
     shared = shared_options(loaded)
     there = sorted(shared)
@@ -77,7 +79,7 @@ def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
 
 
 def _variants(loaded: Loaded) -> list[tuple[str, str]]:
-    """Return every method with its options as JSON text."""
+    """Return (method, options as JSON text) for every choice of options with which a method was run."""
     return [
         (methods.names[m], options.names[o])
         for group in loaded.groups
@@ -142,8 +144,8 @@ def headline_of(task: str) -> str:
 def _compare(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], clusters: dict[str, str], baseline: str
 ) -> list[ScoreCell]:
-    """Compare each cell with the baseline's cell. This is the baseline's cell without a budget or, if there is none,
-    its cell at the same budget."""
+    """Compare each cell with a cell of the baseline: with the baseline's cell without a budget or, if there is none,
+    with the baseline's cell at the same budget."""
     label = _baseline_label([cell.method for cell in cells], baseline)
     places = {_budget(cell): i for i, cell in reversed(list(enumerate(cells))) if cell.method == label}
     comparisons: dict[int, tuple[int, stats.Paired]] = {}
@@ -183,8 +185,8 @@ def _baseline_label(labels: Sequence[str], baseline: str) -> str:
 def _ratios(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], parts: Sequence[Rows]
 ) -> list[ScoreCell]:
-    """Return the cells with score, bytes and speed divided by those of the full cache, on the questions that both have.
-    Without a full cache, the cells stay unchanged."""
+    """Return the cells with `of_full` set: the cell's score, bytes and speed divided by those of the full cache, each
+    over the questions that both have. If the full cache was not run, the cells stay unchanged."""
     full = next((i for i, cell in enumerate(cells) if not cell.evicts), None)
     if full is None:
         return list(cells)
@@ -220,7 +222,8 @@ def _share(part: float, whole: float) -> float:
 
 
 def _states(rows: Rows, layers: Callable[[], Mapping[str, Sequence[Layer] | None]]) -> list[str]:
-    """For models with recurrent layers, return a line on the share of memory that methods can evict."""
+    """Return a line on the share of memory that methods can evict if the model has recurrent layers; otherwise no line.
+    layers: a function that returns the layers of each run's model."""
     if not (rows.number("state_bytes") > 0).any():
         return []
     return evictable_note(evictable_share(rows, later_tokens(rows), layers()))
@@ -249,15 +252,10 @@ def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]])
             f"Score above partial ({', '.join(above)}): score rates the final answer and partial the steps towards it, "
             "so an answer may be right although its steps are not."
         )
-    idle = [f"{c.method} at {_budget(c)}" for c in cells if c.evicts and math.isnan(c.entries_after_evict)]
-    if idle:
-        notes.append(f"These evicted nothing, so their answers are the full cache's: {', '.join(idle)}.")
+    notes += idle_note(f"{c.method} at {_budget(c)}" for c in cells if c.evicts and math.isnan(c.entries_after_evict))
     notes += _load(cells)
     if any(cell.marked for cell in cells):
-        notes.append(
-            "* generated entries are not bounded by the budget (most such methods evict the prompt only). "
-            "Compare by bytes."
-        )
+        notes.append(UNBOUNDED)
     return notes
 
 

@@ -2,9 +2,9 @@
 
     weighted_mean([(0.5, of_cell(walk)), (0.5, of_cell(chain))])
 
-The error is sqrt(sum (w se)^2) with weights w that sum to 1; it assumes that the tasks are independent. The interval
-joins the tasks' intervals in the same way, each side separately (Zou and Donner 2008). If a task shows no spread, its
-error is 0 and says nothing; tables then print the interval in place of the error.
+The error is sqrt(sum (w se)^2) with weights w that sum to 1 and the standard errors se of the tasks, which it treats as
+independent. The interval joins the tasks' intervals in the same way, each side separately (Zou and Donner 2008). If a
+task shows no spread, its error is 0 and says nothing; tables then print the interval in place of the error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Mean:
     there are any, all figures are NaN.
 
     `spread`: whether the score of every task has an error above 0. `diff_spread`: whether the difference of every task
-    has an error above 0. `df`: the fewest degrees of freedom of any task's difference.
+    has an error above 0. `df`: the smallest number of degrees of freedom among the tasks' differences.
     """
 
     value: float = math.nan
@@ -91,7 +91,7 @@ def weighted_mean(means: Sequence[tuple[float, Mean]]) -> Mean:
 
 def seen_drop(name: str, means: Sequence[Mean]) -> list[str]:
     """Return a note on the smallest true drop of an average that a t test finds with 80% power. No note if no
-    comparison has spread. name: the average. means: this average of each method."""
+    comparison has spread. name: the name of the average. means: for each method its value of this average."""
     family = [mean for mean in means if not math.isnan(mean.diff)]
     alpha = ALPHA / max(1, len(family))
     drops = [smallest_drop(m.diff_se, m.df, alpha=alpha, sides=2) for m in family if m.diff_spread]

@@ -47,7 +47,8 @@ class MethodState:
     def of(cls, choice: MethodChoice, model_config: Any, info: models.ModelInfo) -> MethodState:
         """Make the method that the user chose, and find its version, source and artefacts.
 
-        Raises KVBenchError like `artefacts`, and UserError if it reads matrices that stay quantised.
+        Raises KVBenchError like `artefacts`, and UserError if the method reads matrices of the model that stay
+        quantised in memory.
         """
         method = choose.make(choice.name, dict(choice.options))
         refuse_quantised(choice.label, method, model_config)
@@ -153,11 +154,11 @@ class CellPlanner:
         )
 
     def _images(self, task: str, prompts: Sequence[Prompt], whole: bool) -> tuple[int, int]:
-        """Return the bytes of the vision part in the pass with the most images: the peak, and the bytes that remain
-        afterwards.
+        """Return the most bytes that the model's vision part holds while it reads the images of one pass, and the bytes
+        that remain afterwards; both for the prompt with the most image tokens, (0, 0) if no prompt has images.
 
-        whole: whether a pass reads a whole prompt. A chunked pass reads the images of one chunk, or a single image that
-        is longer than a chunk.
+        whole: whether a pass reads a whole prompt. Otherwise a pass reads the images of one chunk, or a single image
+        that is longer than a chunk.
         """
         shown = max(prompts, key=lambda p: sum(picture["tokens"] for picture in p.pictures), default=None)
         if shown is None or not shown.pictures:

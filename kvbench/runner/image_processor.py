@@ -43,9 +43,10 @@ def load(name: str, where: str, revision: str | None, config: Any, tokenizer: An
 
 
 def _grid(images: Any) -> dict[str, Any] | None:
-    """Return the counting function of an image processor that cuts images into grids of patches (Qwen2-VL and later).
+    """Return {"count": a function that counts an image's tokens}, the field `count` of `Vision`.
 
-    `merge_size` by `merge_size` patches become one token. None for other image processors.
+    It serves image processors that cut an image into a grid of patches (Qwen2-VL and later), where `merge_size` by
+    `merge_size` patches become one token. None for other image processors.
     """
     if "image_grid_thw" not in images.model_input_names:
         return None

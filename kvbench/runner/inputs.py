@@ -48,12 +48,12 @@ class Inputs:
 def read_inputs(
     config: RunConfig, say: Notice, info: models.ModelInfo | None = None, adapter: Adapter | None = None
 ) -> Inputs:
-    """Read all inputs except weights, and check judge and sandbox.
+    """Read all inputs except weights, and check the judge and the sandbox if a task needs them.
 
     info, adapter: the model and its adapter, if they were looked up before.
 
-    Raises KVBenchError if the model, adapter or data are missing, a prompt cannot be made, or no judge or sandbox can
-    score.
+    Raises KVBenchError if the model, adapter or data are missing, a prompt cannot be made, or the judge or sandbox that
+    a task needs cannot score.
     """
     info = info or models.fetched(config.model_place, config.revision)
     where = info.where

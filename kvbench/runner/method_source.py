@@ -32,8 +32,8 @@ SELECTION = "kvbench.eviction.select"
 class Source:
     """The source of a method: one hash over all its files, and the hash of each file by its label.
 
-    A label is a path such as ``kvbench/methods/gkv.py``. A plug-in's file may be moved, so its label has its hash
-    instead.
+    A label is a path such as ``kvbench/methods/gkv.py``. A plug-in's file may be moved, so the label of such a file has
+    the file's hash in place of a path.
     """
 
     hash: str

@@ -23,8 +23,8 @@ from kvbench.taskkit.vision import check_markers
 class Prompt:
     """One document as token ids.
 
-    max_new_tokens: most tokens that a sample generates in one turn. max_tokens: most that it reads and generates
-    together.
+    max_new_tokens: most tokens that a sample generates in one turn. max_tokens: most tokens that a sample reads and
+    generates in all turns together.
     cut: number of tokens removed, because the text was too long. compress_at: in a query-agnostic run, how many tokens
     stand before the question. images: the first turn's images, for the engine. pictures: facts about the images of all
     turns, as rows store them. read_pictures: returns the model's inputs for each of these images.
@@ -143,7 +143,7 @@ class PromptMaker:
 
 
 def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
-    """Return a task's default sampling settings, overridden by those that the user gave; stop strings are added."""
+    """Return a task's sampling settings, replaced by those that the user gave; the user's stop strings are added."""
     settings: dict[str, Any] = {
         "n": config.samples,
         "max_new_tokens": config.max_new_tokens,
@@ -158,9 +158,10 @@ def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
 
 
 def _behind(at: int, images: Images, before: int, after: int) -> int:
-    """Return the length of the context in tokens once each image token is replaced by all tokens of its image.
+    """Return how many tokens a prompt's context has once all tokens of an image stand in place of its one token.
 
-    at: the length with one token per image. before, after: number of tokens that stand before and after an image's.
+    at: the context's length while every image is one token. before, after: how many further tokens the model's
+    processor writes before and after the tokens of an image.
     """
     for first, stop in images.spans:
         if first - before < at:

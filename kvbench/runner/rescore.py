@@ -58,7 +58,8 @@ def rescore(
 ) -> Rescored:
     """Score those stored answers of a run for which `wanted` is true.
 
-    Raises SetupError if the judge refuses the key, or no scoring process starts; earlier scores are saved.
+    Raises SetupError if the judge's server refuses the API key, or no scoring process starts; scores that were known
+    before are saved.
     """
     entries = read_journal(folder.path).entries
     chosen = [e for e in entries.values() if e.generated and wanted(e)]

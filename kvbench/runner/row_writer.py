@@ -25,7 +25,8 @@ MOMENT = 1.0  # seconds between two commits while waiting
 class RowWriter:
     """Writes the rows of a run.
 
-    host: values of the columns `device` and `dtype`. keep_prompts: store the prompts of gated tasks too.
+    host: values of the columns `device` and `dtype`. keep_prompts: store also the prompts of gated tasks, whose data
+    the publisher gives only to those who ask for access.
     """
 
     def __init__(

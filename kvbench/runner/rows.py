@@ -113,9 +113,9 @@ def scored(score: Score) -> dict[str, Any]:
 def _usage(usage: Usage, limit: float) -> dict[str, Any]:
     """Return the row's columns of measured use: seconds, entries, bytes and speeds.
 
-    limit: the most tokens per second that the plan expects of the machine. Each sample is charged its share of the
-    engine's time. So a sample's tokens per second are the rate of the whole engine. The first token comes with the
-    prompt and is not counted.
+    limit: the most tokens per second that the plan expects of the machine. Each sample is charged only its share of the
+    engine's time, so the tokens per second in its row are a rate of the whole engine, all slots together. A sample's
+    first token comes with the prompt and is not counted.
     """
     busy = usage.decode_seconds + usage.evict_seconds
     rate = (usage.output_tokens - 1) / busy if busy > 0 and usage.output_tokens > 1 else None

@@ -172,7 +172,10 @@ def _loader(config: RunConfig, inputs: Inputs, device: torch.device) -> partial[
 
 
 def _plan_shape(inputs: Inputs, say: Notice) -> ModelShape:
-    """Return the model's shape from its configuration. If this does not show the layers, estimate them and say so."""
+    """Return the model's shape, read from its configuration without weights.
+
+    If the model's layers cannot be read without weights, estimate the shape and tell the user so (`say`).
+    """
     try:
         return read_shape(inputs.config)
     except ProbeFailed:

@@ -225,9 +225,10 @@ def _changes(was: Mapping[str, str], has: Mapping[str, str]) -> Changes:
 
 
 def _describe(changes: Mapping[str, tuple[str | None, str | None]], of: str, run: str) -> str:
-    """Return a sentence on which files changed and how to undo it. The caller adds its end.
+    """Return the beginning of a sentence that names the changed files and says how to undo the change.
 
-    changes: old and new hash by file name; None where a file was missing. of: whose files they are.
+    The caller adds the end of the sentence. changes: old and new hash by file name; None where a file was missing. of:
+    words that say whose files they are.
     """
     since = f"since run {quote(run)} began"
     if len(changes) > 1:

@@ -43,7 +43,7 @@ def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: Mo
 
 
 def _trained(card: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the budget and the interval on a card, as far as it has them."""
+    """Return the budget and the interval that a card states; what it does not state is left out."""
     options: Any = card
     for name in ("made", "settings", "more"):
         options = options.get(name) if isinstance(options, Mapping) else None

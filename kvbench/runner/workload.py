@@ -37,12 +37,12 @@ def template_hash(path: str) -> str:
 
 
 def load_task(name: str, task_file: str | None) -> Task:
-    """Return the task of this name. With --task-file, the file's task has its own name and the names "file" and ""."""
+    """Return the task of this name. With --task-file, the task of that file is meant by its own name, "file" and ""."""
     return _own_task(name, task_file) or get_task(name)
 
 
 def expand_task(name: str, task_file: str | None) -> list[str]:
-    """Return the names of all tasks that one item of --task means, such as ``ruler@*``. Raises UserError."""
+    """Return the names of all tasks that one item of --task means, such as ``ruler@*``. UserError if none."""
     own = _own_task(name, task_file)
     return [own.name] if own else expand(name)
 
@@ -99,7 +99,7 @@ class TaskWork:
         *,
         vision: Callable[[], Vision],
     ) -> TaskWork:
-        """Load documents and render prompts. vision: called where documents have images.
+        """Load documents and render prompts. vision: loads the image processor; called only if documents have images.
 
         Raises SetupError if data are missing. Raises UserError in these cases: the prompt style is unknown; a chat
         template is needed but missing; --max-new-tokens is beyond the model's context; the run is query-agnostic and
@@ -152,7 +152,7 @@ class TaskWork:
     def rows(self, cell: Cell, config: RunConfig, model: Mapping[str, Any], dtype: str, group: int) -> list[PlannedRow]:
         """Return the rows that a cell will have, in the order of documents and samples.
 
-        model: columns about the model; group: its query heads per KV head.
+        model: the values of the columns about the model; group: the model's query heads per KV head.
         """
         method = make_method(cell)
         chunked = method.evicts and config.prefill == "chunked"

@@ -15,9 +15,9 @@ def after_thinking(text: str, thinking: bool | None) -> str:
     """Return the text after the last closed thinking block; the whole text if it has no block; "" if the block never
     ends.
 
-    With `thinking` True, an output without a closing tag counts as unfinished even without an opening tag, because some
-    chat templates put the opening tag into the prompt. With None (unknown), it is unfinished only if the text holds an
-    opening tag.
+    With `thinking` True, a text without a closing tag counts as a block that never ends, even if it holds no opening
+    tag, because some chat templates put the opening tag into the prompt. With None (unknown), a text without a closing
+    tag counts so only if it holds an opening tag.
     """
     _, closed, answer = text.rpartition(_CLOSE)
     if closed:
@@ -27,7 +27,8 @@ def after_thinking(text: str, thinking: bool | None) -> str:
 
 
 def last_box(text: str) -> str | None:
-    """Return the content of the last ``\\boxed{...}`` or ``\\fbox{...}`` with balanced braces, or None."""
+    """Return the content of the last ``\\boxed{...}`` or ``\\fbox{...}`` whose braces are balanced; None if there is
+    none."""
     for match in reversed(list(_BOX.finditer(text))):
         content = _balanced(text, match.end())
         if content is not None:

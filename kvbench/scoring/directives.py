@@ -1,4 +1,5 @@
-"""Instructions about the form of an answer, each with a function that checks it, as in IFEval (Zhou et al. 2023).
+"""Instructions about the form of an answer, each with a function that checks whether an answer follows it, as in IFEval
+(Zhou et al. 2023).
 
 Their wordings are kvbench's own, and the checks only resemble IFEval's: scores are not comparable with that benchmark.
 An answer without text follows no instruction.
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """An instruction.
+    """An instruction about the form of an answer.
 
-    text: its wording, with {} in the place of its argument. check: returns whether an answer obeys it, from the answer
-    and the argument.
+    text: the instruction's wording; {} stands for its argument, such as a number of words. check: takes an answer and
+    the argument, and returns whether the answer follows the instruction.
     """
 
     text: str

@@ -13,7 +13,8 @@ _IGNORED = (r",", r"\$", r"(?s).*#### ", r"\.$")  # removed in this order from a
 
 
 def lm_eval_filters(text: str, answer: str) -> dict[str, float]:
-    """Return 1.0 or 0.0 per filter: whether the number that it finds in an output equals the reference `answer`."""
+    """Return 1.0 or 0.0 per filter: whether the number that the filter finds in an output equals the reference
+    `answer`."""
     strict = _STRICT.search(text)
     flexible = list(_FLEXIBLE.finditer(text))
     answers = {"lm_eval_strict": strict and strict[1], "lm_eval_flexible": flexible[-1][0] if flexible else None}

@@ -2,8 +2,9 @@
 
 Gives the same scores as `eval_html_to_tsv` and `html_to_tsv_evaluator.py` of princeton-pli/LongProc, but works on plain
 rows instead of data frames. The first row is always the head. Cells are compared by position without case, ASCII
-punctuation, articles and blanks; the order and repetition of rows do not matter. A table that cannot be parsed, has no
-row below the head, or has another number of columns than the reference, scores 0 with extraction rate 0.
+punctuation, articles and blanks; the order of the rows does not matter, and a right row that is repeated counts as
+right each time. A table that cannot be parsed, has no row below the head, or has another number of columns than the
+reference, scores 0 with extraction rate 0.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ Row = tuple[str, ...]
 
 
 def score_tsv(prediction: str, reference: str) -> dict[str, float]:
-    """Return f1, precision (the share of the output's rows that are in the reference), recall and extraction_rate.
+    """Return f1, precision (the share of the output's rows that are in the reference), recall (the share of the
+    reference's rows that are in the output) and extraction_rate.
 
-    extraction_rate is 1 if both are tables with the same number of columns and a row below the head, else 0.
+    extraction_rate is 1 if output and reference are tables with equally many columns, each with a row below its head;
+    otherwise all four are 0.
     """
     rows, expected = _rows(_table(prediction)), _rows(reference)
     if not rows or not expected or len(rows[0]) != len(expected[0]):
@@ -38,7 +41,7 @@ def score_tsv(prediction: str, reference: str) -> dict[str, float]:
 def row_dup_rate(prediction: str) -> float:
     """Return the share of an output's table rows that repeat an earlier row; 0 if the output has no table.
 
-    Precision ignores repeated rows, so this share is reported beside it.
+    Precision counts a repeated right row as right each time, so this share is reported beside precision.
     """
     rows = _rows(_table(prediction))
     return 1 - len(set(rows)) / len(rows) if rows else 0.0
@@ -57,7 +60,8 @@ def _table(prediction: str) -> str:
 def _rows(table: str) -> list[Row]:
     """Return a table's rows below its head, with normalised cells; [] if the table cannot be parsed.
 
-    A last row with another number of cells than the head is dropped. Other such rows get `_EMPTY` in every cell.
+    A last row with another number of cells than the head is dropped. Any earlier row with another number of cells than
+    the head gets `_EMPTY` in every cell.
     """
     try:
         head, *rows = csv.reader(table.strip().split("\n"), delimiter="\t")

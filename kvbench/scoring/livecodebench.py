@@ -1,7 +1,7 @@
 """Grade a program on the tests of a LiveCodeBench problem, by two verdicts.
 
-`lcb` is the verdict of LiveCodeBench's own checker, comparable with published numbers; `native` is the verdict of an
-ordinary process with an ordinary standard input.
+`lcb` is the verdict that LiveCodeBench's own checker would give, comparable with published numbers; `native` is the
+verdict of an ordinary process with an ordinary standard input.
 
 Programs run in a box (`kvbench.scoring.sandbox`) that never receives an expected output; this module compares their
 output outside the box. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with its bugs, see
@@ -49,7 +49,8 @@ _TURN_SECONDS = 120.0  # longest wait for other second tries to end; after that,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of running a program on all tests of a problem, up to the first test that fails."""
+    """The result of running a program on all tests of a problem, up to the first test that fails. results: per test
+    True, False (a wrong value) or an error code. seconds: time of the slowest test, or of the test that failed."""
 
     verdict: str  # pass, wrong_answer, runtime_error, time_limit, memory_limit or output_limit
     code: int  # LiveCodeBench's error code, 0 for a pass
@@ -95,8 +96,8 @@ def grade(
 ) -> Grades:
     """Run a program on the tests of a problem; each verdict stops at the first test that fails.
 
-    inputs, outputs: text for standard input and output; or, if `function` names a function, its arguments (JSON, one
-    per line) and its value.
+    inputs, outputs: one entry per test: text for standard input and the expected output; or, if `function` names a
+    function, its arguments (JSON, one per line) and its expected value. seconds: time limit per test.
 
     Raises ValueError if there are no tests, which LiveCodeBench would count as a pass, or if the numbers of inputs and
     outputs differ. Raises BoxError if the sandbox failed twice.
@@ -226,7 +227,8 @@ def _failed(verdict: str, code: int, results: list[bool | int], outcome: Outcome
 
 
 def _natively(box: Box, problem: _Problem, run: Callable[[Box, _Problem, int], tuple[Outcome, bytes]]) -> Verdict:
-    """Run a program on each test in a new process, as an ordinary program runs, and return the verdict."""
+    """Run a program on each test in a new process, as an ordinary program runs, and return the verdict. run: runs the
+    program on the test with an index, and returns the outcome and what the program printed."""
     results: list[bool | int] = []
     slowest, peak = 0.0, 0
     for test in range(len(problem.inputs)):

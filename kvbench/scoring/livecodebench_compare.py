@@ -30,7 +30,8 @@ def _same_line(ours: str, theirs: str) -> bool:
 
 
 def same_value(printed: bytes, expected: str, value: Any) -> bool:
-    """Return whether a program's JSON value equals the expected value; safe for any bytes a program prints."""
+    """Return whether the JSON that a program printed equals `value`, which is `expected` after parsing. Bytes that are
+    no JSON, or far longer than `expected`, count as unequal."""
     if len(printed) > (64 << 10) + 4 * len(expected):
         return False
     try:

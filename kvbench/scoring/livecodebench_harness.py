@@ -216,9 +216,10 @@ def _function(target: Any, name: str) -> Callable[[str], bytes]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON holds it.
+    """Return a program's value in the types that JSON has.
 
-    A value that equals no JSON value, such as a tuple in a list, becomes `_unlike`.
+    A value that equals no JSON value, such as a tuple in a list, is replaced by a dictionary that equals no expected
+    value (`_unlike`).
     """
     if value is None or isinstance(value, (bool, str)):
         return value if value is None or isinstance(value, bool) else str.__str__(value)
@@ -241,7 +242,7 @@ def _plain(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return a number of numpy, fractions or decimal as JSON holds it.
+    """Return a number of numpy, fractions or decimal as one of the types that JSON has.
 
     Raises ValueError for an array of several numbers.
     """

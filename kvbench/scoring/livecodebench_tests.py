@@ -36,7 +36,8 @@ class Test:
 
 
 def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
-    """Return the tests in one column of the data set. largest: most bytes after unpacking. Raises TestDataError."""
+    """Return the tests in `data`, the content of a problem's column of public or private tests. largest: most bytes
+    after unpacking. Raises TestDataError."""
     try:
         parsed = json.loads(data)
     except ValueError:

@@ -115,7 +115,7 @@ def rouge_l_zh(prediction: str, answer: str) -> float:
 
 
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
-    """Return 1 / number of class names in the output if the right name is among them, else 0.
+    """Return 1 divided by the number of class names that occur in the output if the right name is among them, else 0.
 
     Names that are part of the right name do not count. As in the official code, the loop removes such names from the
     list over which it iterates. It therefore skips the name after each removed name, and scores depend on this.
@@ -144,7 +144,8 @@ def retrieval_zh(prediction: str, answer: str) -> float:
 
 
 def code_similarity(prediction: str, answer: str) -> float:
-    """Similarity of the answer and the output's first line without a `CODE_SKIPPED` mark: 0 to 1, rounded to 0.01."""
+    """Similarity, from 0 to 1 and rounded to 0.01, of the answer and the first line of the output that holds none of
+    the marks `CODE_SKIPPED` of code fences and comments."""
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in CODE_SKIPPED)), "")
     return round(100 * difflib.SequenceMatcher(None, line, answer).ratio()) / 100

@@ -1,8 +1,9 @@
 """MathVista's scoring: an answer is extracted from the model's text, brought into a common form, and compared as text.
 
-The official pipeline lets GPT extract the answer from every text that is not an answer already (`direct`); `by_rule` is
-kvbench's own extraction, which needs no judge. `normalise` is official, with its peculiarities: for a text that names
-no option it takes the option with the smallest edit distance, and it cuts 3.7 to 3 where an integer is asked for.
+The official pipeline lets GPT extract the answer from every text that is not an answer already, as `direct` finds out;
+`by_rule` is kvbench's own extraction, which needs no judge. `normalise` is official, with its peculiarities: for a text
+that names no option it takes the option with the smallest edit distance, and it cuts 3.7 to 3 where an integer is asked
+for.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _LIST = re.compile(r"\[[^\[\]]*\]")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The right answer to a question, and its form. kind: one of `KINDS`; choices: the options of a multiple-choice
-    question, otherwise empty."""
+    """The right answer to a question, and its form. kind: one of `KINDS`. precision: decimals of a float. choices: the
+    options of a multiple-choice question, otherwise empty."""
 
     answer: str
     kind: str
@@ -47,7 +48,8 @@ class Wanted:
 def direct(text: str, wanted: Wanted, *, quoted: bool = False) -> str | None:
     """Return a text's answer if no extraction is needed: the text is an option or a number. Otherwise return None.
 
-    The rules are the official ones. quoted: also read ``The answer is "...".``, as with the option --quick_extract.
+    The rules are the official ones. quoted: also accept the quoted part of ``The answer is "...".``, as the official
+    script does with its option --quick_extract.
     """
     if wanted.choices and text in wanted.choices:
         return text
@@ -169,7 +171,8 @@ def _option(part: str, choices: Sequence[str], introduced: bool) -> str | None:
 
 
 def _letter(found: re.Match[str] | None, choices: Sequence[str]) -> str | None:
-    """Return the letter that a pattern found, as a capital; None if no option has it."""
+    """Return the letter that a pattern found, as a capital; None if it found nothing or no option has this letter.
+    found: the match, whose first group is the letter."""
     letter = found[1].upper() if found else ""
     return letter if letter and ord(letter) - ord("A") < len(choices) else None
 

@@ -9,7 +9,8 @@ import re
 
 
 def rouge_l_recall(reference: str, text: str) -> float:
-    """Return the words in the longest common subsequence of both texts, divided by the words of `reference`.
+    """Return the number of words in the longest common subsequence of both texts, divided by the number of words of
+    `reference`.
 
     Returns 0 if `reference` has no word.
     """

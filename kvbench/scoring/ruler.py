@@ -38,7 +38,7 @@ def score_output(
 ) -> Score:
     """Score an output by the share of references in it; with `any_reference`, 1 if any reference is in it, else 0.
 
-    The score's `strict` counts only references that `whole_words` finds.
+    The score's `strict` is computed in the same way, but only from references that occur as whole words.
     """
     prediction = postprocess(text)
     hits, strict = hits_in(prediction, references), whole_words(prediction, references)
@@ -57,12 +57,14 @@ def share(hits: Sequence[bool]) -> float:
 
 
 def string_match_all(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return the mean share of references that occur, in per cent with two decimals."""
+    """Return the mean over the outputs (`predictions`) of the share of an output's references that occur in it, in per
+    cent with two decimals."""
     return _percent([share(hits_in(text, expected)) for text, expected in zip(predictions, references, strict=True)])
 
 
 def string_match_part(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return the share of outputs in which any reference occurs, in per cent with two decimals."""
+    """Return the share of outputs (`predictions`) in which at least one of their references occurs, in per cent with
+    two decimals."""
     pairs = zip(predictions, references, strict=True)
     return _percent([float(any(hits_in(text, expected))) for text, expected in pairs])
 

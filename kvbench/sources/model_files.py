@@ -55,10 +55,10 @@ def makes_prompts(name: str) -> bool:
 def hashes(folder: Path) -> dict[str, str]:
     """Return a hash of each file of `names`. Raises SetupError if a file cannot be read.
 
-    For a file of up to `WHOLE` bytes this is its SHA-256. For a larger safetensors file the hash covers size, header
-    and blocks of every tensor, evenly spaced from the tensor's first to its last byte; for another large file, size and
-    blocks of the whole file. This detects a tensor that was trained further, merged or replaced, but not changes of
-    single bytes between the blocks.
+    For a file of up to `WHOLE` bytes this is its SHA-256. For a larger safetensors file the hash covers the file's
+    size, its header, and some blocks of every tensor, evenly spaced from the tensor's first to its last byte; for any
+    other large file, its size and blocks that are evenly spaced over the file. This detects a tensor that was trained
+    further, merged or replaced, but not changes of single bytes between the blocks.
     """
     return {name: file_hash(folder / name) for name in names(folder)}
 

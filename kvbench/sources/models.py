@@ -153,7 +153,8 @@ def fetched(name: str, revision: str | None = None) -> ModelInfo:
 
 @contextlib.contextmanager
 def reading(name: str, where: str) -> Iterator[None]:
-    """Turn an exception of transformers into a SetupError of one line; the block reads a model.
+    """While the block reads a model, turn an exception of transformers into a SetupError of one line. where: the folder
+    or hub name that transformers reads.
 
     Failures of the machine, such as too little memory, stay as they are.
     """
@@ -198,15 +199,16 @@ def _check_files(name: str, files: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The identity of a model's content: the hub's commit or, for a local folder, a hash per file and one over all
-    files."""
+    """The identity of a model's content. `revision`: the hub's commit or, for a local folder, one hash over all files.
+    `files`: the hash of each file by its name; empty for a hub model."""
 
     revision: str | None
     files: Mapping[str, str] = field(default_factory=dict)
 
 
 def state(info: ModelInfo) -> State:
-    """Return the hub's commit, or the hashes of all files that affect a model's tokens.
+    """Return the commit of a hub model; for a local folder, the hashes of all files that affect which tokens the model
+    generates.
 
     `kvbench.sources.model_files` selects these files and hashes only parts of large ones. For a hub model, the local
     cache is trusted to match its commit.
@@ -218,7 +220,7 @@ def state(info: ModelInfo) -> State:
 
 
 def revision(info: ModelInfo) -> str | None:
-    """Return the commit of a model, or one hash over its files; None if it is unknown."""
+    """Return the commit of a hub model, None if it is unknown; for a local folder, one hash over its files."""
     return state(info).revision
 
 

@@ -61,9 +61,10 @@ FORMS = {
 
 
 def form_of(config: Mapping[str, Any]) -> Form | None:
-    """Return the form of the weights that a config.json describes; None if they are not quantised.
+    """Return the form of quantised weights that a config.json describes; None if the weights are not quantised.
 
-    Raises UserError for other forms: transformers would read their tensors as ordinary weights.
+    Raises UserError for a form that kvbench does not load, because transformers would read its tensors as ordinary
+    weights.
     """
     told = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
     if not told:
@@ -86,8 +87,8 @@ def silence_bitsandbytes() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBytes:
-    """Bytes that a model's weights take in memory in their stored form. routed: the experts' bytes, included in
-    `total`."""
+    """Bytes that a model's weights take in memory in their stored form. routed: the part of `total` that belongs to the
+    experts of a mixture-of-experts model."""
 
     total: int
     routed: int

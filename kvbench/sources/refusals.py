@@ -33,8 +33,8 @@ def own_code(name: str) -> SetupError:
 
 
 def refused(what: str, reason: hub.Why, revision: str | None = None) -> str:
-    """Return the message for a refusal by the hub that concerns models and data sets alike; "" for other reasons. what:
-    the model or data set in words."""
+    """Return the message for a refusal by the hub whose reason is the same for models and data sets (missing, unknown
+    revision, bad token); "" for any other reason. what: the model or data set in words."""
     named = quote(revision) if revision else "that revision"
     sentences: dict[str, str] = {
         "missing": f"the hub has no {what} (or it is private and HF_TOKEN is not set).",

@@ -29,7 +29,7 @@ _ROW = 4 << 20  # upper limit of a row's bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """What one KV head kept while the model read one answer.
+    """What one KV head kept while the model read one prompt and its answer.
 
     Attributes:
         row_key: the answer's row in rows.parquet.

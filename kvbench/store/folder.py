@@ -103,7 +103,7 @@ class RunFolder:
         return {key: str(entry.row["status"]) for key, entry in entries.items() if entry.final}
 
     def journal(self) -> Journal:
-        """Return a journal, which writes to a new segment of this process."""
+        """Return a journal that writes to a new segment, a file that only this process writes."""
         before = len(self.done_keys()) if self._done_before is None else self._done_before
         return Journal(self.path, rows_before=before)
 

@@ -18,7 +18,7 @@ def canonical_json(value: object) -> str:
 
 
 def row_key(identity: Mapping[str, object]) -> str:
-    """Return 24 hex digits that name one sample. Everything that may change its output belongs in `identity`.
+    """Return 24 hex digits that name one sample. Everything that may change the sample's output belongs in `identity`.
 
     These are task, task_version, data revision, doc_id, sample, seed, method, options, budget, interval, model,
     model_revision and the generation settings, but not what may differ between hosts (device, slots).

@@ -45,8 +45,8 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 class Journal:
-    """Appends rows to a new segment of the run's journal. `rows_before`: the number of rows in earlier segments, which
-    messages add to the count of saved rows."""
+    """Appends rows to a new segment of the run's journal. `rows_before`: the number of finished rows in earlier
+    segments; messages add it to the number of rows that this journal saved."""
 
     def __init__(self, run_dir: Path, *, rows_before: int = 0) -> None:
         self.run_dir = run_dir
@@ -70,8 +70,8 @@ class Journal:
         output: str | None = None,
         turns: Sequence[str] = (),
     ) -> list[str]:
-        """Write one row with its texts. Return the keys of rows that became safe during this call; often there are
-        none, and this row's key comes with a later call.
+        """Write one row with its texts. Return the keys of the rows that this call found to be safe on disk; often
+        there are none, and this row's key comes with a later call.
 
         turns: the answers of all turns, if there are several; `output` is the last of them. Raises ValueError if the
         row does not fit the schema. Raises SetupError if the disk or the folder fails; the journal then takes no more
@@ -88,8 +88,9 @@ class Journal:
         return self.poll()
 
     def poll(self) -> list[str]:
-        """Begin a commit if none is under way and the last commit ended at least two seconds ago. Return the keys of
-        rows that became safe. Waits only a moment for a slow disk."""
+        """Begin a commit (a sync of the written rows to disk) if none is under way and the last commit ended at least
+        two seconds ago. Return the keys of the rows that this call found to be safe on disk. Waits only a moment for a
+        slow disk."""
         saved = self._collect(0.0)
         if self._commit is None and self._waiting and time.monotonic() - self._last_commit >= COMMIT_SECONDS:
             self._begin()
@@ -97,7 +98,7 @@ class Journal:
         return saved
 
     def flush(self) -> list[str]:
-        """Bring all written rows to the disk. Returns the keys of rows that became safe."""
+        """Wait until all written rows are safe on disk. Return the keys of those that no earlier call returned."""
         saved = self._collect(None)
         if self._waiting:
             self._begin()
@@ -132,8 +133,8 @@ class Journal:
             self._commit, self._waiting = Commit(lambda: _datasync(fd), self._waiting), []
 
     def _collect(self, patience: float | None) -> list[str]:
-        """Wait up to `patience` seconds for the commit under way (None: without limit). Return its keys if it has
-        ended, otherwise no keys."""
+        """Wait up to `patience` seconds for the commit under way (None: without limit). Return the keys of the commit's
+        rows if the commit has ended, otherwise no keys."""
         if self._commit is None:
             return []
         try:

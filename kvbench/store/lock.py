@@ -40,7 +40,8 @@ _NO_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that holds a lock, as its card names it."""
+    """The process that holds a lock, as the card in the lock file names it: host, boot id, process id, start time in
+    clock ticks, and the time (seconds since 1970) since which it has the lock."""
 
     host: str
     boot: str

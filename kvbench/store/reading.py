@@ -37,7 +37,8 @@ _ROW, _TEXT = 64 << 10, 16 << 20  # upper limits, in bytes, of a row and of a pr
 class Snapshot:
     """A run at one moment. `table`: its rows. `saved`: the number of rows that are ok or wait for a score. `failed`:
     the number of other rows; `final`: the number of rows that no further attempt can answer. `planned`: the number of
-    rows that the run will have; None: unknown."""
+    rows that the run will have; None: unknown. `sealed`: the rows come from the run's sealed table, not from its
+    journal."""
 
     table: pa.Table
     saved: int
@@ -80,11 +81,11 @@ def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
 
 
 def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
-    """Return the planned number of rows, None if it is unknown. It is the recorded number, or the number that follows
-    from the cells if this is larger.
+    """Return how many rows the run will have; None if this is unknown. It is the larger of two numbers: the one in the
+    run's record, and a sum over the planned cells (combinations of task, method, options, budget and interval), in
+    which each cell adds the rows of the largest present cell of its task.
 
-    All cells of a task have equally many rows, so the task's largest cell shows how many rows its other cells will
-    have.
+    The sum is right because all cells of a task have equally many rows when the run is complete.
     """
     stated: int | None = info.get("planned")
     tasks = info["environment"].get("tasks", {})
@@ -101,8 +102,9 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
 
 
 def _cells(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the cells that have rows: the settings of each, and its number of rows as `count_all`. Rows whose
-    budget is the same share are one cell, although their budgets in entries differ."""
+    """Return the cells (combinations of task, method, options, budget and interval) that have rows: the settings of
+    each cell, and its number of rows as `count_all`. Rows whose budget is the same share of the prompt are one cell,
+    although their budgets in entries differ."""
     import pyarrow.compute as pc
 
     named = table.select(_CELL).unify_dictionaries()
@@ -160,8 +162,8 @@ def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table
 
 
 def table_hash(rows: pd.DataFrame) -> str:
-    """Return a SHA-256 over the deterministic columns of rows. It does not depend on the order of the rows or on the
-    column types of the frame.
+    """Return a SHA-256 over the columns of rows that two runs of one configuration must agree on. The hash does not
+    depend on the order of the rows or on the column types of the frame.
 
     Two runs of one configuration with the same outputs, scores and cache sizes have the same hash.
     """

@@ -58,7 +58,8 @@ class Entry:
 
 @dataclass(slots=True)
 class JournalContent:
-    """The content of a journal: its rows, its segments, and notices about dropped records."""
+    """The content of a journal: its rows, its segments, and notices about dropped records. duplicates: the number of ok
+    records whose row has an earlier ok record. nondeterministic_duplicates: those with another output or score."""
 
     entries: dict[str, Entry] = field(default_factory=dict)  # by row key
     segments: list[dict[str, Any]] = field(default_factory=list)  # {"name", "bytes"} in order

@@ -31,7 +31,8 @@ UNSCORED = ("unscored", "grader_error", "judge_error", "sandbox_error")  # gener
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of rows.parquet: a field of every row."""
+    """A column of rows.parquet: a field of every row. `varies`: why two runs of one configuration may differ in it; ""
+    if they must agree."""
 
     name: str
     kind: str  # name (repeats, hence dictionary-encoded), text, int32, int64, float64, bool or time
@@ -187,7 +188,7 @@ _LIMITS = {"int32": 2**31, "int64": 2**63}
 
 
 def check_row(row: Mapping[str, object]) -> dict[str, Any]:
-    """Return the row in JSON types with every column in order, ready for the journal.
+    """Return the row in JSON types with every column, in the order of `COLUMNS`, ready for the journal.
 
     `options` and `aux` may be dictionaries, `seed` an integer, `created` a datetime (now, when absent), numbers numpy
     scalars. NaN and infinities become null. Raises ValueError on an unknown column, a wrong type, or a failed row with

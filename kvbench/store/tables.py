@@ -74,8 +74,7 @@ def seal(run_dir: Path) -> dict[str, Any]:
 
 def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str], object] = str) -> dict[str, Any]:
     """Make the tables of a run again from its journal, and return the content of seal.json. say: a function that gets
-    each warning as a line. Raises SetupError if the journal, or a part of it from which the tables were made, is
-    gone."""
+    each warning as a line. Raises SetupError if the journal is gone, or a part of it that the tables were made from."""
     path = Path(run_dir)
     name = manifest.read(path)["name"]
     lock = RunLock(path / "lock", name)
@@ -138,8 +137,8 @@ def is_current(run_dir: Path, sealed: dict[str, Any]) -> bool:
 
 
 def check_journal_complete(run_dir: Path) -> None:
-    """Raise SetupError if a journal segment is gone from which the tables were made. New tables would lack its
-    rows."""
+    """Raise SetupError if a journal segment that the tables were made from is gone. Tables that are made again would
+    lack the rows of that segment."""
     sealed = read_seal(run_dir)
     here = {segment["name"] for segment in segments_on_disk(run_dir)}
     gone = [segment["name"] for segment in sealed["segments"] if segment["name"] not in here] if sealed else []

@@ -15,7 +15,8 @@ def bundled(path: str) -> str:
 def parts(template: str, mark: str) -> tuple[str, str]:
     """Split a prompt template into context and question.
 
-    The first part ends with `mark`, which stands for the long text, and the line ends after the mark.
+    The context goes up to `mark`, the placeholder of the long text, and includes the mark and the line ends right after
+    it; the question is the rest.
     """
     head, _, tail = template.partition(mark)
     question = tail.lstrip("\n")

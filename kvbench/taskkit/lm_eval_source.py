@@ -185,7 +185,11 @@ def special_stops(until: Sequence[str], tokenizer: Any) -> tuple[tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class LocalRows:
-    """A task's data from the user's data folder, used in place of lm-eval's data set."""
+    """A task's data from the user's data folder, used in place of lm-eval's data set.
+
+    asked: the rows of the questions. examples: the rows of few-shot examples; None: other questions serve as examples.
+    official: False if lm-eval takes the examples from a separate split, which the folder lacks.
+    """
 
     asked: list[dict[str, Any]]  # the questions
     examples: list[dict[str, Any]] | None  # data of few-shot examples; None: drawn from the other questions

@@ -227,7 +227,7 @@ def _scorer(name: str, first: bytes) -> Any:
 def _instance(name: str, doc: Any, text: str) -> Any:
     """Return an answer in the form that lm-eval's filters and metrics take (an Instance).
 
-    doc: the document that it answers; text: the answer.
+    name: the task's name in lm-eval. doc: lm-eval's document with the question. text: the answer.
     """
     from lm_eval.api.instance import Instance
 

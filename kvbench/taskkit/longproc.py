@@ -21,7 +21,8 @@ NEW_TOKENS = {"0.5k": 1024, "2k": 3072, "8k": 10240}  # HELMET's longproc_addon/
 
 
 def manifest(task: str, level: str, rows: int | None) -> Manifest:
-    """Return where the rows of a task of LongProc at a level are: in a data folder, or in the repository's archive."""
+    """Return where the rows of a task of LongProc at a level are: in a data folder, or in the repository's archive.
+    rows: their number; None: not counted."""
     return Manifest(
         path=f"longproc/{task}_{level}.jsonl",
         rows=rows,

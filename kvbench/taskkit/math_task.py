@@ -40,7 +40,7 @@ class MathTask(Task):
     def reference(self, row: Mapping[str, Any]) -> str:
         """Return the right answer to a problem of the data (`row`) as text: LaTeX or a number.
 
-        Some copies on the hub do not store it as text.
+        Some copies of the data on the hub store the answer as a number; it is converted here.
         """
         return str(row["answer"])
 

@@ -44,7 +44,8 @@ _RKV = (
 class Style:
     """A prompt style: the text before and after a problem.
 
-    `chat` False: no chat template, even if the task would use one.
+    note: a description for the user. system: the system message; None: no message. `chat` False: no chat template, even
+    if the task would use one.
     """
 
     name: str
@@ -139,10 +140,10 @@ def render(
 ) -> str:
     """Return the prompt for the turn after `answers`: all user messages so far, with the answers between them.
 
-    The turn's answer prefix comes after the assistant header, so that the model continues the prefix. chat: whether to
-    use the chat template. thinking: the template's thinking switch; None: the template's own. chat_template: a template
-    in place of the tokenizer's; origin: its file, for messages. Raises UserError for a document with a history if
-    `chat` is False.
+    The answer prefix of the prompt's last turn comes after the assistant header, so that the model continues the
+    prefix. answers: the model's answers to the earlier turns. chat: whether to use the chat template. thinking: the
+    template's thinking switch; None: the template's own. chat_template: a template in place of the tokenizer's; origin:
+    its file, for messages. Raises UserError for a document with a history if `chat` is False.
     """
     turns = doc.turns[: len(answers) + 1]
     if not chat:
@@ -228,9 +229,9 @@ def effective_thinking(
 ) -> bool | None:
     """Return whether outputs will hold a thinking block, which the scorer must then expect.
 
-    None if the template has no such block, or if neither the rendered prompt nor `thinking` decides. If the prompt ends
-    inside an open thinking block, the model thinks whatever `thinking` says (as with R1 distills, whose template has no
-    switch).
+    None if no chat template is used, if the template has no such block, or if neither the rendered prompt nor
+    `thinking` decides. If the prompt ends inside an open thinking block, the model thinks whatever `thinking` says (as
+    with R1 distills, whose template has no switch).
     """
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or "think" not in text:

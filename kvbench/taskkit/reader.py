@@ -20,8 +20,9 @@ THOUGHT = f"<think>\nA thought.\n</think>\n\n{ANSWER}"
 class ModelReader:
     """The tokenizer, chat template and context length of a model, as a `kvbench.task.Reader`.
 
-    chat: whether prompts use the chat template; origin: the template's file, if the user gave one; vision: the image
-    processor, for questions with images; None: the model reads text only, or no question has images.
+    chat: whether prompts use the chat template; template: a chat template in place of the tokenizer's; origin: the
+    template's file, if the user gave one; vision: the image processor, for questions with images; None: the model reads
+    text only, or no question has images.
     """
 
     tokenizer: Any
@@ -94,11 +95,13 @@ class ModelReader:
         return answer.replace(self.vision.text, "") if self.vision else answer
 
     def cut(self, turn: Turn, limit: int) -> tuple[Turn, int]:
-        """Return the turn without the middle of its text, and the number of tokens removed.
+        """Return the turn and the number of tokens removed from it: 0, or, if its text has more than `limit` tokens,
+        those of the text's middle.
 
-        At most `limit` tokens remain, half of them from the start and half from the end. LongBench's pred.py cuts in
-        the same way: before any chat template, and counting the tokenizer's special tokens. If the kept end does not
-        hold the whole question, all kept text becomes the question and the context is empty.
+        After a cut at most `limit` tokens remain, half of them from the start and half from the end. A turn with images
+        is never cut: UserError. LongBench's pred.py cuts in the same way: before any chat template, and counting the
+        tokenizer's special tokens. If the kept end does not hold the whole question, all kept text becomes the question
+        and the context is empty.
         """
         ids = self.tokenizer(turn.user, return_attention_mask=False)["input_ids"]
         length = len(ids) + (self.vision.added([turn]) if self.vision else 0)
@@ -121,8 +124,8 @@ class Talk:
     """The turns of a document after the first, for `kvbench.records.Request`.
 
     If `keep` is set and the chat template only appends text, the engine continues each turn from the cache of the turn
-    before. Otherwise each turn is a new prompt. There are three reasons: the user asked for it, the template changes
-    earlier turns (many templates drop their thinking), or a later turn has images.
+    before. Otherwise each turn is a new prompt. That happens for one of three reasons: the user asked for a new prompt
+    each turn, the template changes earlier turns (many templates drop their thinking), or a later turn has images.
     """
 
     doc: Doc
@@ -133,9 +136,9 @@ class Talk:
 
     @property
     def mode(self) -> str:
-        """Return "keep" if later turns continue from the cache, otherwise "reset" with the reason in brackets. The
-        reason is "images" or "template" where the user asked for "keep", but a later turn has images or the chat
-        template changes earlier turns. Rows hold the mode in the column `multi_turn_cache`.
+        """Return "keep" if later turns continue from the cache, and "reset" if the user asked for a new prompt each
+        turn. If the user asked for "keep", but a later turn has images or the chat template changes earlier turns,
+        return "reset (images)" or "reset (template)". Rows hold the mode in the column `multi_turn_cache`.
         """
         if not self.keep:
             return "reset"
@@ -144,7 +147,7 @@ class Talk:
         return "keep" if all(self._appended(n) for n in range(1, len(self.doc.turns))) else "reset (template)"
 
     def check_images(self) -> None:
-        """Raise UserError unless the prompt of all turns holds the image token once per image."""
+        """Raise UserError unless the prompt with all turns of the document holds the image token once per image."""
         if self.reader.vision:
             text = self.reader.text(self.doc, thinking=self.thinking, answers=(ANSWER,) * (len(self.doc.turns) - 1))
             self.reader.with_images(self.reader.ids(text), self.doc, len(self.doc.turns))
@@ -161,7 +164,8 @@ class Talk:
         return FollowUp(ids=tuple(ids), fresh=True, images=images)
 
     def tokens(self) -> int:
-        """Return how many tokens all later turns add to the prompt, with a short placeholder for each answer."""
+        """Return how many tokens all later turns add to the first turn's prompt; each answer counts as a short
+        placeholder."""
         last = len(self.doc.turns) - 1
         empty = [self.reader.text(self.doc, thinking=self.thinking, answers=(ANSWER,) * n) for n in (0, last)]
         vision = self.reader.vision
@@ -171,7 +175,7 @@ class Talk:
     def _appended(self, turn: int) -> str | None:
         """Return the text that the template puts between the answer of turn number `turn` (from 1) and the next answer.
 
-        None if the template also changes text before it.
+        None if the template also changes text before the end of that answer.
         """
         appended = None
         for answer in (ANSWER,) if self.thinks is False else (THOUGHT, ANSWER):

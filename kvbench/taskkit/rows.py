@@ -29,7 +29,7 @@ def documents(
             raise SetupError(
                 f"data of task {quote(task.name)} have no {lacks}{quote(error.args[0])}. Give data that have it."
             ) from None
-        except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        except (TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
             raise SetupError(
                 f"data of task {quote(task.name)}, row {number}, have a value of a wrong form ({bare(error)}). "
                 "Download the data again or correct the row."

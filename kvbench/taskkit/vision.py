@@ -1,8 +1,8 @@
 """The images of a prompt: how many tokens stand for each and, once the model reads the prompt, their pixel values.
 
-The size of an image alone decides how many tokens it has, so a plan needs no pixel values. The chat template writes one
-image token per image. The prompt repeats it once per token of the image, and puts the tokens around it that the model
-family uses.
+The size of an image alone decides how many tokens it has, so kvbench can plan a run without pixel values. The chat
+template writes one image token per image. kvbench repeats this token until the image has all its tokens, and adds
+before and after them the tokens that the model family uses.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Picture:
     def facts(self, turn: int, at: int | None) -> dict[str, Any]:
         """Return the facts about the image that a row stores.
 
-        turn: number of the turn that it belongs to, from 1. at: where its token stands in the text of the first
-        prompt; None if that prompt does not hold it.
+        turn: number of the turn to which the image belongs, from 1. at: the character of the first turn's prompt at
+        which the image's token stands; None if that prompt does not hold the image.
         """
         size = {"width": self.width, "height": self.height}
         return {"name": self.image.name, **size, "tokens": self.tokens, "turn": turn, "at": at}
@@ -42,9 +42,10 @@ class Picture:
 class Vision:
     """The image processor of a model, from transformers, and the token that stands for a part of an image.
 
-    count: returns how many of these tokens an image of this height and width has. options: arguments of the image
-    processor. around: the ids of the tokens that the model family puts before and after those of an image. template:
-    the chat template that handles images, if the tokenizer's template does not.
+    count: returns how many of these tokens an image has, from its height and width in pixels. token, text: the id and
+    the text of this token. options: arguments of the image processor. around: the ids of the tokens that the model
+    family puts before and after those of an image. template: the chat template that handles images, if the tokenizer's
+    template does not.
     """
 
     processor: Any
@@ -113,7 +114,7 @@ class Vision:
 
 def _rows(made: Mapping[str, Any], images: int) -> list[int]:
     """Return how many rows of the pixel values belong to each image: one per patch, one per tile, or a single row.
-    made: the output of the image processor. images: their number."""
+    made: the output of the image processor. images: the number of images."""
     if "image_grid_thw" in made:
         return [int(rows) for rows in made["image_grid_thw"].prod(-1)]
     return [int(rows) for rows in made.get("num_patches", [1] * images)]

@@ -80,7 +80,7 @@ class AnswerFile:
         return rows
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Append a row, in a new file after the first line. Raises SetupError when the file cannot be written."""
+        """Append a row; create a missing file with its first line. Raises SetupError if the file cannot be written."""
         with self._appending() as stream:
             stream.write(b"" if stream.tell() else _line(self.asked))
             stream.write(_line(row))
@@ -106,7 +106,7 @@ class AnswerFile:
 class SharedAnswers:
     """The answers of all processes of one training: the common file, and the file of this process.
 
-    asked: as in `AnswerFile`. A single process writes the common file.
+    asked: as in `AnswerFile`. If the training has only one process, it writes its answers into the common file.
     """
 
     def __init__(self, path: Path, asked: Mapping[str, Any], processes: Processes | None = None) -> None:

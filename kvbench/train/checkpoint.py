@@ -36,7 +36,7 @@ def save(path: Path, optimiser: ShardedAdamW, state: Mapping[str, Any], processe
 
 
 def _header(shapes: Mapping[str, torch.Size], state: Mapping[str, Any]) -> bytes:
-    """Return the beginning of a safetensors file with float32 tensors in this order."""
+    """Return the header of a safetensors file whose float32 tensors have these names and shapes, in this order."""
     header: dict[str, Any] = {"__metadata__": {"state": json.dumps(dict(state))}}
     end = 0
     for name, shape in shapes.items():

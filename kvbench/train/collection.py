@@ -32,8 +32,12 @@ class Collection:
     top_p: float = option(1.0, "draw from the smallest set of tokens with this total probability", above=0, high=1)
     top_k: int = option(0, "number of most probable tokens to draw from; 0 is off", low=0)
     max_tokens: int = option(4096, "most tokens of an answer to a question from --data", low=1)
-    max_prompt: int = option(0, "skip prompts and cut texts with more tokens; 0: leave room for an answer", low=0)
-    min_tokens: int = option(0, "drop shorter answers", low=0)
+    max_prompt: int = option(
+        0,
+        "most tokens of a prompt: longer ones are skipped, longer raw texts cut; 0: what leaves room for an answer",
+        low=0,
+    )
+    min_tokens: int = option(0, "drop answers with fewer tokens", low=0)
     truncate: int = option(0, "train on this many first tokens of an answer; 0: all", low=0)
     unfinished: Keep = "keep"  # answers that reach max_tokens or the context's end without an end token
     wrong: Keep = "drop"  # wrong answers to questions whose right answer is known
@@ -43,7 +47,7 @@ class Collection:
     def of(cls, options: Mapping[str, Any]) -> Collection:
         """Return the settings among a recipe's options; others have their defaults. Raises UserError if one is invalid.
 
-        The caller checks `CHOICES`.
+        The caller checks that `unfinished`, `wrong` and `answers` have one of their possible values (`CHOICES`).
         """
         names = {field.name for field in dataclasses.fields(cls)}
         made = cls(**{name: value for name, value in options.items() if name in names})
@@ -63,7 +67,7 @@ class Collection:
         return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
     def asked(self) -> dict[str, Any]:
-        """Return the settings on which the model's answers depend. Others choose among finished answers."""
+        """Return the settings on which the model's answers depend. The other settings choose among finished answers."""
         return {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
 
 

@@ -100,6 +100,6 @@ class _Maker:
         return list(encoded["input_ids"])
 
     def _end(self) -> list[int]:
-        """Return the token with which the model would end a given answer."""
+        """Return a list of the token with which the model would end a given answer; [] if it has no end token."""
         stop, usual = self.loaded.stop_ids, self.loaded.tokenizer.eos_token_id
         return [usual if usual in stop else min(stop)] if stop else []

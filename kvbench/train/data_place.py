@@ -38,7 +38,7 @@ def check_data(data: str) -> None:
 
 
 def short_name(data: str) -> str:
-    """Return the place as the card's command names it."""
+    """Return the data's name for the command on a card: a hub address unchanged; of a path, only its last part."""
     return data if data.startswith(HUB) else Path(data).name
 
 

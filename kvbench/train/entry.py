@@ -24,6 +24,7 @@ OPTIMISER: Mapping[str, Any] = {
     "beta2": 0.98,
     "weight_decay": 0.0,
 }
+PRECISIONS = ("float32", "bfloat16")  # values of the option `precision`
 # Of recipes that train the model: rank (0: all weights are trained, without an adapter), scale, and linear layers.
 LORA: Mapping[str, Any] = {"lora": 0, "lora_alpha": 32.0, "lora_places": "all"}
 
@@ -46,7 +47,7 @@ class Preset:
         return _last(model) in map(str.lower, self.models)
 
     def of(self, model: str) -> dict[str, Any]:
-        """Return the values for a model, by name."""
+        """Return the values for a model, by the setting's name."""
         own = (values for name, values in self.models.items() if name.lower() == _last(model))
         return {**self.values, **next(own, {})}
 
@@ -68,7 +69,7 @@ class Entry:
             with answers (`kvbench.train.head_data`).
         tested_on: what the held-out figures use: the model's answers to the held-out questions, collected before the
             training; or the questions alone, which the recipe lets the model answer whenever it computes the figures.
-        dtype: number type of the loaded model. The option `precision` of a recipe, if it has one, comes first.
+        dtype: number type of the loaded model. If a recipe has the option `precision`, that counts instead.
         options: the recipe's own settings and their defaults. A recipe that asks questions also has the settings of
             `kvbench.train.collection`; `options` may change their defaults.
         presets: by name; "tiny" is used for the built-in model if the user names no preset.
@@ -103,6 +104,7 @@ class Entry:
 
     def dtype_for(self, options: Mapping[str, Any]) -> str:
         """Return the number type in which to load the model. options: the recipe's settings by name."""
+        check_choices(options, precision=PRECISIONS)
         return str(options.get("precision", self.dtype))
 
     def preset_for(self, model: str, preset: str | None) -> str | None:
@@ -135,14 +137,14 @@ def check_optimiser(settings: Mapping[str, Any]) -> None:
 
 
 def check_least(more: Mapping[str, Any], **least: float) -> None:
-    """Raise UserError if a setting in `more` is below its smallest value in `least`; other settings are not checked."""
+    """Raise UserError if a setting in `more` is below its least value in `least`; one not in `least` is free."""
     for name, smallest in least.items():
         if (value := more.get(name, smallest)) < smallest:
             raise UserError(f"--opt {name} must be {smallest} or more; got {value:g}.")
 
 
 def check_choices(more: Mapping[str, Any], **choices: Sequence[str]) -> None:
-    """Raise UserError if a setting in `more` is not among its possible values in `choices`; others are not checked."""
+    """Raise UserError if a setting in `more` is not among its values in `choices`; one not in `choices` is free."""
     for name, known in choices.items():
         if (value := more.get(name, known[0])) not in known:
             need = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"

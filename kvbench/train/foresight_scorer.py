@@ -132,8 +132,8 @@ class ScorerRecipe(TraceRecipe):
         self.traces, self.test = self._evicted(self.traces), self._evicted(self.test)
 
     def evictions_of(self, trace: Trace) -> Evictions:
-        """Return the reader for traces of this length. Beyond `long` tokens, `long_budget` and `long_interval`
-        apply."""
+        """Return the reader for a trace: for a trace of more than `long` > 0 tokens the one with `long_budget` and
+        `long_interval`, for others the one with `budget` and `interval`."""
         return self._of_long if len(trace.ids) > self.settings.more.get("long", 0) else self.evictions
 
     @classmethod
@@ -145,8 +145,9 @@ class ScorerRecipe(TraceRecipe):
 
     @classmethod
     def answers(cls, settings: Settings, longest: int) -> Answers:
-        """Return the values that a rehearsal supplies: of the entries in a mask, those that stay after an eviction, or
-        those that compete, which are all but the newest ones."""
+        """Return the values that a rehearsal supplies. In a row of a mask with more elements than the budget, those
+        that compete are True: all but the newest, which are protected. In other rows, as many elements are True as the
+        interval has tokens."""
         more = settings.more
         longer = "long_" if 0 < more.get("long", 0) < longest else ""
         budget, interval = more[f"{longer}budget"], more[f"{longer}interval"]

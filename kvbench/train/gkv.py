@@ -37,16 +37,16 @@ from kvbench.train.traces import Question
 from kvbench.train.trained_model import model_files, save_folder
 
 ADAPTER = "adapter"  # folder of a trained adapter
-PRECISIONS = ("float32", "bfloat16")
 
 
 class SparseRecipe(Recipe):
     """The base class of recipes that train the model to work with an evicted cache.
 
-    `settings.more`: method (with its options in parentheses), budget, interval, `softness`, slots (answers generated
-    at once), micro (answers per forward pass with a gradient), recompute (auto, on, off), precision (of weights and
-    gradients; the optimiser updates float32 copies of bfloat16 weights). A method that takes no budget ignores
-    `budget`. With `lora` > 0, the rank, only an adapter is trained (`kvbench.train.lora`).
+    `settings.more`: method (with its options in parentheses), budget, interval, the temperature of the logits (named by
+    the class attribute `softness`), slots (answers generated at once), micro (answers per forward pass with a
+    gradient), recompute (auto, on, off), precision (of weights and gradients; the optimiser updates float32 copies of
+    bfloat16 weights). A method that takes no budget ignores `budget`. With `lora` > 0, the rank, only an adapter is
+    trained (`kvbench.train.lora`).
     """
 
     kind, figure, higher = "model", "accuracy", True
@@ -72,7 +72,7 @@ class SparseRecipe(Recipe):
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
         check_least(more, interval=1, micro=1, slots=1, group=2)
-        check_choices(more, recompute=RECOMPUTE, precision=PRECISIONS)
+        check_choices(more, recompute=RECOMPUTE)
         recomputes(loaded.model, more["recompute"])
         if not more[cls.softness] > 0:
             raise UserError(f"--opt {cls.softness} must be above 0; got {more[cls.softness]:g}.")
@@ -106,7 +106,7 @@ class SparseRecipe(Recipe):
     def held_out(self) -> dict[str, float]:
         """Return the share of held-out questions that greedy answers get right, with the evicted and the full cache.
 
-        Without evictions there is one share.
+        If the method does not evict, there is only the share with the full cache.
         """
         figures = {"accuracy": self._accuracy(self.method, self.budget)}
         if self.method.evicts:

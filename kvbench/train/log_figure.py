@@ -19,7 +19,10 @@ HELD_OUT = "held-out "  # begins the names of panels
 
 
 def log_figure(log: Path, held_out: Path, recipe: str) -> Figure:
-    """Return the figure of a training; `log` has a line per step, `held_out` a line per computation of its figures."""
+    """Return the figure of a training.
+
+    log: the file with a line per step. held_out: the file with a line per computation of the held-out figures.
+    """
     rows, tested = _rows(log), _rows(held_out)
     steps = -(-len(rows) // MOST)
     bins = [rows[start : start + steps] for start in range(0, len(rows), steps)]

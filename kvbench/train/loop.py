@@ -57,7 +57,7 @@ def train(
 
     base: the model; revision: the commit of its files; command: the command line for the card. evaluate: steps from one
     computation of the held-out figures to the next; 0: only before and after the training. checkpoint_seconds: the
-    least time between two checkpoints; if writing the last one took n > 1 seconds, n times as long. The last step
+    least time between two checkpoints; n times as much if writing the last checkpoint took n > 1 seconds. The last step
     always writes a checkpoint. on_step: called after every step, also with the newest held-out figure.
 
     Raises:

@@ -257,5 +257,6 @@ def _extended(few: Sequence[Segment], more: Sequence[Segment], layers: int) -> l
 
 
 def _outer(segments: Sequence[Segment]) -> Iterator[Segment]:
-    """Yield the segments that are not inside an inner layer, which holds no more than the first or the last layer."""
+    """Yield the segments outside inner layers. While an inner layer runs, no more is in memory than while the first or
+    the last layer runs."""
     return (segment for segment in segments if not segment.label.endswith(INNER))

@@ -3,7 +3,7 @@
 Every process holds all parameters, in the model's dtype. Of every parameter, read as one row of numbers, process r of N
 holds the r-th of N equal parts in float32, with the two moments of this part, and updates it; then the processes
 exchange the updated parts. So steps that bfloat16 would round away add up in the float32 parts. A float32 parameter
-needs no copy: its part is a view of it.
+needs no copy: the part is a view of the parameter.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class ShardedAdamW:
         return tensor.detach().view(-1)[self.processes.part(tensor.numel())]
 
     def _take_gradient(self, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Remove a parameter's gradient; return this process's part of its mean over processes, and the mean's norm."""
+        """Remove a parameter's gradient and average it over the processes. Return this process's part of the averaged
+        gradient, and the norm of the whole averaged gradient."""
         gradient = torch.zeros_like(p) if p.grad is None else p.grad
         p.grad = None
         gradient = gradient.float().contiguous()

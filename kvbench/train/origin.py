@@ -21,7 +21,7 @@ class Origin:
 
     @classmethod
     def of(cls, recipe: type[Recipe], place: str) -> Origin:
-        """Return the weights in a folder, or a file of weights.
+        """Return the finished training whose weights are in `place`: a folder, or a file of weights.
 
         Raises UserError for a recipe that trains no weights, SetupError if the file or its card is missing or damaged.
         """

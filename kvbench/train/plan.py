@@ -22,6 +22,7 @@ from kvbench.train.head_data import Example
 from kvbench.train.memory import ROOM, Phase, Rehearsal
 from kvbench.train.processes import Processes
 from kvbench.train.recipe import Settings
+from kvbench.train.rehearsal import Parts
 from kvbench.train.traces import Question, Trace
 
 PROMPT = 256  # tokens of a prompt whose length no setting limits
@@ -138,23 +139,28 @@ class TrainingPlan:
 
     @property
     def peak(self) -> Phase:
-        return max(self.phases, key=lambda phase: phase.bytes)
+        """The phase that takes most memory; one without bytes if no phase could be counted."""
+        return max(self.phases, key=lambda phase: phase.bytes, default=Phase("not counted", Parts()))
 
     @property
     def fits(self) -> bool:
-        return self.peak.bytes <= self.device.total
+        return bool(self.phases) and self.peak.bytes <= self.device.total
 
     def smaller(self) -> tuple[dict[str, Any], TrainingPlan]:
         """Return settings, by name, with which the training takes less memory, and the plan with these settings.
 
-        The changes in `SMALLER` are added one by one until the training fits; with all of them it may still not fit.
+        The changes in `SMALLER` are added one by one until the training fits; with all of them it may still not fit. A
+        change is left out if the recipe refuses it, or if its steps cannot be counted with it.
         """
         plan, changes = self, dict[str, Any]()
         for name, value in SMALLER.items():
             if not plan.fits and plan.settings.get(name, value) != value:
                 changed = {**plan.settings, name: value}
-                tried = TrainingPlan.of(self.name, self.config, changed, self.device)
-                if tried.peak.bytes < plan.peak.bytes:
+                try:
+                    tried = TrainingPlan.of(self.name, self.config, changed, self.device)
+                except KVBenchError:
+                    continue
+                if not tried.uncounted and tried.peak.bytes < plan.peak.bytes:
                     plan, changes[name] = tried, value
         return changes, plan
 
@@ -170,7 +176,8 @@ def _lengths(settings: Mapping[str, Any], context: int) -> tuple[int, int, bool]
     limits the prompts. context: most tokens that the model reads."""
     if "max_tokens" not in settings:  # examples: a text whose last tokens are the answer
         total = min(int(settings["tokens"]), context)
-        return total - PREDICTED, PREDICTED, True
+        predicted = min(PREDICTED, total - 1)
+        return total - predicted, predicted, True
     answer = int(settings.get("truncate") or settings["max_tokens"])
     prompt = int(settings.get("max_prompt") or PROMPT)
     if prompt + answer > context:

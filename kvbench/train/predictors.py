@@ -26,7 +26,7 @@ FIRST = 8  # texts whose mean target is the first answer of networks with a bias
 
 
 class PredictorRecipe(TraceRecipe):
-    """Trains a network per layer that methods evict.
+    """Trains one network for each layer from which methods evict entries.
 
     `settings.more`: width (hidden units), tokens (most tokens of a text), and the subclass's own.
 
@@ -48,14 +48,15 @@ class PredictorRecipe(TraceRecipe):
 
     @abstractmethod
     def text(self, trace: Trace) -> tuple[list[int], int]:
-        """Return the tokens that the model reads of a trace, and the number of the first tokens that are learned."""
+        """Return the tokens that the model reads for a trace, and for how many of them, from the first on, the networks
+        learn to predict the targets."""
 
     @abstractmethod
     def target(self, call: AttentionCall, n: int, trace: Trace) -> torch.Tensor:
         """Return the targets [Hk, n] of the first n tokens of a trace in one layer, given its attention call."""
 
     def mistake(self, guess: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Return the loss of predictions [L, Hk, n]."""
+        """Return the loss of the predictions `guess` for the targets, both [L, Hk, n]; here the mean square error."""
         return (guess - target).square().mean()
 
     def begin(self) -> None:

@@ -56,14 +56,14 @@ class Processes:
         return slice(rank * size // self.count, (rank + 1) * size // self.count)
 
     def share_parts(self, row: torch.Tensor) -> None:
-        """Copy every process's own part of a row to the same place in the rows of all others."""
+        """Copy every process's own part of `row` to the same place in `row` of all other processes."""
         for rank in range(self.count) if self.count > 1 else ():
             if len(part := row[self.part(len(row), rank)]):
                 distributed.broadcast(part, src=rank)
 
     def gather(self, own: torch.Tensor, size: int) -> torch.Tensor:
-        """Return, in the first process, a row of `size` numbers joined from all parts; in other processes, their own
-        part."""
+        """Return, in the first process, the row of `size` numbers joined from the parts `own` of all processes; in any
+        other process, its `own`."""
         if self.count == 1:
             return own
         if not self.first:
@@ -120,8 +120,8 @@ def is_first() -> bool:
 def joined() -> Iterator[Processes]:
     """While the block runs, connect this process with the other processes of the training.
 
-    A block inside another uses its connection. Raises SetupError when the processes cannot find each other, for example
-    because their address is missing.
+    A block inside another such block uses the outer block's connection. Raises SetupError when the processes cannot
+    find each other, for example because their address is missing.
     """
     if only_one():
         yield Processes()

@@ -141,13 +141,13 @@ class Recipe(ABC):
     def stored(self) -> Mapping[str, Sequence[torch.Tensor]]:
         """Return the tensors that the recipe keeps in memory of the items read so far, by the item's name.
 
-        With them it need not read an item again.
+        With these tensors the recipe need not read an item again.
         """
         return {}
 
     @classmethod
     def check_origin(cls, place: str) -> None:
-        """Raise UserError if trainings by this recipe cannot begin with the weights of a finished one, in `place`."""
+        """Raise UserError if this recipe cannot start from the weights of a finished training, which are in `place`."""
         return None
 
     @abstractmethod
@@ -177,7 +177,8 @@ class Recipe(ABC):
     def continue_from(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Begin with the tensors of a weights file instead of initial values.
 
-        Raises UserError if a tensor is missing or has another shape, or if one that is not trained has other values.
+        Raises UserError if a tensor is missing or has another shape, or if a tensor that is not trained differs from
+        this recipe's.
         """
         own, trained = self.tensors(), self.parameters()
         why = misfit(tensors, {name: tuple(tensor.shape) for name, tensor in own.items()})

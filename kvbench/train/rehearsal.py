@@ -162,7 +162,7 @@ def _as_numbers(indices: Sequence[Any], answers: Answers) -> list[Any]:
 
 
 def part_by_shape(loaded: LoadedModel) -> Kind:
-    """Return a function that tells the part of a tensor by its shape."""
+    """Return a function that tells from a tensor's shape in which part of memory a ledger counts the tensor."""
     parameters = {p.shape for p in loaded.model.parameters()}
     vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
     heads = {(g.kv_heads, size) for g in loaded.geometry for size in (g.head_dim, g.value_dim)}

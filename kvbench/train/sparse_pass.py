@@ -66,7 +66,7 @@ class Part:
         return final_states(model, SparseAttention(until), last=self.targets.shape[1], input_ids=self.ids[:, :-1])
 
     def logits(self, model: Any, until: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Return all logits [b, n, V] of the model's own forward pass in float32: the slow reference of `add_up`."""
+        """Return all logits [b, n, V] of the model's own forward pass in float32: slow, to check `add_up` by."""
         handler = SparseAttention(until)
         return forward(model, handler, input_ids=self.ids[:, :-1], logits=self.targets.shape[1]).float()
 
@@ -92,9 +92,10 @@ def add_up(
 ) -> torch.Tensor:
     """Sum an objective over all answer tokens, and add the sum's gradient to the gradients of the model's parameters.
 
-    Returns the weighted sum, without a graph.
+    Each token's loss counts with its answer's weight. Returns the weighted sum, without a graph.
 
     Args:
+        lifetimes: when the entries of these sequences were evicted.
         micro: sequences per micro-batch.
         again: recompute a layer's activations for its gradient instead of holding them.
         teacher: opens a block and yields the model that predicts with the full cache inside it; None: no teacher.
@@ -136,7 +137,8 @@ def _losses(
 def recomputes(model: Any, choice: str) -> bool:
     """Return whether a training recomputes activations, for the value of its option `recompute` (of RECOMPUTE).
 
-    auto: from LARGE parameters on, where the model's layers support it. Raises UserError for "on" if no layer does.
+    auto: for a model of at least LARGE parameters, where the model's layers support it. Raises UserError for "on" if no
+    layer does.
     """
     possible = bool(_recomputable(model))
     if choice == "on" and not possible:

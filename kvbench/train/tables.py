@@ -26,7 +26,7 @@ OnExample = Callable[[int], None]  # receives the number of texts read
 class Estimate:
     """What was estimated: the tensors of a table, and facts for its card.
 
-    heads: a number per query head for people to read, [L, Hq]; what: its name.
+    heads: a number per query head for people to read, [L, Hq]; what: the name of this number.
     """
 
     tensors: Mapping[str, torch.Tensor]

@@ -30,7 +30,7 @@ def model_files(loaded: LoadedModel) -> Callable[[Path], None]:
 def save_folder(
     folder: Path, write: Callable[[Path], None], base: Base, *, made: Mapping[str, Any]
 ) -> tuple[Path, dict[str, Any]]:
-    """Let `write` fill a folder, replacing any folder there, and write a card beside it; return both.
+    """Let `write` fill a folder, replacing any folder there, and write a card beside it; return folder and card.
 
     base: the model before the training. made: facts about the training for the card. Raises SetupError when a file
     cannot be written.

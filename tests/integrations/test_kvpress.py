@@ -122,6 +122,8 @@ def test_invalid_options():
         make("kvpress:SnapKVPress", {"kernel_size": 4})
     with pytest.raises(UserError, match="'buffer' must be more than the 4 first tokens"):
         make("kvpress:CapPress", {"buffer": 4})
+    with pytest.raises(UserError, match="'buffer' must be more than the 4 first tokens"):
+        make("kvpress:CriticalKVPress", {"press": "ExpectedAttentionPress", "buffer": 4})
     with pytest.raises(UserError, match="kvpress has no scorer press 'Other'"):
         make("kvpress:CriticalKVPress", {"press": "Other"})
     assert make("kvpress:SnapKVPress", {}).min_budget() == 65

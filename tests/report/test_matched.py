@@ -79,3 +79,14 @@ def test_random_with_options_stands_for_chance_where_no_other_is(make_run: Calla
     assert adds == {
         "gkv": pytest.approx(1 / 3), "random(prompt=all)": None, "random(prompt=cap)": pytest.approx(-1 / 3),
     }  # fmt: skip
+
+
+def test_cells_that_evicted_nothing_or_are_not_bounded_are_marked(make_run: Callable, rows: Callable) -> None:
+    idle = rows("snapkv", 48, [1.0, 0.0, 1.0], options=P)
+    for row in idle:
+        row |= {"entries_after_evict": None, "decode_bounded": False}
+    busy = rows("gkv", 48, [1.0, 0.0, 1.0], options=P)
+    text = " ".join(FORMATS["text"](MatchedReport.make(load([make_run("r", idle, busy)]))).split())
+    assert "These evicted nothing, so their answers are the full cache's: snapkv at 48." in text
+    assert "snapkv *" in text
+    assert "* generated entries are not bounded by the budget" in text

@@ -35,7 +35,7 @@ SMALL = {
     "locret": {"recent": 8},
     "defensivekv": {"window": 8},
     "caote": {"window": 8},
-    "sepllm": {"sinks": 2, "recent": 8},
+    "sepllm": {"sinks": 2, "recent": 8, "marks": "0123"},  # the tokens of `models.Words` are numbers
     "scope": {"base": "snapkv(window=8)", "recent": 3},
     "vase": {"window": 8, "draw": False},
     "foresightkv": {"sampling": False},  # noise is named after the task, which `generate` does not have

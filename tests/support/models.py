@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -88,6 +88,7 @@ class Words:
 
     eos_token_id = None
     chat_template = None
+    all_special_ids: ClassVar[list[int]] = []
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         """A number stands for itself, every other word for its length."""
@@ -99,6 +100,9 @@ class Words:
 
     def decode(self, ids: list[int], **_: Any) -> str:
         return " ".join(map(str, ids))
+
+    def batch_decode(self, sequences: list[list[int]], **_: Any) -> list[str]:
+        return [self.decode(ids) for ids in sequences]
 
 
 def build(name: str, scale: float = 2.0) -> LoadedModel:

@@ -79,6 +79,8 @@ def test_scores():
     [
         ({"prompt": "Write!"}, "row 1, have a value of a wrong form"),
         ({"prompt": "[]"}, "row 1, have a value of a wrong form"),
+        ({"prompt": None}, "row 1, have a value of a wrong form"),
+        ({"prompt": "[" * 100_000}, "row 1, have a value of a wrong form"),
         ({"prompt": '[{"role": "user"}]'}, "have no column 'content'"),
         ({"answer": ...}, "have no column 'answer'"),
         ({"desired_msg_index": "last"}, "row 1, have a value of a wrong form"),

@@ -10,8 +10,10 @@ import pytest
 from support import training_memory, training_plans
 
 from kvbench.cli.app import main
-from kvbench.train.memory import MOMENTS, STEP, UPDATE
-from kvbench.train.plan import Device
+from kvbench.errors import UserError
+from kvbench.train import catalogue, lora
+from kvbench.train.memory import MOMENTS, STEP, UPDATE, Rehearsal
+from kvbench.train.plan import Device, TrainingPlan
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "training"
@@ -82,6 +84,7 @@ def test_the_command_plans_without_weights_and_says_what_fits(folder, capsys):
     ("argv", "message"),
     [
         (["--dry-run", "--gpu-memory", "80"], "80GB"),
+        (["--dry-run", "--gpu-memory", "9" * 400 + "GB"], "80GB"),
         (["--dry-run", "--processes", "0"], "--processes"),
         (["--dry-run", "--processes", "3"], "a batch of 8 cannot be shared equally by 3 processes"),
         (["--gpu-memory", "80GB", "--out", "x"], "give --dry-run, too"),
@@ -92,6 +95,34 @@ def test_the_command_plans_without_weights_and_says_what_fits(folder, capsys):
 def test_wrong_flags_of_a_plan(argv, message, capsys):
     assert main(["train", "duo", "--model", "tiny", *argv]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_plan_without_counts_says_so(folder, capsys, monkeypatch):
+    """A recipe's code may need values, which tensors without memory lack."""
+
+    def fail(self):
+        raise RuntimeError("it reads values")
+
+    monkeypatch.setattr(Rehearsal, "phases", fail)
+    argv = ["train", "gkv-rl", "--model", folder, "--batch", "2", "--dry-run", "--opt", "max_tokens=20"]
+    assert main([*argv, "--opt", "budget=64", "--opt", "interval=32"]) == 0
+    assert "could not be counted: it reads values" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_suggestion_that_the_recipe_refuses_is_left_out(folder, monkeypatch):
+    def refuse(model, method, more):
+        if more["lora"]:
+            raise UserError("not with this model")
+
+    monkeypatch.setattr(lora, "check", refuse)
+    settings = catalogue.entry_of("gkv-rl").settings("m", None) | {"batch": 2, "seed": 0, "max_tokens": 20}
+    plan = TrainingPlan.make("gkv-rl", folder, settings, Device(gpu=True, total=10**6))
+    assert "lora" not in plan.smaller()[0]
+
+
+def test_the_precision_is_checked_before_the_model_is_loaded():
+    with pytest.raises(UserError, match=r"^--opt precision must be float32 or bfloat16; got 'foo'\.$"):
+        catalogue.entry_of("gkv-rl").dtype_for({"precision": "foo"})
 
 
 def test_the_tables_in_docs_are_those_of_their_files():

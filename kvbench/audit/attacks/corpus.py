@@ -113,7 +113,8 @@ def _successes(
 ) -> Iterator[str]:
     """Yield the name of each check that shows harm: these are the ways in which the attack succeeded.
 
-    The checks are those named in the attack's header, "damage" (to the grader) and "sandbox_error".
+    The checks are those named in the attack's header, "damage" (to the grader) and "sandbox_error". alive: ids of the
+    processes that outlived the grader. result: what the grader reported. secret: texts that the program must not see.
     """
     out = result.get("stdout", "") + result.get("stderr", "")
     seen = out + b"".join(aims.received).decode("latin-1")

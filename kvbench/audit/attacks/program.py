@@ -129,7 +129,7 @@ class Targets:
 def targets(expected: str) -> Iterator[Targets]:
     """Create the files, sockets and process that one program attacks; remove them after the block.
 
-    expected: the test's expected output, which one of the files holds as bait.
+    expected: the output that the program's test expects; one of the files holds it as bait.
     """
     folder = Path(tempfile.mkdtemp(prefix="kvbench-attack-"))
     folder.chmod(0o755)

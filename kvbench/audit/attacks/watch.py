@@ -51,7 +51,7 @@ def adopt_orphans() -> None:
 
 
 def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known: int, seconds: float) -> Peaks:
-    """Observe a grader until it ends, and return the peaks; kill its process group after `seconds`.
+    """Observe a grader until it ends, and return the peaks; kill the grader's process group after `seconds`.
 
     folder: the grader's TMPDIR. port: a port on which the program may listen and to which this function tries to
     connect; None: no such port. known: id of a child of this process that does not belong to the grader.
@@ -80,7 +80,7 @@ def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known
 
 
 def survivors(known: Iterable[int]) -> list[int]:
-    """Kill and return the ids of processes that outlived the grader: all descendants of this process but `known`."""
+    """Kill the processes that outlived the grader: all descendants of this process but `known`; return their ids."""
     time.sleep(_SETTLE_SECONDS)
     table = _table()
     alive = [pid for pid in _below(table, [os.getpid()]) - set(known) if table[pid].state != "Z"]

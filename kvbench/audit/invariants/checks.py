@@ -15,7 +15,10 @@ from kvbench.eviction.api import Method
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """One invariant: the function that checks it, and the layouts and special ways in which this function runs."""
+    """One invariant: the function that checks it, and two flags that say when this function runs.
+
+    special: also in the special ways of running (chunked, tail, share). each_layout: in every layout (dense, paged).
+    """
 
     check: Callable[[Exam, Any], None]  # of one `Way` or `AuditLayout`; its docstring's first line is the statement
     special: bool = False  # whether `check` also runs in the `Special` ways

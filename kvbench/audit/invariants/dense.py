@@ -34,8 +34,8 @@ def dense_pass(
 ) -> Pass:
     """Run a whole sequence without a cache (`reference.dense_logits`), and record the queries of every layer.
 
-    history: the log of evictions; the pass hides evicted entries by a mask. keys: the names of the sequence in this
-    log; images: the images of the prompt with which `ids` begins.
+    history: the log of evictions; a mask hides the evicted entries. keys: the names under which the log lists the
+    sequence. images: the images of the prompt with which `ids` begins.
     """
     queries: dict[int, torch.Tensor] = {}
     route, expanding = reference.route, projections(loaded.model)

@@ -44,7 +44,8 @@ class Eviction:
 def evictions(exam: Exam, trial: Trial) -> Iterator[Eviction]:
     """Yield the evictions of each sample in order.
 
-    For every sample the evictions of its prompt come first; samples of the same prompt share them.
+    For every sample the evictions of its prompt come first; samples of the same prompt share the prompt's
+    evictions.
     """
     for request, sample in trial.sequences():
         budget = entry_budget(exam.method, trial.budget, len(request.prompt_ids), exam.group)
@@ -68,9 +69,9 @@ PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
 def held_at(exam: Exam, trial: Trial, key: int, seen: int) -> list[int]:
-    """Return how many entries each head holds after `seen` tokens, layer by layer.
+    """Return how many entries each head of each evicted layer holds after `seen` tokens, in the order of layers.
 
-    An eviction that happens exactly then is not counted yet. key: the sequence's name in the log.
+    An eviction that follows the token number `seen` is not counted yet. key: the sequence's name in the log.
     """
     keys, counts = noise_keys(*trial.owner(key)), list[int]()
     for g in exam.evicting:

@@ -147,7 +147,8 @@ class Exam:
         return budget * self.copies
 
     def protects(self) -> list[Protect]:
-        """Return two protections of the method in the first request: at the prompt's eviction, and while decoding."""
+        """Return which tokens of the first request the method protects: when the prompt is evicted, and while the
+        answer is generated."""
         length = len(self.requests[0].prompt_ids)
         budget = entry_budget(self.method, self.budget, length, self.group)
         phases = (self.method.during("prefill"), self.method.during("decode"))
@@ -167,10 +168,11 @@ class Exam:
 
     @once
     def two_budgets(self, layout: AuditLayout) -> dict[int, Trial]:
-        """Run one long prompt at a quarter of the exam's budget and at four times this budget; return both trials.
+        """Run one long prompt at a quarter and at four times the exam's budget; return both trials.
 
-        The keys are the two budgets, the smaller first. The smaller is raised to the method's smallest budget. The
-        prompt is longer than both budgets. Raises NotApplicable if the model's context is too short for the prompt.
+        The keys are the two budgets, the smaller first. A quarter below the smallest budget of the method is raised to
+        this smallest budget. The prompt is longer than both budgets. Raises NotApplicable if the model's context is too
+        short for the prompt.
         """
         least = self.method.min_budget() * self.copies
         quarter, large = (int(self.size * factor) // self.copies * self.copies for factor in SMALL_AND_LARGE)
@@ -200,7 +202,7 @@ class Exam:
 
     @once
     def dense(self, way: Way, request: Request, sample: int, *, masked: bool) -> Pass:
-        """Run a sequence of the trial `main(way)` through the model at once, without a cache.
+        """Run one sequence of the trial `main(way)`, a request's `sample`, through the model at once, without a cache.
 
         masked: hide the entries that the engine had evicted.
         """

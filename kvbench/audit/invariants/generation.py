@@ -36,7 +36,7 @@ def runs(exam: Exam, way: Way) -> None:
 
 
 def budget(exam: Exam, way: Way) -> None:
-    """A sequence holds at most the budget after an eviction, and at most one interval more before the next."""
+    """A sequence holds at most the budget after an eviction, and at most one interval's tokens more before the next."""
     takes_budget(exam)
     trial, kept = exam.main(way), defaultdict[tuple[str, int, int], dict[int, int]](dict)
     for e in evictions(exam, trial):
@@ -69,7 +69,7 @@ def budget(exam: Exam, way: Way) -> None:
 
 
 def protect(exam: Exam, way: Way) -> None:
-    """Every head keeps the entries that it held of sinks, recent tokens, prompts or text that the method protects."""
+    """Every head keeps its entries of all tokens that the method protects: sinks, recent tokens, prompts or text."""
     evicts(exam)
     _drops(exam, way)
     protects = False
@@ -124,7 +124,7 @@ def batch(exam: Exam, layout: AuditLayout) -> None:
 
 
 def leak(exam: Exam, layout: AuditLayout) -> None:
-    """A sequence has the same tokens and kept entries when it runs again after another sequence in its slot."""
+    """A sequence has the same tokens and kept entries when it runs again after another sequence has used its slot."""
     _drops(exam, layout)
     first, _, again = exam.repeated(layout)
     [request] = first.requests

@@ -68,7 +68,8 @@ SCALE = 2.0  # factor of random weights: without it attention is almost uniform,
 class Subject:
     """A model on which methods are audited; it supplies the weights, tables of heads and draft model that methods need.
 
-    source: the model's folder or hub name; None for a model in memory only.
+    source: the model's folder or hub name; None for a model in memory only. scratch: the folder for the files that the
+    subject supplies. full: generations with the full cache, which all methods share.
     """
 
     name: str
@@ -93,7 +94,7 @@ class Subject:
             raise NotApplicable(str(error)) from None
 
     def prompts(self, lengths: Sequence[int], seed: int) -> list[Prompt]:
-        """Return a random prompt of each length, as this model reads prompts."""
+        """Return a random prompt of each length, with images in some of them if the model reads images."""
         return random_prompts(self.loaded.model, lengths, seed)
 
     @cached_property

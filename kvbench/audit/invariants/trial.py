@@ -112,7 +112,7 @@ class Bench:
         self._count_pages()
 
     def _count_pages(self, idle: bool = False) -> None:
-        """Note lost pages: every page of the cache must be free or in use by exactly one head.
+        """Check that every page of the cache is free or in use by exactly one head; note a breach in `lost_pages`.
 
         idle: all sequences have ended, so every page must be free.
         """

@@ -84,5 +84,5 @@ def by_layer(view: StackView) -> Iterator[LayerView]:
 
 
 def _copied(view: LayerView) -> LayerView:
-    """Return a copy of a view; the original changes, because the engine reuses its tensors."""
+    """Return a copy of a view. The engine reuses the tensors of the view itself, so the view changes later."""
     return mapped(view, torch.clone)

@@ -98,7 +98,7 @@ class Case:
     def state(self, name: str, step: int) -> torch.Tensor | None:
         """Return values [L, H, n] that the reference stored under `name` before a step; None if the file has none.
 
-        They belong to the first n tokens in its cache.
+        The values belong to the first n tokens in the reference's cache.
         """
         values = self.tensors.get(f"state.{name}.{step}")
         return None if values is None else values.float().view(self.layers, self.heads, -1)

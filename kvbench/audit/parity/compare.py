@@ -239,7 +239,8 @@ class ReferenceCache:
         return self._drawn(view, index) if self.plan.draws else view
 
     def _drawn(self, view: LayerView, index: int) -> LayerView:
-        """Return the view with the case's noise; entries without noise, which are protected, get 0."""
+        """Return the view with the case's noise; entries without noise, which are protected, get 0. index: the place of
+        the view's layer among the case's layers."""
         units = self.case.noise(self.step)[index * self.heads :]
         rows = [[unit.get(p, 0.0) for p in row] for row, unit in zip(view.positions[0].tolist(), units)]
         fields = {f.name: getattr(view, f.name) for f in dataclass_fields(view)}

@@ -30,7 +30,10 @@ FAR = 1e9  # the error of values with different shapes, or NaN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueResult:
-    """How far kvbench's numbers for one recorded value of a case (for example a loss) differ, over all stored steps."""
+    """How far kvbench's numbers for one recorded value of a case (for example a loss) are from the reference's.
+
+    The comparison covers all stored steps. error: the largest difference, divided by the tolerated difference.
+    """
 
     value: str
     numbers: int

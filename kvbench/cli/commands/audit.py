@@ -59,7 +59,7 @@ def audit(
     parity: Annotated[
         Text, plain("--parity", "Compare methods with decisions recorded from the papers' code.", "DIR")
     ] = None,
-    sandbox: Annotated[Text, plain("--sandbox", "Run hostile programs in the sandbox.", "DIR")] = None,
+    sandbox: Annotated[Text, plain("--sandbox", "Run the hostile programs of DIR in the sandbox.", "DIR")] = None,
     throughput: Annotated[
         bool, plain("--throughput", "With --sandbox: also measure how fast programs are graded.")
     ] = False,

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def audit_parity(folder: Path, as_json: bool) -> int:
-    """Repeat all recorded cases below a folder, and print tables or one JSON document.
+    """Repeat all cases below a folder that were recorded with the papers' code, and print tables or one JSON document.
 
-    Returns exit code 0 if at least one case can be repeated, all decisions equal the reference's up to ties, and all
-    values equal the reference's up to rounding. Otherwise returns 1.
+    Returns exit code 0 if at least one case can be repeated, all decisions equal those of the papers' code up to ties,
+    and all values equal those of the papers' code up to rounding. Otherwise returns 1.
     """
     from kvbench.audit.parity.cases import load_cases
     from kvbench.audit.parity.compare import run_case

@@ -1,4 +1,5 @@
-"""``kvbench audit --sandbox DIR``: runs hostile programs in every tier of the sandbox that works here."""
+"""``kvbench audit --sandbox DIR``: runs hostile programs in each way to isolate a program ("tier" of the sandbox) that
+works on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from kvbench.scoring.sandbox import SelfTest, findings
 
 
 def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool) -> int:
-    """Run the hostile programs of `folder` in each tier, and return exit code 1 if an attack succeeds, otherwise 0.
+    """Run the hostile programs of `folder` in each tier that works here, and return exit code 1 if an attack succeeds,
+    otherwise 0.
 
     If the process runs as root, the programs run a second time as an ordinary user. Raises SetupError if no tier works.
     """

@@ -18,7 +18,8 @@ SHOWN = 3  # printed differences per file
 
 
 def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
-    """Score the answers in a folder's recorded files again, and print whether the scores equal the recorded scores.
+    """Score the answers in a folder's recorded files with kvbench's scorers, and print whether the scores equal those
+    that the official scorers gave, which the files hold.
 
     Returns exit code 0 if there are answers and all scores are equal, otherwise 1.
     """

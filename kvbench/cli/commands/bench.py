@@ -50,7 +50,9 @@ def bench(
     samples: Annotated[Text, _own("samples", "Number of sequences that share a prompt.", "N")] = None,
     prompt: Annotated[Text, _own("prompt", "Tokens of each prompt.", "N,N")] = None,
     new_tokens: Annotated[Text, _own("new-tokens", "Tokens of each answer.", "N,N")] = None,
-    stretch: Annotated[Text, _own("stretch", "Also show the cost per token in stretches of N tokens.", "N")] = None,
+    stretch: Annotated[
+        Text, _own("stretch", "Also show the time per token for each stretch of N generated tokens.", "N")
+    ] = None,
     interval: Annotated[Text, _own("interval", "Generated tokens between evictions.", "N")] = None,
     shape: Annotated[Text, _own("shape", f"Shape of the model: {', '.join(SHAPES)}.", "NAME")] = None,
     device: Annotated[Text, _own("device", "auto, cpu, cuda.", "DEVICE")] = None,

@@ -52,7 +52,10 @@ def compare(
     margin: Annotated[
         str | None, plain("--margin", "Accept a score that is lower by up to M, as in 0.02.", "M")
     ] = None,
-    gate: Annotated[str | None, plain("--gate", "TOML file with tiers, margins and limits of cells.", "FILE")] = None,
+    gate: Annotated[
+        str | None,
+        plain("--gate", "TOML file with the margin and tier (critical, advisory) of cells, and with limits.", "FILE"),
+    ] = None,
     strict: Annotated[
         bool, plain("--strict", "Also fail if cells are undecided (exit code 5) or a run of NEW is unfinished (4).")
     ] = False,
@@ -72,7 +75,8 @@ def compare(
     ] = False,
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
 ) -> int:
-    """Test whether NEW is worse than BASE: equal answers if nothing that decides them changed, else paired tests."""
+    """Test whether NEW is worse than BASE: answers must be equal if nothing that decides them changed; else paired
+    tests."""
     if format not in FORMATS:
         raise UserError(f"--format {quote(format)}: choose {', '.join(FORMATS)}.")
     from kvbench.compare.reading import read_side
@@ -142,7 +146,7 @@ def _load(plugin: list[str] | None) -> None:
 
 def _both_decided(old: Side, now: Side, mapping: Mapping[str, str], typed: Mapping[str, Any]) -> tuple[Side, Side]:
     """Return both sides with their decisions: the entries that the methods keep. The decisions of NEW are recorded now.
-    The decisions of BASE are also recorded now, unless its baseline file holds decisions.
+    The decisions of BASE are also recorded now, unless BASE is a baseline file that holds decisions.
 
     Raises UserError for runs that cannot be compared. This is checked before a model is loaded.
     """
@@ -262,8 +266,8 @@ def _drawn(outcome: Outcome, format: str, flips: bool) -> str:
 def _summary(markdown: str, fenced: Callable[[str], str]) -> str:
     """Append Markdown to the file from which GitHub makes a job's summary page, and return "".
 
-    If GITHUB_STEP_SUMMARY is not set, return the Markdown, to be printed. `fenced` puts it between lines that keep
-    GitHub from reading commands in it.
+    If GITHUB_STEP_SUMMARY is not set, return the Markdown, to be printed. `fenced` puts the Markdown between lines that
+    keep GitHub from reading commands in this text.
     """
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:

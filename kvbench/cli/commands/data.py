@@ -221,8 +221,9 @@ def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
 
 
 def _state(source: Data, name: str, manifest: Manifest) -> dict[str, Any]:
-    """Return the state of a task's data on this machine: ok, sample, wrong or missing. If data are there, the result
-    also has their source, number of rows and hashes."""
+    """Return the state of a task's data on this machine: "ok"; "sample" (only a few rows, or invented rows, that
+    kvbench ships in place of the data); "wrong" (rows or ids differ from the expected ones); or "missing". If data are
+    there, the result also has their source, number of rows and hashes."""
     try:
         if source.find(name, manifest) is None:
             return {"state": "missing", "note": "on the hub, not on this machine"}

@@ -82,7 +82,8 @@ def _accelerators() -> str:
 
 
 def _sandbox() -> str:
-    """Return one line on all tiers of the sandbox: which tiers work here, and why the others do not work.
+    """Return one line on all tiers of the sandbox, its ways to isolate a program: which tiers work here, and why the
+    others do not work.
 
     Only tasks that run programs need a sandbox.
     """

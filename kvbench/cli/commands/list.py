@@ -127,8 +127,8 @@ def _list_runs(name: str | None, out: str | None, json: bool) -> None:
 def _short_run(entry: dict[str, Any]) -> dict[str, Any]:
     """Return the description of a run, shortened to one line of the table.
 
-    The line names the first members of each list and the minute in which the run began. For a complete run it states
-    the number of rows; for any other run it adds the planned number and the status.
+    The line names the first members of each list and the minute in which the run began. For a complete run the line
+    states the number of rows; for any other run also the planned number of rows and the status.
     """
     lists = {key: _few(entry[key]) for key in ("methods", "budgets", "tasks")}
     done, status = entry["rows"], entry["status"]
@@ -185,7 +185,8 @@ def _method(name: str) -> dict[str, Any]:
 
 
 def _pair(name: str, method: Any) -> dict[str, Any]:
-    """Return the properties of two methods joined under one budget (``snapkv+gkv``)."""
+    """Return the properties of two methods joined under one budget: in ``snapkv+gkv``, snapkv evicts the prompt, and
+    gkv evicts generated tokens."""
     first, second = name.split("+")
     parts: list[Any] = [registry.methods.get(part) for part in (first, second)]
     both: dict[str, Any] = {
@@ -280,7 +281,7 @@ def _task(name: str) -> dict[str, Any]:
 
 
 def _source(task: Task) -> str:
-    """Return the place that a task's data come from: a name on the hub or an address. If there is neither, return the
+    """Return the place that a task's data come from: a name on the hub or an address. If a task has neither, return the
     kind of place (`_kind`)."""
     manifest = task.manifest
     place = manifest and (manifest.hub or manifest.url)

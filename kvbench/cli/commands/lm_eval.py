@@ -1,8 +1,8 @@
 """``kvbench lm-eval``: lm-eval's command line with kvbench's model and tasks.
 
 lm-eval 0.4.13 finds no models outside its package, so its own command lacks ``--model kvbench``. Everything after
-``kvbench lm-eval`` goes to lm-eval unchanged. kvbench only adds the folder of its tasks to ``--include_path``, and
-makes ``kvbench`` the default of ``--model``.
+``kvbench lm-eval`` goes to lm-eval unchanged. kvbench only adds the folder of kvbench's tasks to ``--include_path``,
+and makes ``kvbench`` the default of ``--model``.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def _run() -> None:
 
 
 def _prepare(options: Any, from_file: dict[str, Any]) -> None:
-    """Register kvbench's model with lm-eval, and check the model's arguments before lm-eval reads its 14,000 task
-    files. from_file: the settings in lm-eval's configuration file."""
+    """Register kvbench's model with lm-eval, and check the model's arguments before lm-eval reads the 14,000 files of
+    its own tasks. from_file: the settings in lm-eval's configuration file."""
     from lm_eval.utils import simple_parse_args_string
 
     step("loading lm-eval, the model and lm-eval's 14,000 task files; this takes half a minute or more")
@@ -105,7 +105,8 @@ def _from_file(options: Any) -> dict[str, Any]:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the name of the module whose code raised an error, the innermost of its traceback."""
+    """Return the name of the module whose code raised an error: the module of the innermost frame of the error's
+    traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -45,8 +45,8 @@ def record(
     """Record which tokens each method kept at each eviction, for the first questions of a run.
 
     The model reads the stored answers again, each under the method and budget that generated it. This takes a fraction
-    of the time that generating them took. The decisions on each cell's first answer to each question go to
-    decisions.parquet in the run's folder; 'kvbench report --html' shows them token by token.
+    of the time that generating the answers took. For each cell, the decisions on the first answer to each of these
+    questions go to decisions.parquet in the run's folder; 'kvbench report --html' shows them token by token.
     """
     count = parse("--limit", PARSERS["limit"], limit)
     folder = one_run(run, Path(typed["out"]))

@@ -1,4 +1,4 @@
-"""``kvbench repair RUN``: makes the tables of a run again from its journal."""
+"""``kvbench repair RUN``: makes the tables of a run (rows.parquet, texts.parquet) again from the run's journal."""
 
 from __future__ import annotations
 

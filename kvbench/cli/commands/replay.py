@@ -1,5 +1,5 @@
 """``kvbench replay``: lets methods read finished answers again, and compares their predictions with the full cache's.
-With ``--analysis`` it analyses the methods' caches and the model's attention instead.
+With ``--analysis`` the command analyses the methods' caches and the model's attention instead.
 
 The command makes its checks first. Then `kvbench.replay` does the work and imports torch.
 """
@@ -105,11 +105,11 @@ def replay(
     sample: Sample = None,
     out: Folder = None,
 ) -> None:
-    """Compare methods token by token on finished answers: how much loss eviction adds, without any sampling.
+    """Compare methods token by token on finished answers: how much eviction raises the loss, without any sampling.
 
     The model answers each question once with the full cache. Every method then reads the same answers with its own
     cache and evicts when a run would; its predictions are compared with the full cache's. 'random' and the oracle
-    'golden' are always compared too: tables show how much of the gap between these two each method closes.
+    'golden' are always compared too: tables show how much of the gap in loss between these two each method closes.
     With --analysis the command makes tables and figures instead: where attention goes, and which entries methods keep.
     """
     if given := gather({"plugin": plugin}, os.environ).typed("plugin"):
@@ -246,7 +246,7 @@ def _check(config: RunConfig, problems: Problems) -> None:
 
 
 def _unscored(config: RunConfig) -> RunConfig:
-    """Return the configuration without judge and sandbox, which replay does not need because it scores nothing."""
+    """Return the configuration without judge and sandbox, because replay scores nothing and needs neither."""
     return dataclasses.replace(config, judge="none", unsafe_run_code=True)
 
 

@@ -43,7 +43,11 @@ def report(
     ] = None,
     group_by: Annotated[
         str | None,
-        plain("--group-by", "One table per value of a column; all: per value of every column that differs.", "COLUMN"),
+        plain(
+            "--group-by",
+            "One table per value of a column; all: per combination of values of all columns that differ.",
+            "COLUMN",
+        ),
     ] = None,
     out: Annotated[str | None, plain("--out", "Also write Markdown, CSV and JSON files into DIR.", "DIR")] = None,
     html: Annotated[
@@ -52,7 +56,9 @@ def report(
     plot: Annotated[str | None, plain("--plot", "Also draw figures into DIR, as SVG and PDF.", "DIR")] = None,
     by: Annotated[str | None, plain("--by", "Show the scores of each category of questions.", "category")] = None,
     summary: Annotated[bool, plain("--summary", "Show only the overview, without the tables of each task.")] = False,
-    memory: Annotated[bool, plain("--memory", "Show nominal and measured bytes instead of scores.")] = False,
+    memory: Annotated[
+        bool, plain("--memory", "Show the bytes that budgets stand for (nominal) and measured bytes, not scores.")
+    ] = False,
     published: Annotated[bool, plain("--published", "Show our scores beside those that papers print.")] = False,
     matched: Annotated[
         bool,

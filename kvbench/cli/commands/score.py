@@ -61,7 +61,8 @@ def score(
 
 
 def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, quiet: bool) -> Rescored:
-    """Score the answers of a run, and make its tables anew. every: also score answers that have a score."""
+    """Score those answers of a run that have no score, and make the run's tables anew. every: also score answers that
+    have a score."""
     from kvbench.runner import env, same_run
     from kvbench.runner.inputs import read_inputs
     from kvbench.runner.rescore import rescore

@@ -31,7 +31,7 @@ def show_(
     sample: Annotated[str | None, plain("--sample", "Show one question: its id, TASK/ID, or a row key.", "ID")] = None,
     method: Annotated[str | None, plain("--method", "With --sample: only the answers of this method.", "NAME")] = None,
     ids: Annotated[
-        bool, plain("--ids", "List the questions with their ids (for --sample), samples and scores.")
+        bool, plain("--ids", "List the questions: id (for --sample), number of rows, mean, lowest and highest score.")
     ] = False,
     html: Annotated[
         Text, plain("--html", "With --sample: also write one page with prompt, images and answers.", "FILE")
@@ -66,7 +66,8 @@ def show_(
 def _show_samples(
     folder: Path, wanted: str, method: str | None, html: str | None, data: str | None, *, json: bool
 ) -> None:
-    """Print the samples of a question, and write their page if `html` names a file."""
+    """Print the samples of a question and, if `html` names a file, also write them into it as an HTML page. wanted: the
+    question's id, TASK/ID, or a row key. method: print only the answers of this method."""
     questions = RunQuestions(manifest.read(folder), data)
     found = samples.samples(folder, wanted, method, questions)
     if json:
@@ -143,7 +144,8 @@ def _wrapped(key: str, value: str) -> str:
 
 
 def _questions(folder: Path) -> list[dict[str, Any]]:
-    """Return every question of a run, with the number of its rows and with their mean, lowest and highest score."""
+    """Return every question of a run, each with the number of rows that answer the question, and with the mean, lowest
+    and highest score of these rows."""
     rows = read_run(folder, ("task", "doc_id", "category", "status", "score")).rows
     found = []
     for (task, doc), part in rows.groupby(["task", "doc_id"], sort=False, observed=True):

@@ -88,7 +88,9 @@ def train(
     ] = None,
     evaluate: Annotated[
         Text,
-        plain("--evaluate", "Compute the held-out figures every N steps, not only before and after training.", "N"),
+        plain(
+            "--evaluate", "Compute the figures on held-out data every N steps, not only before and after training.", "N"
+        ),
     ] = None,
     plugin: Plugins = None,
     seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")] = "0",
@@ -110,8 +112,8 @@ def train(
 
     Writes DIR/METHOD.safetensors (DIR/model or DIR/adapter where the model itself is trained) and its card, a .json of
     the same name.
-    After a kill the same command continues from the last checkpoint. A method finds its file beside the model, or by
-    its option.
+    After a kill the same command continues from the last checkpoint. A method reads this file if the file lies beside
+    the model's weights, or if the method's option names it.
     """
     load_plugins(plugin or [])
     names = [*recipes.names(), *TABLES]
@@ -191,7 +193,7 @@ def train(
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """The checked options of the command. Its methods do the command's work.
+    """The checked options of the command. The methods of this class do the command's work.
 
     settings: the value of every setting by name (samples, steps, lr, batch, seed, and those of optimiser and recipe),
     and the preset's name.
@@ -280,7 +282,8 @@ class _Training:
             terminal.data(done.card | {"path": str(done.path)})
 
     def _say_preset(self, entry: Entry) -> None:
-        """Print the preset's description, and whether it has values for this model."""
+        """Print the description of the preset that the user named, and whether the preset has separate values for this
+        model."""
         if (name := self.settings["preset"]) in (None, TINY):  # the built-in model's needs no word
             return
         preset = entry.presets[name]
@@ -291,7 +294,8 @@ class _Training:
             terminal.note(f"preset {name} has values for {known}, none for {bare(self.model)}; {chosen} is used.")
 
     def estimate(self) -> None:
-        """Estimate a table of the model's heads, and print the heads with the largest numbers."""
+        """Estimate a table that has a number for every head of the model, and print the heads with the largest
+        numbers."""
         with preparing("loading torch and transformers", quiet=self.quiet):
             from kvbench.train.tables import make
 
@@ -307,7 +311,8 @@ class _Training:
 
 
 def _print_trained(done: Trained) -> None:
-    """Print the recipe's held-out figures before and after training, and the paths of the written files."""
+    """Print the recipe's figures on data that training did not use, before and after training, and the paths of the
+    written files."""
     rows = [(name, f"{done.before[name]:.4g}", f"{done.after[name]:.4g}") for name in done.after]
     terminal.table(("held out", "before", "after"), rows, right=("before", "after"))
     _print_files(done.path)

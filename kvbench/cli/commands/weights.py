@@ -1,4 +1,5 @@
-"""``kvbench weights import``: converts gates, scorers and surrogates that the papers' authors published."""
+"""``kvbench weights import``: converts the trained networks of methods (gates, scorers and surrogates) that the papers'
+authors published."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def import_(
 ) -> None:
     """Convert gates, scorers or surrogates from their authors' checkpoints, and check that they fit a model.
 
-    Nothing in SOURCE is run: it is safetensors, or a pickle of which only tensors are read. Writes
+    No code in SOURCE is run: SOURCE is safetensors, or a pickle from which only tensors are read. Writes
     DIR/METHOD.safetensors and its card, a .json of the same name.
     """
     kind = methods.canonical(method)

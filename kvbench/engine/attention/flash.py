@@ -1,8 +1,8 @@
 """Attention of prompts through the package flash-attn (`--attn flash`).
 
 flash-attn takes no mask, so it serves only layers whose heads hold equally many entries. Everywhere else, also while
-decoding, the engine uses its own attention (`interface`, `kernels`). The choice for a block of tokens depends on the
-settings and the prompt, never on other prompts.
+decoding, the engine uses its own attention (`interface`, `kernels`). Whether flash-attn computes a block of tokens
+depends on the settings and the prompt, never on other prompts.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def flash_attention(
     softcap: float | None = None,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Return the causal attention [b, t, Hq, D] of the newest t tokens to n entries per head, their own included.
+    """Return the causal attention [b, t, Hq, D] of the newest t tokens to the n entries of each head.
 
-    query: [b, Hq, t, D]; keys, values: [b, Hk, n, D], oldest first. window: most entries that a query sees, its own
-    included.
+    query: [b, Hq, t, D]; keys, values: [b, Hk, n, D], oldest first; the last t are those of the t tokens. window: most
+    entries that a query sees, the entry of the query's own token included; None: no limit.
     """
     from flash_attn import flash_attn_func
 

@@ -65,7 +65,10 @@ class LayerGeometry:
         return tuple(named[size] if isinstance(size, str) else size for size in state.shape)
 
     def read_values(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Return the values of stored entries, as attention and methods read them."""
+        """Return the values of stored entries, as attention and methods read them.
+
+        In latent attention these are the first `latent` numbers of `keys`, in other layers `values` as they are.
+        """
         return keys[..., : self.latent] if self.latent else values
 
     @property
@@ -85,7 +88,7 @@ class LayerGeometry:
 
 
 def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape, ...]]:
-    """Return the geometry of every attention layer of a causal language model, and the states of its other layers.
+    """Return the geometry of a language model's attention layers, and the shapes of the states of its recurrent layers.
 
     Raises UserError when the engine cannot serve the model, ProbeFailed (a UserError too) when the forward pass failed.
     """

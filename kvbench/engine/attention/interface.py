@@ -72,7 +72,7 @@ class AttentionCall:
         return values if self.latent is None else keys[..., : self.latent.rank]
 
     def in_latents(self, maps: Latent, latent: torch.Tensor) -> AttentionCall:
-        """Return the call in its latent form. latent: [b, 1, t, R] of the new tokens."""
+        """Return the call in its latent form. maps: the layer's matrices; latent [b, 1, t, R]: the tokens' latents."""
         key = maps.entries(latent, self.key)
         return replace(self, query=maps.queries(self.query), key=key, value=key[..., :0], latent=maps)
 
@@ -193,11 +193,11 @@ def set_implementation(model: Any, name: str) -> None:
 def _functions(
     name: str,
 ) -> tuple[Callable[..., tuple[torch.Tensor, None]], Callable[..., None], Callable[..., None]]:
-    """Return the attention function of the routing `name`, the hook that notes what modules read, and that for tokens.
+    """Return three functions of the routing `name`: its attention function and two hooks. None of them is compiled.
 
-    The last is a hook of the model, which forgets the tokens of an earlier forward pass, and of its embedding. None is
-    compiled. A later routing of the same name gets the same functions, because compiled layers are valid
-    only with these.
+    The first hook notes the hidden states that an attention module reads. The second notes the token ids: on the
+    model's embedding it notes those of this pass, on the model it forgets those of the last pass. A later routing of
+    the same name gets the same functions, because compiled layers are valid only with these.
     """
 
     @torch.compiler.disable
@@ -325,9 +325,10 @@ def causal_bias(
     dtype: torch.dtype,
     valid: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return an additive mask [..., t, n] by position: 0 where a key is visible, -inf elsewhere.
+    """Return an additive mask [..., t, n]: 0 where a query sees a key, -inf elsewhere.
 
-    query_positions: [t]; key_positions: [..., n]; valid: [..., n] bool, False for padding.
+    A query sees valid keys at its own position and before it; with a `window`, only the `window` newest positions of
+    these. query_positions: [t]; key_positions: [..., n]; valid: [..., n] bool, False for padding; None: all are valid.
     """
     age = query_positions[:, None] - key_positions[..., None, :]
     hidden = age < 0

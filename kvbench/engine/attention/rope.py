@@ -20,10 +20,10 @@ def read_rope(model: Any, geometry: Sequence[LayerGeometry]) -> Rope:
 
     The model reads one token at two positions. In each of these layers the token's queries must differ by exactly this
     rotation, so the frequencies and the pairing of dimensions are never guessed. Raises UserError when no known
-    rotation explains the difference in all of them.
+    rotation explains the difference in all of these layers.
 
-    geometry: the cache's geometry, which tells the layers that methods evict: sliding-window layers may have other
-    frequencies.
+    geometry: the cache's geometry. It tells which layers methods evict; sliding-window layers are left out because they
+    may have other frequencies.
     """
     near, far = (_queries(model, position) for position in (3, 40))
     evicted = [g.index for g in geometry if g.evicts]
@@ -61,7 +61,7 @@ def _explains(rope: Rope, near: torch.Tensor, far: torch.Tensor, distance: int) 
 
 
 def _candidates(model: Any) -> Iterator[Rope]:
-    """Yield both pairings of dimensions for every frequency buffer of the model."""
+    """Yield two RoPEs for every frequency buffer of the model, one with each of the two pairings of dimensions."""
     for frequencies in _frequencies(model):
         yield from (Rope(frequencies, interleaved) for interleaved in (False, True))
 

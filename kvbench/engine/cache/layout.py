@@ -93,9 +93,9 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
 
     Sliding windows of at least `longest` tokens become full attention. For a method that keeps entries per query head,
     every query head of an evicted layer counts as a KV head. Raises UserError if the method evicts and every layer has
-    a sliding window; if it spreads its budget unevenly and the evicted layers differ in heads or dimensions; or if
-    heads share entries (latent attention) and the method keeps entries per query head, has weights, or reads the
-    output projection.
+    a sliding window; if the method spreads its budget unevenly and the evicted layers differ in heads or dimensions; or
+    if all heads share each entry (latent attention) and the method keeps entries per query head, has weights, or reads
+    the model's output projection.
     """
     fitted = layer_shapes.for_lengths(geometry, longest)
     if method.evicts:
@@ -147,8 +147,8 @@ def check_prefill(method: Method, prefill: str, name: str = "") -> None:
 def layer_by_layer(method: Method, prefill: str, states: bool) -> bool:
     """Return whether a prompt is read in one forward pass, in which each layer is evicted right after its attention.
 
-    states: the model has layers that keep a state. In one pass over a long prompt their activations may take more
-    memory than all entries, so prompts are read in chunks.
+    states: whether the model has layers that keep a state. In one pass over a long prompt the activations of such
+    layers may take more memory than all entries, so a model that has them reads every prompt in chunks.
     """
     acting = method.during("prefill")
     return not states and prefill == "full" and acting.evicts and acting.layerwise and not acting.needs().probes
@@ -166,7 +166,7 @@ def shape_of(
     """Return the size of a cache for sequences of these lengths. geometry: the model's geometry, not the result of
     `fit`.
 
-    states: the states of recurrent layers.
+    states: the shapes of the recurrent layers' states.
     """
     group = largest_group(geometry)
     rows = capacity(method, budget, interval, lengths, group)

@@ -32,7 +32,7 @@ from kvbench.eviction.columns import fixed
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The kept entries that a method has chosen for a batch; `PagedCache.settle` then drops the others."""
+    """Which entries of a batch of rows stay, as a method decided; `PagedCache.settle` later drops the others."""
 
     batch: RowBatch
     keep: torch.Tensor  # [b, Hk, n] bool
@@ -129,7 +129,7 @@ class PagedStack(Stack):
         self._cuts.append(Cut(batch, keep, counts, movers.view(1)))
 
     def cuts(self) -> list[Cut]:
-        """Return the decisions made since the last call of this function."""
+        """Return the cuts that `compact` has noted since the last call of this function, and forget them."""
         cuts, self._cuts = self._cuts, []
         return cuts
 
@@ -192,7 +192,10 @@ class PagedCache(SlotCache):
         return float(sum(stack.blocks.entries[slot] for stack in self.stacks)) / max(1, self._heads)
 
     def settle(self, sizes: Mapping[int, int]) -> None:
-        """Carry out all decisions. One copy brings the checks and the number of entries per head to the host."""
+        """Drop the entries that the methods' decisions (`Cut`) do not keep; `sizes` is not needed here.
+
+        One copy brings the numbers of kept entries, and the results of delayed checks, from the device to the host.
+        """
         cuts = [(stack, cut) for stack in self.stacks for cut in stack.cuts()]
         if not cuts:
             return

@@ -27,8 +27,8 @@ from kvbench.eviction.view import LayerView
 class PromptCache:
     """The KV caches of b equally long prompts, with all their layers.
 
-    queries: how many of the newest queries every layer stores; hidden: how many of the newest hidden states, two
-    numbers: while the prompt is read, and afterwards (`forget_hidden`); size: tokens to allocate memory for at first;
+    queries: how many of the newest queries every layer stores; hidden: how many of the newest hidden states every layer
+    stores while the prompt is read, and how many afterwards; size: tokens to allocate memory for at first;
     noise_keys: per prompt, the seed of the method's random numbers; recurrent: empty states of recurrent layers;
     images: the prompt's images; if it has some, b must be 1.
     """
@@ -169,9 +169,9 @@ class PromptCache:
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
 
     def tick(self, growth: int | None) -> None:
-        """Let the method observe queries if it asks for them, and evict if more entries are held than allowed.
+        """Let the method observe new queries if it needs every query; evict if more entries are held than allowed.
 
-        growth: tokens read since the last tick; the method observes their queries.
+        growth: tokens read since the last tick, whose queries the method observes; None: it observes none.
         """
         if self.acting.needs().queries == "since_last":
             for g in self.evicting:
@@ -181,7 +181,7 @@ class PromptCache:
         self.reduce()
 
     def evicted_by(self, method: Method) -> PromptCache:
-        """Return a copy of the cache, evicted by another method to the same budget, for probes to read."""
+        """Return a copy of the cache, for probes, in which `method` has evicted entries down to the same budget."""
         rules = replace(self.rules, method=method, weights={})
         other = PromptCache(
             self.geometry,
@@ -206,7 +206,7 @@ class PromptCache:
         return other
 
     def forget_hidden(self, layer: PromptLayer) -> None:
-        """Drop the hidden states that only evictions of the prompt read."""
+        """Keep only as many of a layer's newest hidden states as evictions after the prompt read; drop the others."""
         layer.forget_hidden(self.hidden[1])
 
     def forget_windows(self) -> None:

@@ -45,7 +45,8 @@ class PackedLayer:
 class PromptLayer:
     """One layer of the KV caches of b prompts.
 
-    queries, hidden: how many of the newest queries and hidden states it stores, see `forget_hidden`.
+    queries: how many of the newest queries it stores; hidden: how many of the newest hidden states it stores, until
+    `forget_hidden` lowers that number.
     """
 
     def __init__(

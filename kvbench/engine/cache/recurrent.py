@@ -38,8 +38,8 @@ class StateShape:
 class RecurrentStates(Cache):
     """The states of all layers of a model, as its forward pass reads and replaces them.
 
-    layers: number of the model's layers; per_layer: states of each kind that a layer may have. The first forward pass
-    creates the states.
+    layers: number of the model's layers; per_layer: most states of one kind ("conv" or "recurrent") in a layer. The
+    first forward pass creates the states.
     """
 
     is_compileable = False

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The size of a cache. `rows` is a number of entries per head."""
+    """The size of a cache: its slots, the entries per head of a slot, and what is stored beside keys and values."""
 
     slots: int
     rows: int  # entries per head that a slot has room for, averaged over layers and heads
@@ -85,7 +85,7 @@ class Store:
             _put(self.hidden, hidden, positions)
 
     def extra_bytes(self) -> int:
-        """Return the bytes of one slot's queries, hidden states and states."""
+        """Return the bytes of one slot's stored queries, stored hidden states and method's states in this layer."""
         return sum(t[0].nbytes for t in (self.queries, self.hidden, *self.states.values()))
 
 
@@ -216,13 +216,16 @@ class SlotCache(ABC):
 
     @cached_property
     def _rings(self) -> list[tuple[int, int]]:
-        """For each ring, its places in one slot and the bytes of one place. Cached: they never change."""
+        """For each sliding-window layer, the places of its ring in one slot and the bytes of one place; both fixed."""
         rings, element = (layer for layer in self.layers if isinstance(layer, RingStore)), self.dtype.itemsize
         return [(ring.capacity, ring.geometry.entry_bytes(element)) for ring in rings]
 
     @cached_property
     def stored_bytes(self) -> int:
-        """Bytes of one slot's stored queries, hidden states and states, the same for any number of tokens."""
+        """Bytes of one slot's stored queries and hidden states, and of its states, both the method's and the model's.
+
+        They are the same for any number of tokens.
+        """
         return sum(layer.extra_bytes() for layer in self.layers) + self.state_bytes
 
     @cached_property

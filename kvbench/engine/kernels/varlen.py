@@ -1,8 +1,8 @@
 """A decode step's attention by `torch.nn.attention.varlen`, flash-attention as it ships with torch 2.13.
 
 Every KV head of every slot is a sequence of its own, with one new token and the query heads of the group. The kernel
-is told not to split a sequence: its own choice of splits would depend on the longest sequence, so on a slot's
-neighbours.
+is told not to split a sequence: its own choice of splits would depend on the longest sequence, and a slot's
+result therefore on its neighbours.
 """
 
 from __future__ import annotations

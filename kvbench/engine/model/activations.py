@@ -24,8 +24,8 @@ from kvbench.engine.model.continuation import no_attention
 def pass_bytes(model: Any, states: Sequence[StateShape], tokens: int, dtype: torch.dtype) -> int:
     """Return the peak of bytes in activations while one sequence with states reads `tokens` more tokens.
 
-    model: on the meta device, in bfloat16; a run in `dtype` has numbers of `dtype` in their place. Attention is left
-    out: `footprint` counts it.
+    model: on the meta device, in bfloat16; each bfloat16 number is counted with the size of `dtype`, in which the run
+    will be. Attention is left out: `footprint` counts it.
     """
     meta = torch.device("meta")
     before = RecurrentStates.allocate(states, 1, meta)
@@ -38,7 +38,7 @@ def pass_bytes(model: Any, states: Sequence[StateShape], tokens: int, dtype: tor
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of all tensors that operations inside the block create, until they are dropped.
 
-    sizes: bytes per number for dtypes that do not count with their own size.
+    sizes: bytes per number for those dtypes whose numbers are to be counted with another size than their own.
     """
 
     def __init__(self, sizes: Mapping[torch.dtype, int]) -> None:

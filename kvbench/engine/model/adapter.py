@@ -94,7 +94,7 @@ def _weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _config(adapter: Adapter) -> Any:
-    """Return peft's configuration of an adapter. Raises UserError for a field that merging does not serve."""
+    """Return peft's configuration of an adapter. Raises UserError for an option that cannot be merged into weights."""
     from peft import LoraConfig
 
     plain = dataclasses.asdict(LoraConfig())

@@ -31,7 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model ready to generate. `context`: longest prompt plus output; `stop_ids`: tokens that end a sequence.
+    """A model ready to generate. `context`: most tokens of a prompt and its output together; `stop_ids`: end tokens.
 
     `tokenizer` may be None where text is not needed (speed measurements); `decode` then returns "".
     """

@@ -11,7 +11,8 @@ from kvbench.errors import UserError
 def marks(loaded: LoadedModel, characters: str) -> torch.Tensor:
     """Return which tokens have a text of these characters and of white space only, [V] bool, on the model's device.
 
-    Special tokens are none. Raises UserError if the model has no tokenizer, or none with such a token.
+    False for special tokens. Raises UserError if the model has no tokenizer, or if no such token has one of
+    the characters.
     """
     tokenizer, size = loaded.tokenizer, loaded.model.get_input_embeddings().weight.shape[0]
     if tokenizer is None:

@@ -23,8 +23,9 @@ MOST_BYTES = 1 << 30  # per model: packing holds a second copy of its weights
 def packed_linears(model: Any, rows: int) -> Iterator[int]:
     """While the block runs, use packed weights in the large linear layers of a model on a CPU.
 
-    rows: rows of the inputs for which they are packed, one per slot. Yields the number of packed layers. It is 0 on
-    other devices, in a dtype that oneDNN does not multiply here, with too few rows, and for large models.
+    rows: rows of the layers' inputs, one per slot; the weights are packed for this number. Yields the number of packed
+    layers. It is 0 on other devices, in a dtype that oneDNN does not multiply here, with too few rows, and for large
+    models.
     """
     layers = _eligible(model, rows) if torch.backends.mkldnn.is_available() else []
     try:

@@ -37,7 +37,8 @@ class ModelShape:
         states: the states of recurrent layers, per sequence.
         stored: bytes of weights that stay quantised in memory; None: all are numbers of the run's dtype.
         width: numbers per token that a layer's activations hold at their widest; `vocabulary`: logits per token.
-        traced: function of tokens and dtype that returns the bytes of a pass; None for models without states.
+        traced: function of a number of tokens and a dtype that returns the most bytes of activations while a pass reads
+            so many tokens; None for models without states.
         images: function of images and dtype that returns the vision part's peak of bytes and the bytes that remain;
             see `tower`.
     """

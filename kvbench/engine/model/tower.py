@@ -21,7 +21,7 @@ GRIDS = ("image_grid_thw", "image_sizes", "batch_num_images")  # inputs whose nu
 
 
 def tower_bytes(model: Any, read: Mapping[str, torch.Tensor]) -> tuple[int, int]:
-    """Return the most bytes that the vision part holds while it reads images, and the bytes that remain of them.
+    """Return the most bytes that the vision part holds while it reads images, and the bytes that it holds afterwards.
 
     Both include the model's inputs for the images. model: on the meta device, in the run's dtype. Attention is counted
     by its output, since the kernels that transformers uses by default store no weights.
@@ -54,7 +54,7 @@ def _moved(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _no_values(model: Any) -> Iterator[None]:
-    """Replace the attention of all parts of a model inside the block by a function that makes empty outputs."""
+    """Replace the attention of all parts of a model inside the block by one that makes uninitialised outputs."""
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
     before = [config._attn_implementation for config in configs]
     ALL_ATTENTION_FUNCTIONS.register(SIZES, _empty)

@@ -47,9 +47,10 @@ class Base:
 
 
 def model_fields(config: Any) -> dict[str, Any]:
-    """Return the `FIELDS` of a transformers configuration or a parsed ``config.json``; of its text part if it has one.
+    """Return the `FIELDS` of a transformers configuration or a parsed ``config.json``, by name.
 
-    Fields that it lacks are None. Missing KV heads and head dimensions follow from the query heads.
+    If the configuration has a part for the text model, they are read from that part. Fields that it lacks are None; but
+    a missing number of KV heads or head dimension is derived from the number of query heads.
     """
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()

@@ -27,14 +27,14 @@ class Gated(Method):
     name: ClassVar[str]  # registered name of the method, and kind of its weights
     usual: ClassVar[GateForm]  # form of the published gates
 
-    gates: str = option("auto", "file with the trained gates; auto: the method's own beside the model's weights")
-    gate: Literal["auto", "rg", "rg2", "rg3", "rg10"] = option("auto", "form of the gate; auto: as in the file")
+    gates: str = option("auto", "file with the trained gates; auto: `<method>.safetensors` beside the model's weights")
+    gate: Literal["auto", "rg", "rg2", "rg3", "rg10"] = option("auto", "form of the gate; auto: as in the gates' file")
     tie: Literal["auto", "none", "layers", "layers_and_heads"] = option(
-        "auto", "which layers and heads share the gate's last projection; auto: as in the file"
+        "auto", "which layers and heads share the gate's last projection; auto: as in the gates' file"
     )
-    horizon: int = option(1, "coming queries over which retention is summed", low=1)
-    age_offset: int = option(0, "number that is added to the age of every entry", low=0)
-    knorm: bool = option(False, "multiply retention by the norm of the key")
+    horizon: int = option(1, "number of coming queries over which an entry's retention is summed", low=1)
+    age_offset: int = option(0, "number of tokens that is added to the age of every entry", low=0)
+    knorm: bool = option(False, "multiply an entry's summed retention by the norm of its key")
     recent: int = option(0, "newest tokens that always stay", low=0)
 
     def weights(self) -> LearnedWeights:
@@ -48,7 +48,7 @@ class Gated(Method):
         return Protect(recent=self.recent)
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
-        """Return log beta of new tokens; later evictions read the same value."""
+        """Return log beta of new tokens; every later eviction reads these values, which never change."""
         return {"log_beta": log_retention(new)}
 
     def score(self, view: LayerView) -> torch.Tensor:

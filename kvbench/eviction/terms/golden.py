@@ -26,8 +26,8 @@ SCRATCH_FLOATS = 1 << 25  # logits at a time
 
 @dataclass(frozen=True, slots=True)
 class GoldenTrace:
-    """All s evictions by the oracle in one layer of one sequence. Hk: KV heads; C: competing entries; L: dropped
-    entries per eviction.
+    """All s evictions by the oracle in one layer of one sequence. Hk: KV heads; C: entries that compete at an eviction,
+    as many as the budget; L: entries that an eviction drops.
     """
 
     candidates: torch.Tensor  # [s, Hk, C] int64 positions, ascending

@@ -6,10 +6,11 @@ from kvbench.lazy import torch
 
 
 def unevenness(x: torch.Tensor, index: torch.Tensor, lag: int) -> torch.Tensor:
-    """Return each entry's standard deviation over channels, after a softmax over its partition: [b, Hk, P - 1, lag].
+    """Return the score of each entry of all partitions but the last, [b, Hk, P - 1, lag] float32.
 
-    The result is float32. First, each channel is scaled by its minimum and maximum in the next partition; a channel
-    that is constant there counts as 0. No partition follows the last, so the last gets no score.
+    Each channel of an entry is scaled so that the channel's minimum and maximum in the next partition become 0 and 1; a
+    channel that is constant there becomes 0. Then take the standard deviation over an entry's channels, and last a
+    softmax over the entries of a partition. No partition follows the last one, so it gets no scores.
 
     x: keys or values [b, Hk, N, d]; index: [b, Hk, P lag], the places of the entries of P partitions, `lag` entries
     each.

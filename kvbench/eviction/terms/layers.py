@@ -9,9 +9,9 @@ from kvbench.lazy import torch
 
 
 def mean_of_layers(views: Sequence[LayerView], scores: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return one tensor [b, Hk, N] per layer: for each entry, the mean over layers of its token's scores in its head.
+    """Return one tensor [b, Hk, N] per layer: for each entry of head h, the mean score of its token in head h.
 
-    Layers that no longer hold the token are left out of the mean. All layers must have equally many heads.
+    The mean is over those layers whose head h still holds the token. All layers must have equally many heads.
     """
     total = views[0].keys.new_zeros(*views[0].positions.shape[:2], _end(views) + 1, dtype=torch.float64)
     count = torch.zeros_like(total)

@@ -7,7 +7,7 @@ from kvbench.lazy import torch
 
 
 def ranks(score: torch.Tensor, positions: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """Return each entry's rank by score within its head, [b, Hk, N] int64: 0 is the largest.
+    """Return each entry's rank by score within its head, [b, Hk, N] int64: 0 for the largest score.
 
     Entries that are not in the mask `among` come last, in no particular order; their scores may be NaN.
     """
@@ -16,11 +16,11 @@ def ranks(score: torch.Tensor, positions: torch.Tensor, among: torch.Tensor) -> 
 
 
 def count_before(score: torch.Tensor, rank: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
-    """Return how many entries of each head, best first, precede the entry at which their sum reaches a share of all
-    scores.
+    """Return how many best entries of each head together score less than `share` of the head's total, [b, Hk] int64.
 
-    The result is [b, Hk] int64, and 0 if all entries together do not reach `share`. score: [b, Hk, N], at least 0;
-    rank: from `ranks`.
+    In the order of rank, the scores of a head's entries are added up until the sum reaches `share` of the sum of all
+    its scores. The entry that reaches it is not counted. 0 if the sum never reaches it, as for a share above 1. score:
+    [b, Hk, N], at least 0; rank: from `ranks`.
     """
     best = torch.empty_like(score, dtype=torch.float64).scatter_(-1, rank, score.double()).cumsum(dim=-1)
     reached = best >= share * best[..., -1:]

@@ -19,7 +19,7 @@ WIDTH = 1024  # of the published heads
 
 
 def retaining_shapes(model: Sizes, width: int | None = None) -> Shapes:
-    """Return the shapes of the heads' tensors for a model. width: None for that of the published heads."""
+    """Return the shapes of the heads' tensors for a model. width: of the hidden layer; None: 1024, as published."""
     layers, heads, size = model["num_hidden_layers"], model["num_key_value_heads"], model["hidden_size"]
     width = width or WIDTH
     return {"in.weight": (layers, width, size), "out.weight": (layers, heads, width)}

@@ -77,6 +77,8 @@ def gated_attention(
 ) -> torch.Tensor:
     """Return causal attention in which entries fade instead of being evicted.
 
+    `form` says how entry j fades for query i:
+
         weight   softmax weights proportional to beta_j^(i - j) exp(q_i k_j); beta -> 0 is an eviction
         scale    logits beta_j^(i - j) q_i k_j, as TRIM-KV's paper prints it and its eager code computes it
 

@@ -1,4 +1,4 @@
-"""Attention of single queries, smoothed along the text before it is reduced (arXiv 2510.13334)."""
+"""Attention of single queries, smoothed along the text before a method reduces it over queries (arXiv 2510.13334)."""
 
 from __future__ import annotations
 

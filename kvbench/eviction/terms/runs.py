@@ -14,10 +14,11 @@ LAST = (1 << 63) - 1  # rank of invalid entries
 def run_ranks(
     score: torch.Tensor, positions: torch.Tensor, valid: torch.Tensor, must: torch.Tensor, length: int, longest: int
 ) -> torch.Tensor:
-    """Return each entry's rank of its run among the runs of all heads, [b, Hk, N] int64; 0 is the best run.
+    """Return for each entry the rank of its run, [b, Hk, N] int64; 0 is the best run, and heads share the ranks.
 
-    The score of a run is the mean over its entries in all heads, without those of `must`; a run with an entry of `must`
-    comes before the others. Of runs with equal scores the newer is better. longest: a number above all positions.
+    The score of a run is the mean over its entries in all heads, without those that the mask `must` marks; runs with an
+    entry of `must` come before the others. Of runs with equal scores the newer is better. Invalid entries get LAST.
+    length: tokens of a run; longest: a number above all positions.
     """
     run = (positions.clamp(min=0) // length).flatten(1)
 
@@ -41,9 +42,10 @@ def by_run(score: torch.Tensor, positions: torch.Tensor, rank: torch.Tensor) -> 
 
 
 def in_whole_runs(rank: torch.Tensor, budget: int) -> torch.Tensor:
-    """Return how many entries of each head fill whole runs within a budget, [b, Hk]; at most `budget`, 0 if none fits.
+    """Return how many entries of each head to keep, [b, Hk], if its best runs fill a budget and no run is split.
 
-    rank: the rank of each entry's run, ascending, [b, Hk, N].
+    It is the largest number up to `budget` at which a run ends; 0 if not even the best run fits. rank: the rank of each
+    entry's run, [b, Hk, N], sorted in ascending order.
     """
     count = torch.arange(1, rank.shape[-1] + 1, device=rank.device)
     ends = torch.cat([rank.diff(dim=-1) > 0, torch.ones_like(rank[..., :1], dtype=torch.bool)], dim=-1)

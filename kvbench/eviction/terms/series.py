@@ -1,8 +1,9 @@
 """TriAttention's score: the attention of a head's mean query to keys, as a series over distances (arXiv 2604.04921).
 
-Tables, stacked over the layers of the model: `mean` [L, Hq, d], the mean query before RoPE, and `modulus` [L, Hq, d/2],
-the mean length of its pairs of rotated dimensions, in the order of the frequencies; dimensions that RoPE leaves alone
-have 0 there. Layers without entries to evict have 0.
+Two tables, stacked over the layers of the model. `mean` [L, Hq, d] has a head's mean query before RoPE. `modulus`
+[L, Hq, d/2] has, for each pair of dimensions that RoPE rotates, the mean over queries of the length of that pair of a
+query's numbers, in the order of the frequencies; dimensions that RoPE does not rotate have 0 there. Layers that methods
+do not evict have 0 in both.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def table_misfit(tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
 def series(view: LayerView, reach: int, *, over: Literal["mean", "max"], trig: bool, spread: bool) -> torch.Tensor:
     """Return the score of every entry by every query head of its group, [b, Hk, g, N] float32.
 
-    A score is a norm term and, if `trig`, the series. Norm term: the lengths of a key's pairs, weighted by the table
-    `modulus`; `spread` subtracts the lengths of the table `mean` from these weights. Series: the attention logit of the
-    mean query at each offset after the newest token; the offsets are the powers of two up to `reach`, and `over` merges
-    their logits.
+    A score is a norm term plus, if `trig`, the series. Norm term: the lengths of the key's pairs of rotated dimensions,
+    each times a weight, added up. The weight is `modulus`; with `spread`, less the length of that pair in the table
+    `mean`. Series: the logits that the key gets from the mean query when this stands 1, 2, 4 ... up to `reach`
+    positions after the newest token; `over` takes their mean or maximum.
     """
     assert view.rope is not None, "the method must declare Needs(rope=True)"
     b, heads = view.keys.shape[:2]
@@ -55,7 +56,7 @@ def series(view: LayerView, reach: int, *, over: Literal["mean", "max"], trig: b
 
 
 def standardised(score: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """Return scores [b, Hk, g, N] minus their mean, divided by their deviation, both over the entries in `among`."""
+    """Return scores [b, Hk, g, N] less their mean, divided by their standard deviation, both over the mask `among`."""
     count = among.sum(dim=-1, keepdim=True).clamp_min(1)
     picked = torch.where(among, score.double(), 0.0)  # double, so that padding does not change the rounded sums
     centred = score.double() - picked.sum(dim=-1, keepdim=True) / count

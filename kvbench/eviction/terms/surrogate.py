@@ -19,7 +19,10 @@ SHARE = 8  # the hidden size over the usual width
 
 
 def surrogate_shapes(model: Sizes, width: int | None = None) -> Shapes:
-    """Return the shapes of a surrogate's tensors for a model. width: 0 for the linear form, None for the usual one."""
+    """Return the shapes of a surrogate's tensors for a model.
+
+    width: of the hidden layer; 0: the linear form, which has none; None: an eighth of the hidden size, as usual.
+    """
     layers, heads, size = model["num_hidden_layers"], model["num_key_value_heads"], model["hidden_size"]
     if width == 0:
         return {"out.weight": (layers, heads, size), "out.bias": (layers, heads)}

@@ -11,14 +11,15 @@ PRODUCT_FLOATS = 1 << 22  # of one product of a sequence, at most
 
 
 def shares(norms: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return norms divided by their sum along an axis; zeros stay zeros, as for the padding token of some models."""
+    """Return norms divided by their sum along the axis `dim`; where all norms are 0, they stay 0."""
     return norms / norms.sum(dim=dim, keepdim=True).clamp_min(torch.finfo(norms.dtype).tiny)
 
 
 def projected_norms(new: NewTokens) -> torch.Tensor:
     """Return the L1 norms of v W_O^h, averaged over the query heads h of each KV head's group, [b, Hk, t] float32.
 
-    The method must declare Needs(layer_weights=("o_proj",)).
+    v: a new token's value in that KV head; W_O^h: the rows of the layer's output projection that read query head h. The
+    method must declare Needs(layer_weights=("o_proj",)).
     """
     matrices = new.layer_weights["o_proj"]  # [Hq, dv, D]
     group = len(matrices) // new.values.shape[1]

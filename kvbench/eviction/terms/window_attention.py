@@ -2,7 +2,7 @@
 
 All arithmetic is in float32. Absolute positions decide which keys a query sees, because the cache is not in text order
 and may have gaps. Invalid entries are ignored. Blocks of queries bound the scratch memory. Methods differ in
-domain, order and reductions.
+the arguments `domain`, `order`, `reduce_g` and `reduce_q` of `window_attention`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,10 @@ def _logits(queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: 
 
 
 def _join(blocks: list[torch.Tensor], how: Reduce | None) -> torch.Tensor:
-    """Join results of blocks of r queries, [..., r, N], as `how` says. For a mean, the caller divides the sum."""
+    """Join results of blocks of r queries, [..., r, N]: reduced over all queries, or in a row if `how` is None.
+
+    For a mean this returns the sum over the queries; the caller divides it.
+    """
     if how is None:
         return torch.cat(blocks, dim=-2)
     reduced = [_reduce(block, "sum" if how == "mean" else how, dim=-2) for block in blocks]

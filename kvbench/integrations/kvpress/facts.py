@@ -22,8 +22,9 @@ class Facts:
             `window_size` + 1 tokens; "many": all that it is given, for statistics over them; "every": the token of
             each entry, so that it can score prompts only.
         stays: the names of the options whose sum is the number of entries that always stay.
-        weights: the model's matrices that it reads.
-        future: whether it takes the number of hidden states for the position after which future tokens follow.
+        weights: the matrices of the model that the press reads.
+        future: whether the press predicts the attention of coming tokens and, to place them, takes the number of hidden
+            states that it is given for the number of tokens so far.
     """
 
     hidden: Literal["none", "last", "window", "many", "every"] = "none"

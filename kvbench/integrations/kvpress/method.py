@@ -48,7 +48,8 @@ class PressMethod(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sinks = self._sum_of(self.facts.stays)
+        reader = self.inner or self  # of the two, the press that reads hidden states
+        sinks = reader._sum_of(reader.facts.stays)
         if self._facts.hidden == "many" and self._buffer <= sinks:
             raise OptionError(BUFFER, f"must be more than the {sinks} first tokens, which the press leaves out.")
         self.scorer  # noqa: B018  # a press checks its own options

@@ -6,7 +6,7 @@ the same token of the vocabulary stands. The table has, per method, the `MOST` t
 
     count   places where the token stands; questions: number of questions whose answers have it
     rise    mean rise in nats; full: mean loss with the full cache
-    share   the token's part of all rises of the method
+    share   the sum of the token's rises, divided by the sum of all tokens' rises under the method
     most    the largest rise, in the answer to `doc_id` at place `position`
 """
 

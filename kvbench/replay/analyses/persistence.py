@@ -56,7 +56,7 @@ class Persistence(AttentionAnalysis):
                 anchors[at] = wanted
 
     def _compare(self, window: Window, step: int, before: torch.Tensor, now: torch.Tensor) -> None:
-        """Add the shares of a pair of queries that are `step` tokens apart.
+        """Add `persistence` and `chance` for a pair of queries that are `step` tokens apart, in each of b traces.
 
         before, now: the tokens that the earlier and the later query attend to most, among the n tokens up to the
         earlier query, [b, Hk, n] bool.
@@ -98,7 +98,7 @@ class Persistence(AttentionAnalysis):
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:
-        """Return, for each layer and number of steps, the means over heads, and the least and the most of a head."""
+        """Return, for each layer and number of steps, the mean, the smallest and the largest value of the heads."""
         layers: dict[tuple[str, int, int], list[Row]] = {}
         for row in rows:
             layers.setdefault((row["task"], row["layer"], row["steps"]), []).append(row)

@@ -3,8 +3,8 @@
     ratio   entries held per layer and KV head after the answer was read, divided by the tokens read
     script  the released script's ratio: min(1, C / (P + O)), with budget C, P prompt tokens and O answer tokens
 
-Both are means over the answers whose score is 1. The full cache generated the answers, so they are the same for every
-method. The paper's figure is over each method's own right answers. With ``--run`` these are read from the run:
+Both are means over the answers whose score is 1. The full cache generated the answers, so the answers are the same for
+every method. The paper's figure is over each method's own right answers. With ``--run`` these are read from the run:
 
     own     the released script's ratio, over the right answers that the run generated with the method and budget
 """

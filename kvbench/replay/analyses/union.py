@@ -7,8 +7,9 @@ head, a mean over its queries and over the query heads of a group. Among the N t
 last, which both windows see, a window's best tokens at share r are the r N with the most attention:
 
     before  share of the last window's best tokens that are best tokens of the window before it
-    union   share of them that are best tokens of at least one earlier window
-    size    share of the N tokens in that union: the overlap that a random set of this size would have
+    union   share of the last window's best tokens that are best tokens of at least one earlier window
+    size    share of the N tokens that are best tokens of at least one earlier window: the expected `union` if the last
+            window's best tokens were a random choice
 
 An earlier window ranks only the tokens older than itself; its best tokens are the share r of these tokens. Memory is 2
 Hk T numbers per layer and trace.

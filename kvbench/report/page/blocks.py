@@ -52,7 +52,8 @@ def verdict_in(text: str) -> str:
 
 
 def _cell(line: Any) -> Any:
-    """Return the cell of a line. A line of the overview has a cell per task; the first of them is returned."""
+    """Return the cell of a line. A line of the overview has a cell per task; then the first of these cells is
+    returned."""
     if isinstance(line, Mapping):
         return next(iter(line.values()))
     return getattr(line, "cell", line)

@@ -1,4 +1,5 @@
-"""Draws the page's figures, each once light and once dark. The stylesheet shows the one that fits the reader's setting.
+"""Draws the page's figures, each once light and once dark. The stylesheet shows the light or the dark version, as the
+reader's system asks.
 
 drawn = read(report)
 drawn.of("curves"), drawn.reason
@@ -34,7 +35,8 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures that fit on the page. `reason`: why figures are missing; empty if the page has all of them."""
+    """The figures that fit on the page. `reason`: why the page lacks figures of the report; empty if it has all of
+    them."""
 
     drawn: list[Drawn]
     reason: str

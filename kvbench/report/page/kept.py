@@ -1,4 +1,5 @@
-"""Reads recorded decisions in the form that the page shows: for each token the eviction that dropped it.
+"""Reads recorded decisions in the form that the page shows: for each token and KV head the number of the eviction that
+dropped the token.
 
     kept = read(report)
     kept.answers["5f0c..."]["heads"]["2.1"]      # a character per token: "0" kept to the end, "1" dropped by eviction 1
@@ -64,8 +65,8 @@ def _with_prompt(path: Path, keys: set[str]) -> Iterator[str]:
 
 
 def _by_answer(runs: list[Path]) -> Iterator[tuple[Decisions, Iterator[Decisions]]]:
-    """Yield for each recorded answer the decisions of its first KV head, and an iterator over the decisions of all its
-    KV heads."""
+    """Yield for each recorded answer the decisions in the first KV head, and an iterator over the decisions in all KV
+    heads."""
     for path in runs:
         for _, group in itertools.groupby(decisions.read(path), key=lambda row: row.row_key):
             rows = iter(group)
@@ -74,8 +75,9 @@ def _by_answer(runs: list[Path]) -> Iterator[tuple[Decisions, Iterator[Decisions
 
 
 def _answer(first: Decisions, rows: Iterator[Decisions], most: int) -> dict[str, Any] | None:
-    """Return the decisions on an answer in the form of the page's data. None if they take more than `most` characters,
-    or if the answer has more than `MOST_EVICTIONS` evictions."""
+    """Return the decisions on an answer in the form of the page's data. first: the decisions of the first KV head.
+    rows: those of all KV heads. None if the result has more than `most` characters, or if the answer has more than
+    `MOST_EVICTIONS` evictions."""
     if len(first.seen) > MOST_EVICTIONS or len(first.tokens) > most:
         return None
     heads: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Measures how long the answers of a cell are, and how many of them were cut off.
+"""Measures how long the answers of a cell are, and which share of them was cut off.
 
     lengths(rows).median       # tokens
 
@@ -18,7 +18,7 @@ from kvbench.report.rows import Rows
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """The lengths of one cell's answers in tokens, and the shares of answers that are truncated or have no extracted
-    answer. Without answers, all figures except their number are NaN."""
+    answer. Without answers, all figures except the number of answers are NaN."""
 
     answers: int
     mean: float

@@ -1,4 +1,4 @@
-"""Compares all pairs of methods of a task at one budget: paired differences with verdicts.
+"""Compares every two methods of a task at the same budget: paired differences of scores, with verdicts.
 
     for matrix in matrices(scored):
         matrix.between("gkv", "h2o").verdict
@@ -26,8 +26,8 @@ OPPOSITE = {"better": "worse", "worse": "better"}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The mean score of one method minus that of another. `low` and `high` bound its 95% interval; NaN if the test
-    gives no interval."""
+    """The mean score of one method minus that of another, as `diff`. `low` and `high` are the ends of the 95% interval
+    of the difference; NaN if the test gives no interval."""
 
     diff: float
     low: float
@@ -55,7 +55,7 @@ class Difference:
 class Matrix:
     """The differences between all pairs of methods at one budget. Methods without a budget, such as the full cache, are
     included. `family`: the number of comparisons over which p-values are adjusted. `left_out`: the number of methods
-    that do not fit into `MOST_METHODS`."""
+    that are not shown, because the matrix shows at most `MOST_METHODS`."""
 
     budget: str  # as `named` writes it
     methods: list[str]
@@ -64,7 +64,8 @@ class Matrix:
     left_out: int
 
     def between(self, a: str, b: str) -> Difference | None:
-        """Return the difference a minus b; None if they are the same method or share no question."""
+        """Return the mean score of method `a` minus that of method `b`; None if `a` and `b` are the same method or
+        share no question."""
         if (a, b) in self.pairs:
             return self.pairs[a, b]
         return self.pairs[b, a].reversed() if (b, a) in self.pairs else None

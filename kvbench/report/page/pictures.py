@@ -25,8 +25,8 @@ MOST_BYTES = 16_000_000  # of all images of a page
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """An image for a page. sha256: the hash of its file. uri: its `data:` address; empty if the page has no room
-    left."""
+    """An image for a page. sha256: the hash of the image's file. uri: the image's `data:` address; empty if the page
+    has no room left."""
 
     sha256: str
     uri: str

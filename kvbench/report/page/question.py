@@ -19,7 +19,8 @@ MOST = 2_000_000  # bytes of one text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The stored answer of one sample, turn by turn. facts: its status, scores and kept shares, in words."""
+    """The stored answer of one sample, turn by turn. facts: the sample's status, its scores and the shares of text and
+    images that were kept, in words."""
 
     title: str
     facts: str

@@ -1,4 +1,4 @@
-"""Chooses the questions that a page shows, and reads the answers of all cells to them.
+"""Chooses the questions that a page shows, and reads the answers of all cells to these questions.
 
     chosen = read(report, tables, recorded)
     chosen.questions[0]["answers"][0]["output"]     # (text, note on what is cut off)
@@ -113,8 +113,8 @@ def chosen(tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> list[str
 
 
 def _by_question(scored: Scored) -> dict[str, dict[int, float]]:
-    """Return for each question the scores that the page shows. The score of each cell has the cell's place in the table
-    as its key."""
+    """Return for each question the scores that the page shows, in a dictionary from a cell's place in the table (0 for
+    the first cell) to the cell's score."""
     found: dict[str, dict[int, float]] = {}
     for place, cell in enumerate(scored.shown.values()):
         for question, score in cell.items():
@@ -130,8 +130,8 @@ def _in_turn(wanted: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
 
 
 def _rows(folders: Sequence[Path], wanted: dict[str, list[str]]) -> pd.DataFrame:
-    """Return, for each wanted question and every cell, the row of one sample with its texts. It is the first sample
-    with the status ok or, if there is none, the first sample. wanted: the questions of each task."""
+    """Return, for each wanted question and every cell, the row of one sample with its texts: the first sample with the
+    status ok or, if no sample has this status, the first sample. wanted: the questions of each task."""
     import pandas as pd
     import pyarrow.compute as pc
 
@@ -174,8 +174,8 @@ def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[s
 
 
 def _open(questions: Sequence[dict[str, Any]]) -> None:
-    """Add to each question its `opening`: the first words of its prompt that differ from the other prompts of the
-    task."""
+    """Add `opening` to each question: the first words by which the question's prompt differs from the other prompts of
+    the task."""
     prompts: dict[str, list[str]] = {}
     for question in questions:
         prompts.setdefault(question["task"], []).append(question["prompt"][0])

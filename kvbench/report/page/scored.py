@@ -26,9 +26,9 @@ class Scored:
     """A table of the report, with the rows and scores of its cells. The full cache comes first, then the other cells in
     the table's order.
 
-    `parts`: the rows of each cell. `cells`: for each cell the samples' scores by question. `shown`: for each cell the
-    score of each question's first sample with the status ok, whose answer is on the page. `clusters`: the cluster of
-    each question, for standard errors.
+    `parts`: the rows of each cell. `cells`: for each cell the samples' scores by question. `shown`: for each cell, by
+    question, the score of the question's first sample with the status ok; the page shows the answer of this sample.
+    `clusters`: the cluster of each question, for standard errors.
     """
 
     table: TaskTable

@@ -1,4 +1,4 @@
-"""Horizontal bars in panels. A bar is stacked from parts; a bar of one part may have error bars."""
+"""Horizontal bars in panels. A bar is stacked from parts; a bar of only one part may have an error bar."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _layers(parts: Sequence[str], x: str) -> list[Spec]:
 
 
 def _colour(parts: Sequence[str]) -> Spec:
-    """Return the encoding of a part's colour. No part gets the first colour of the palette, which belongs to the full
-    cache."""
+    """Return the Vega-Lite encoding of the colours of `parts`. No part gets the first colour of the palette, which
+    belongs to the full cache."""
     legend = {"title": None, "columns": across(parts), "values": list(parts)} if len(parts) > 1 else None
     scale = {"domain": ["", *parts], "range": "category"}
     return {"field": "part", "type": "nominal", "scale": scale, "legend": legend}

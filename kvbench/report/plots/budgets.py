@@ -23,8 +23,8 @@ BESIDE = 1.25  # how much of the axis lies beside the first and the last budget,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """What a figure against the budget shows. `field`: the field of the points with the values. `low`, `high`: the
-    fields with the ends of the error bars; empty without error bars.
+    """What a figure against the budget shows. `field`: the name of the field in which each point has its value. `low`,
+    `high`: the names of the fields with the ends of the error bars; empty without error bars.
 
     Parts of the caption: `shows` names the values, `bands` explains the error bars, `more` is a further sentence, and
     `about_missing` says why cells are not shown.

@@ -1,5 +1,5 @@
-"""The figure of scores against measured bytes. It marks the frontier: cells whose score no other cell reaches with as
-few bytes."""
+"""The figure of scores against measured bytes. It marks the frontier: the cells for which no other cell has at least
+the same score with at most the same bytes."""
 
 from __future__ import annotations
 

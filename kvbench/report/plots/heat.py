@@ -27,7 +27,7 @@ def heat(
 ) -> Spec:
     """Return the figure's Vega-Lite specification. Squares have the fields panel, row, column and share. rows: the
     names of the rows, from the top. columns: the names of the columns, from the left. x: the title of the axis of
-    columns. value: the legend's name for the share."""
+    columns. value: what the share is, as the legend names it."""
     panels = distinct(squares, "panel")
     across, side = _sizes(len(panels), rows, len(columns))
     inner = {
@@ -45,7 +45,8 @@ def heat(
 
 
 def _sizes(panels: int, rows: Sequence[str], columns: int) -> tuple[int, float]:
-    """Return how many panels stand side by side, and the width of a square."""
+    """Return how many panels stand side by side, and the width of a square in pixels. panels, columns: their numbers.
+    rows: the names of the rows."""
     room = WIDTH - min(NAMES, LETTER * max(map(len, rows)) + 10)
     across = 2 if panels > 1 and (room - GAP) / 2 >= NARROW * columns else 1
     return across, max(NARROW, min(BROAD, (room - GAP * (across - 1)) / across / columns))

@@ -79,7 +79,8 @@ def _square(cell: CategoryCell) -> Point:
 
 
 def _figure(name: str, group: str, kind: str, squares: Sequence[Point]) -> Iterator[Figure]:
-    """Yield the map, if at least two subtasks or categories have scores. kind: what its rows are, in words."""
+    """Yield the map, if at least two subtasks or categories have scores. kind: what the map's rows are, in words.
+    squares: the scores."""
     known = [s for s in squares if s["share"] is not None]
     rows = sorted(distinct(known, "row"))
     lengths = sorted(length for length in distinct(known, "length") if length is not None)

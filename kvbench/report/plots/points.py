@@ -30,8 +30,8 @@ def points(report: ScoreReport) -> list[Point]:
 
 
 def only(points: Sequence[Point], *fields: str) -> list[Point]:
-    """Return the points with no other fields than `fields` and those in IDENTITY. Fields whose value is None are left
-    out."""
+    """Return the points with only the fields in `fields` and in IDENTITY. Of these, the fields whose value is None are
+    left out."""
     return [{f: p[f] for f in (*IDENTITY, *fields) if p.get(f) is not None} for p in points]
 
 
@@ -80,7 +80,8 @@ def _budget(cell: ScoreCell) -> str:
 
 
 def _spread(name: str, values: Any) -> Mapping[str, float]:
-    """Return the lower and the upper quartile of `values`, one value per answer, as the fields NAME_q1 and NAME_q3."""
+    """Return the lower and the upper quartile of `values` as the fields NAME_q1 and NAME_q3. name: NAME. values: one
+    number per answer."""
     import numpy as np
 
     kept = present(values)

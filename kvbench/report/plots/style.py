@@ -1,8 +1,8 @@
 """The look of every figure: sizes, palettes for light and dark, and the colours, shapes and dashes of methods.
 
 The colours are Okabe and Ito's, which people with any colour vision can tell apart; on a dark ground they are lighter.
-The full cache has a colour of its own. If more than seven other methods are shown, colours repeat with other dashes.
-Methods also differ in shape, so that a figure can be read in black and white.
+The full cache has a colour of its own. If more than seven methods other than the full cache are shown, colours repeat
+with other dashes. Methods also differ in the shape of their points, so that a figure can be read in black and white.
 """
 
 from __future__ import annotations

@@ -34,15 +34,16 @@ CORRELATIONS = (0.0, 0.01, 0.02, 0.05, *(step / 20 for step in range(2, 20)), 0.
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """Questions grouped by the source that they share. `places`: the cluster of each question; `sizes`: the number of
-    questions in each cluster."""
+    """Questions grouped by the source that they share. `places`: for each question the number of its cluster, from 0;
+    `sizes`: the number of questions in each cluster."""
 
     places: NDArray[np.intp]
     sizes: Floats
 
     @classmethod
     def make(cls, names: Sequence[object] | None, questions: int) -> Clusters:
-        """Group questions by the names of their clusters. Without names, each question is a cluster of its own."""
+        """Group questions by the names of their clusters. Without names, each question is a cluster of its own.
+        questions: the number of questions."""
         import numpy as np
 
         if names is None:
@@ -104,15 +105,16 @@ class Clusters:
         return float(np.sqrt(np.sum(self.residuals(values) ** 2)) / self.questions)
 
     def residuals(self, values: Floats) -> Floats:
-        """Return a residual for each cluster: the sum of its values' deviations from the mean, weighted as in CR2. If
-        the clusters are lopsided, the sum is divided by its standard deviation instead."""
+        """Return a residual for each cluster: the sum of the deviations of the cluster's values from the mean, weighted
+        as in CR2. If the clusters are lopsided, this sum is divided by the sum's standard deviation instead."""
         import numpy as np
 
         sums = self.sums(values - values.mean())
         return np.asarray(sums / np.sqrt(self.variances(values) if self.lopsided else 1 - self.sizes / self.questions))
 
     def variances(self, values: Floats) -> Floats:
-        """Return the variance of each cluster's sum, from the variance components between and within clusters."""
+        """Return the variance of the sum of each cluster's values, computed from the variance between clusters and the
+        variance within clusters."""
         between, within = self.components(values)
         return within * self.sizes + between * self.sizes**2
 

@@ -50,8 +50,8 @@ class Paired:
     def drop(self, alpha: float, power: float = POWER) -> float:
         """Return the smallest true drop that the test finds with this power, two-sided at `alpha`.
 
-        If all differences are equal, the drop is a share of questions that turn from right to wrong. NaN without a
-        test.
+        If all differences are equal, the drop is a share of questions that turn from right to wrong. NaN if there are
+        too few clusters for a test.
         """
         if self.test == "equal differences":
             return whole_questions_drop(self.clusters, alpha=alpha, power=power)
@@ -83,9 +83,11 @@ def paired(
 ) -> Paired:
     """Compare A and B question by question. `p` comes from the paired t test, `p_sign_flip` from sign flips.
 
-    Question i of `a` and of `b` must be the same question. Identical scores give p = 1, and so do too few clusters. If
-    all differences are equal, the t test says nothing, and `p` is the exact p of sign flips. If clusters are lopsided,
-    `p` and the interval also come from sign flips.
+    Question i of `a` and of `b` must be the same question. `clusters`: for each question the name of its cluster.
+    `level`: of the confidence interval. `permutations`: the most sign patterns that sign flips try. p is 1 if the
+    scores are identical, or if there are too few clusters for any test (`Paired.test` is "none"). If all differences
+    are equal, the t test says nothing, and `p` is the exact p of sign flips. If clusters are lopsided, `p` and the
+    interval also come from sign flips.
     """
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} questions cannot be paired")
@@ -140,8 +142,8 @@ def _tail(diffs: Floats, groups: Clusters) -> float:
 
 def _no_spread(diff: float, groups: Clusters, level: float, shares: bool) -> _Test:
     """Return the test for data in which every question has the same difference `diff`. shares: whether all scores lie
-    between 0 and 1. If so, the interval allows for questions outside the data, with any difference from -1 to 1;
-    otherwise it is the difference alone."""
+    between 0 and 1. If so, the interval allows for questions outside the data, whose difference may be anything from -1
+    to 1; otherwise the interval consists of `diff` alone."""
     bound = unseen(groups, level) if shares else 0.0
     p = least_p(groups.count) if diff else 1.0
     return _Test("equal differences", p, diff - bound * (1 + diff), diff + bound * (1 - diff))

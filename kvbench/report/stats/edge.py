@@ -1,11 +1,11 @@
 """Computes the confidence interval of a mean near 0 or 1.
 
-Such a mean depends on a few questions with a right (or a wrong) answer. Its standard error is too small most of the
-time, because the rare questions that would raise it were not drawn. The interval therefore assumes a Beta distribution
-with unknown a and b for the difficulty of questions, so that a question's number of right samples is beta-binomial. The
-ends of the interval are quantiles of the posterior of the distribution's mean.
-The priors are Beta(3/4, 3/4) for the mean (between Jeffreys' and a flat one) and flat on the logit of the correlation
-1 / (a + b + 1). They were chosen by simulated coverage (results/statistics).
+Such a mean depends on a few questions with a right (or a wrong) answer. The mean's standard error is too small most of
+the time, because the rare questions that would raise the error were not drawn. The interval therefore assumes a Beta
+distribution with unknown a and b for the difficulty of questions, so that a question's number of right samples is
+beta-binomial. The ends of the interval are quantiles of the posterior of the distribution's mean. The priors are
+Beta(3/4, 3/4) for the mean (between Jeffreys' and a flat one) and flat on the logit of the correlation 1 / (a + b + 1).
+They were chosen by simulated coverage (results/statistics).
 """
 
 from __future__ import annotations

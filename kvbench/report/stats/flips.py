@@ -1,9 +1,9 @@
 """Sign flips of whole clusters: a test of "no difference" that holds its level for clusters of any sizes.
 
 If two methods are equal, a cluster's sum of differences is as likely to be negative as positive. The test counts how
-often random signs make the sum over all clusters at least as far from 0 as the observed one. It tries all sign patterns
-if there are at most `permutations` of them, else `permutations` random patterns from a seed. It is the wild cluster
-bootstrap with Rademacher weights and the null hypothesis imposed.
+often random signs make the sum over all clusters at least as far from 0 as the observed sum. If there are at most
+`permutations` patterns of signs, the test tries all of them, else `permutations` random patterns from a seed. This test
+is the wild cluster bootstrap with Rademacher weights and the null hypothesis imposed.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def sign_flip(diffs: Sequence[float] | Floats, *, permutations: int = 10_000, se
 def _random_parts(values: Floats, permutations: int, seed: int) -> Floats:
     """Return `permutations` sums, each over a random subset that contains every value with probability 1/2.
 
-    A random byte picks the subset of eight values, whose sum is looked up among the sums of all 256 subsets. This is
-    five times as fast as a product with a matrix of signs.
+    The values are taken in eights: a random byte picks a subset of eight values, and the sum of this subset is looked
+    up among the sums of all 256 subsets. This is five times as fast as a product with a matrix of signs.
     """
     import numpy as np
 
@@ -67,8 +67,8 @@ def fewest_clusters(alpha: float) -> int:
 
 def patterns(clusters: int, permutations: int, seed: int = 0) -> Floats:
     """Return patterns of signs as [patterns, clusters]. The first is the unflipped pattern. All patterns are returned
-    if there are at most `permutations` of them; otherwise `permutations` random patterns follow the first. The first
-    cluster keeps its sign, because |-x| = |x|."""
+    if there are at most `permutations` of them; otherwise `permutations` random patterns follow the first. In every
+    pattern the first cluster keeps its sign, because a pattern and its negative give equal |sum|."""
     import numpy as np
 
     free = clusters - 1

@@ -41,7 +41,7 @@ class Estimate:
 
 def estimate(scores: Scores, *, clusters: Sequence[object] | None = None, level: float = 0.95) -> Estimate:
     """Return the mean of question means (pass@1) with error bars. `clusters`: for each question the name of its
-    cluster, the source that it shares with other questions."""
+    cluster, which is the source that questions share. `level`: of the confidence interval."""
     means = question_means(scores)
     groups = Clusters.make(clusters, len(means))
     mean = float(means.mean()) if len(means) else math.nan
@@ -60,9 +60,10 @@ def estimate(scores: Scores, *, clusters: Sequence[object] | None = None, level:
 
 
 def _fixed_se(scores: Scores) -> float:
-    """Return the standard error from sampling noise alone: sqrt(sum of s_q^2 / n_q) / Q, where s_q^2 is the variance of
-    question q's n_q samples, and Q the number of questions. For 0/1 scores with mean p, s_q^2 / n_q is p(1-p)/(n_q-1).
-    NaN if a question has fewer than two samples."""
+    """Return the standard error of the mean score that comes from sampling noise alone, with the questions fixed:
+    sqrt(sum of s_q^2 / n_q) / Q, where s_q^2 is the variance of question q's n_q samples, and Q the number of
+    questions. For 0/1 scores with mean p, s_q^2 / n_q is p(1-p)/(n_q-1). NaN if a question has fewer than two
+    samples."""
     import numpy as np
 
     if min((len(question) for question in scores), default=0) < 2:
@@ -98,8 +99,8 @@ def _interval(
 
 
 def unseen(groups: Clusters, level: float) -> float:
-    """Return the largest share of questions that may differ although no observed question does: at 95%, 3 / n for n
-    clusters of equal size.
+    """Return the upper bound, at this confidence level, of the share of all questions that differ from the observed
+    ones, which are all alike: at 95%, 3 / n for n clusters of equal size.
 
     The bound is -log(1 - level) / n. If the sizes of clusters differ, n is the number of equal clusters with the same
     sum of squared weights.

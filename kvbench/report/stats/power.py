@@ -77,14 +77,14 @@ def tail_of(residuals: Floats, df: float) -> float:
 def flips_drop(
     clusters: Sequence[tuple[float, float]], *, power: float = POWER, alpha: float = 0.05, tail: float = 0.0
 ) -> float:
-    """Return the smallest true drop that two-sided sign flips of clusters find with the given power. NaN if they find
-    no drop.
+    """Return the smallest true drop that the two-sided test by sign flips of clusters finds with the given power. NaN
+    if this test finds no drop.
 
-    `clusters`: (sum of differences, number of questions) of each. `alpha`: the level. `tail`: as in `smallest_drop`.
-    The drop is computed from half the width of the test's own interval, because a few clusters hardly show how far the
-    questions of a cluster agree. The calculation treats this half width as if it belonged to a t interval over the same
-    number of equal clusters. In simulations the drop is a nearly constant multiple of the half width (1.43 at 5%),
-    whatever the sizes of the clusters.
+    `clusters`: (sum of differences, number of questions) of each cluster. `alpha`: the level. `tail`: as in
+    `smallest_drop`. The drop is computed from half the width of the test's own interval, because a few clusters hardly
+    show how far the questions of a cluster agree. The calculation treats this half width as if it belonged to a t
+    interval over the same number of equal clusters. In simulations the drop is a nearly constant multiple of the half
+    width (1.43 at 5%), whatever the sizes of the clusters.
     """
     import numpy as np
     from scipy.special import stdtrit
@@ -100,7 +100,8 @@ def flips_drop(
 
 def whole_questions_drop(clusters: int, *, power: float = POWER, alpha: float = 0.05) -> float:
     """Return the smallest drop that a two-sided t test at level `alpha` finds with this power. The drop is a share of
-    questions that turn from right to wrong. NaN if no share is enough. Each question counts as a cluster of its own."""
+    questions that turn from right to wrong. NaN if the test rejects for no number of changed questions from 1 to
+    `clusters` - 1. Each question counts as a cluster of its own."""
     from scipy.stats import beta
     from scipy.stats import t as student
 

@@ -55,8 +55,9 @@ class Regression:
 def regression(
     base: Scores, new: Scores, *, clusters: Sequence[object] | None = None, permutations: int = 10_000, seed: int = 0
 ) -> Regression:
-    """Test `new` against `base` question by question. Question i of both must be the same question. Identical scores
-    give p = 1. `clusters`: for each question the name of its cluster. `permutations`: the number of sign flips."""
+    """Test `new` against `base` question by question. Question i of `base` and of `new` must be the same question. p is
+    1 if the scores are identical. `clusters`: for each question the name of its cluster. `permutations`: the most
+    patterns of signs that the test by sign flips tries."""
     found = paired(new, base, clusters=clusters, level=1 - 2 * ALPHA, permutations=permutations, seed=seed)
     low = found.low
     if found.test == "t":
@@ -67,8 +68,8 @@ def regression(
 
 
 def both(first: float, second: float) -> float:
-    """Return the p of two independent stages from their p-values. It is at most a if both are at most sqrt(a), which
-    has probability a if nothing changed."""
+    """Return one p-value for two independent stages from their p-values. This p-value is at most a if and only if both
+    p-values are at most sqrt(a), which has probability a if nothing changed."""
     return max(first, second) ** 2
 
 
@@ -80,8 +81,8 @@ def _one_sided(p: float, found: Paired) -> float:
 
 
 def _skewed_low(found: Paired, residuals: Floats) -> float:
-    """Return the lower bound of the difference. If the differences have a long lower tail, it comes from Hall's
-    transformation of t, otherwise from t. residuals: one per cluster."""
+    """Return the lower bound of the mean difference. If the differences have a long lower tail, the bound comes from
+    Hall's transformation of t, otherwise from t. residuals: one per cluster."""
     from scipy.special import stdtrit
 
     n, critical = found.clusters, float(stdtrit(found.df, 1 - ALPHA))

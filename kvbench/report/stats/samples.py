@@ -30,8 +30,8 @@ def question_means(scores: Scores) -> Floats:
 
 
 def by_length(scores: Scores) -> Iterator[tuple[list[int], Floats]]:
-    """Group questions by their number of samples. Yield the indices of each group's questions, and their scores as
-    [questions, samples]."""
+    """Group questions by their number of samples. For each group, yield the indices of its questions and the scores of
+    these questions as [questions, samples]."""
     import numpy as np
 
     places: dict[int, list[int]] = {}
@@ -43,7 +43,7 @@ def by_length(scores: Scores) -> Iterator[tuple[list[int], Floats]]:
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """Return the unbiased estimate of pass@k: the chance that k of n samples, drawn without replacement, contain a
-    right sample. With c right samples (`correct`) it is 1 - C(n-c, k) / C(n, k)."""
+    right sample. With c right samples (`correct`) the estimate is 1 - C(n-c, k) / C(n, k)."""
     if not 0 <= correct <= n or not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs 1 <= k <= n and 0 <= correct <= n, not n={n}, correct={correct}")
     if n - correct < k:
@@ -59,8 +59,8 @@ def mean_pass_at_k(scores: Scores, k: int) -> float:
 def maj_at_n(
     answers: Sequence[Sequence[str | None]], scores: Scores, *, same: Callable[[str], str] = str.strip
 ) -> float:
-    """Return maj@n: the mean over questions of the score of the most frequent answer. Of equally frequent answers the
-    first counts. A question without an answer scores 0.
+    """Return maj@n: the score of each question's most frequent answer, averaged over the questions. Of equally frequent
+    answers the first counts. A question without an answer scores 0.
 
     `same` maps an answer to its spelling for the vote (`kvbench.scoring.math.normalise_answer` for mathematics).
     """

@@ -17,11 +17,11 @@ class Judged:
     adjusted p is above 5%), cannot tell (a tie at the floor or the ceiling, see `judge`) or unknown (at most five
     clusters, with which an exact test cannot reach 5%).
 
-    `smallest_drop`: the true drop that gets the verdict `worse` with 80% power if no other comparison of the family has
-    a drop. Holm's correction then tests it two-sided at its strictest level, alpha / comparisons. If other comparisons
-    have drops, the power is higher.
+    `smallest_drop`: the smallest true drop that gets the verdict `worse` with 80% power if no other comparison of the
+    family has a drop. Holm's correction then tests this comparison two-sided at the strictest level, alpha / (number of
+    comparisons). If other comparisons have drops, the power is higher.
 
-    `room`: the largest possible drop, from the baseline's mean to the floor.
+    `room`: the largest possible drop: the baseline's mean score minus the floor.
     """
 
     p: float  # adjusted
@@ -69,8 +69,8 @@ def _verdict(paired: Paired, p: float, alpha: float, *, sees: bool) -> str:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Return the p-values with Holm's correction, in the given order. A test rejects if its corrected p is at most
-    alpha."""
+    """Return the p-values with Holm's correction, in the given order. A test rejects at level alpha if its corrected
+    p-value is at most alpha."""
     adjusted, largest = [0.0] * len(ps), 0.0
     for rank, index in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
         largest = max(largest, min(1.0, (len(ps) - rank) * ps[index]))

@@ -29,7 +29,7 @@ class Capacity:
             self.device, self.machine = torch.device("cuda"), replace(machine, memory=setting.memory)
 
     def fitting(self, method: Method, budget: Budget | None, load: Load) -> int:
-        """Return how many sequences fit into memory; 0 if not even one does.
+        """Return how many sequences of this load fit into memory by the plan; 0 if not even one does.
 
         Raises UserError if the engine cannot serve the method on this model.
         """
@@ -54,8 +54,9 @@ class Capacity:
     def first(self, fitting: int, load: Load) -> int:
         """Return the number of sequences with which a measurement begins. fitting: the result of the method `fitting`.
 
-        A number that the user gave is reduced to the planned one only if the user also gave the memory size. Otherwise
-        the measurement tries that number first, and fewer sequences if memory runs out.
+        If the user gave no number, it is `fitting`, at most MOST_SLOTS. If the user gave a number and a memory size, it
+        is the smaller of that number and `fitting`. If the user gave a number only, it is that number; the measurement
+        tries fewer sequences if memory runs out.
         """
         if load.sequences is None:
             return min(fitting, MOST_SLOTS[self.device.type])

@@ -57,8 +57,8 @@ class Evictions:
 
     Attributes:
         count: mean number of evictions per sequence. seconds: wall time of all evictions of all sequences together.
-        share: this time divided by the time of evictions and decoding. us: microseconds of evictions per generated
-            token.
+        share: time of evictions divided by the time of evictions and decoding. us: microseconds of evictions per
+            generated token.
     """
 
     count: float
@@ -68,7 +68,7 @@ class Evictions:
 
     @property
     def each(self) -> float | None:
-        """Wall seconds of one eviction of all sequences together; None if nothing was evicted."""
+        """Mean wall seconds in which all sequences are evicted once; None if nothing was evicted."""
         return self.seconds / self.count if self.count else None
 
 
@@ -149,7 +149,10 @@ def rise(costs: Sequence[Cost]) -> float | None:
 
 
 def evictions(timings: Sequence[Timing]) -> Evictions:
-    """Return the evictions of generations by the engine: counts and shares over all, the median of the seconds."""
+    """Return the evictions of the engine's generations, one `Timing` each.
+
+    `seconds` is the median over the generations; the other figures are taken over all generations together.
+    """
     usages = [usage for timing in timings for usage in timing.usages]
     evicting, decoding = sum(u.evict_seconds for u in usages), sum(u.decode_seconds for u in usages)
     return Evictions(

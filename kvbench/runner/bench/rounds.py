@@ -26,7 +26,7 @@ WARM_UP = 40  # tokens before the clock starts
 
 
 class NothingFits(NamedTuple):
-    """Not even one sequence fits into memory. cause: the first line of the allocator's message, or the plan."""
+    """Not even one sequence fits into memory. cause: the allocator's message (first line) or the plan that says so."""
 
     cause: str
 
@@ -86,8 +86,7 @@ class Contest:
         return [self._measured(system, load, done[system.name]) for system in self.systems]
 
     def _by_plan(self, system: System, load: Load) -> list[Pair] | NothingFits:
-        """Return a system's result before the first round: [], or a failure if not even one sequence fits by the
-        plan."""
+        """Return what a system's rounds begin with: [], or `NothingFits` if by the plan not even one sequence fits."""
         if self.capacity.first(self.plans[system.name, load], load):
             return []
         return NothingFits(f"the plan of {self.capacity.machine.memory / 2**30:.3g} GiB")

@@ -1,8 +1,8 @@
-"""Let a judge model rate answers (MT-Bench, MMDU), mark them (LongMemEval) or extract them (MathVista). The judge is an
-OpenAI-compatible server or a local model.
+"""Let a judge model rate answers (MT-Bench, MMDU), mark them as right or wrong (LongMemEval), or extract the final
+answer from a model's text (MathVista). The judge is an OpenAI-compatible server or a local model.
 
-A judge that refuses the key (`KeyRefused`) or cannot be loaded ends a run. Any other failure of a judge gives a score
-without a value and with a note.
+A run ends if the judge's server refuses the API key (`KeyRefused`) or a local judge cannot be loaded. After any other
+failure of the judge, the answer's score has no value, and its note gives the reason.
 """
 
 from kvbench.scoring.judge.api import JudgeError, KeyRefused, Reply

@@ -17,7 +17,8 @@ class JudgeError(Exception):
 
 
 class KeyRefused(SetupError):
-    """The judge refuses the key (401, 403). It would refuse every other answer too, so the run ends."""
+    """The judge's server refuses the API key (HTTP status 401 or 403). It would refuse every later request too, so the
+    run ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,8 @@ class Judge(Protocol):
     def ask(self, system: str, user: str, images: Sequence[bytes] = (), max_tokens: int = MAX_TOKENS) -> Reply:
         """Return the judge's reply. Raises JudgeError, KeyRefused, or SetupError if the judge cannot be loaded.
 
-        system: "" for no system message. images: encoded files that the judge sees after the text. max_tokens: most
-        tokens of the reply.
+        system: "" for no system message. images: the bytes of image files, which the judge sees after the text.
+        max_tokens: most tokens of the reply.
         """
 
 

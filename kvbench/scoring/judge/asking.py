@@ -1,4 +1,5 @@
-"""Ask a judge until its reply can be parsed. Also makes the scores of answers without a judge or a readable reply."""
+"""Ask a judge until its reply can be parsed. Also makes the scores, without a value, of answers for which no judge is
+set or the judge gave no readable reply."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def ask(judge: Judge, prompt: tuple[Any, ...], read: Callable[[str], T | None]) 
 
 
 def judged_by(judge: str, mode: str) -> dict[str, str | bool | None]:
-    """Return the row's column `judge`: the judge model's name, the day and how it judged."""
+    """Return the row's column `judge`: the judge model's name (`judge`), today's date, and how it judged (`mode`)."""
     return {"judge": f"{judge}, {datetime.now(UTC):%Y-%m-%d}, {mode}"}
 
 

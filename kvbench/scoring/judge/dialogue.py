@@ -40,8 +40,8 @@ def rate_dialogue(services: Services, doc: Doc, answers: Answers) -> Score:
     """Return the judge's scores of a dialogue: value = mean overall score / 10, aux: the mean of each dimension.
 
     Aux `overall_1`, ... has each turn's overall score, `rated` the number of turns with scores, `invalid` the number of
-    replies without. Raises KeyRefused; SetupError if a local judge is given, which reads no images, or if
-    Pillow is missing.
+    the judge's replies without scores. Raises KeyRefused; SetupError if a local judge is given, which reads no images,
+    or if Pillow is missing.
     """
     judge = connect(services)
     if judge is None:
@@ -88,7 +88,8 @@ def _disarm(answer: str) -> str:
 
 
 def _scores(reply: str) -> Scores | None:
-    """Return the scores in the last dictionary of a reply that has a score from 1 to 10 for every dimension."""
+    """Return the scores in the last of a reply's dictionaries that has a score from 1 to 10 for every dimension; None
+    if no dictionary has."""
     for given in literals(reversed(_DICTIONARY.findall(reply))):
         if isinstance(given, dict) and all(_valid(given.get(name)) for name in DIMENSIONS):
             return {name: float(given[name]) for name in DIMENSIONS}

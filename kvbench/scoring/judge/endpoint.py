@@ -1,8 +1,9 @@
 """A judge at an OpenAI-compatible address: POST {base URL}/chat/completions.
 
 `Endpoint` repeats a request after a failure that may pass: status 408, 425, 429 or 5xx, a time-out, a lost connection.
-The pauses grow, or follow Retry-After up to a limit. Any other failure is final. Redirects are not followed. The key is
-added when a request is sent; no field, exception, note or log holds it, and it is removed from the server's texts.
+The pause grows from try to try, is longer if the server's header Retry-After asks for more, and never exceeds a limit.
+Any other failure is final. Redirects are not followed. The key is added when a request is sent; no field, exception,
+note or log holds it, and where the server's texts repeat it, kvbench removes it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ SHOWN = 200  # characters of a server's text that a message quotes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A judge that is asked through a server's OpenAI-compatible address."""
+    """A judge that is asked through a server's OpenAI-compatible address.
+
+    key_env: the environment variable with the API key. seconds: limit of one try. tries: most tries per request. pause,
+    longest_pause: seconds between the first two tries, and the most between any two. through_proxy: use the
+    environment's proxy.
+    """
 
     url: str  # base URL, with or without the final ``/chat/completions``
     model: str

@@ -12,7 +12,8 @@ FILE = BUNDLED / "mathvista" / "extract_answer.txt"
 
 
 def extract(services: Services, query: str, response: str) -> Asked[str] | Score:
-    """Return the answer that the judge finds in a response to a query; a score without a value if there is none.
+    """Return the answer that the judge finds in a model's `response` to a `query`. If no judge is set, or the judge
+    fails or gives only empty replies, return a score without a value instead.
 
     Raises KeyRefused; SetupError if a local judge cannot be loaded.
     """

@@ -1,8 +1,9 @@
-"""Score a conversation by a judge: the judge rates each turn, or compares it with a baseline's turn in both orders.
+"""Score a conversation by a judge: the judge rates each answer, or compares it with a baseline's answer to the same
+turn, shown in both orders.
 
 A score is the mean over the turns that have a verdict. After a reply without a verdict the judge gets the same request
 once more; after a second such reply the turn has no verdict. Aux `invalid` counts these replies. A rating outside 1 to
-10 is no verdict; FastChat accepts it, although its prompt limits the scale to 1 to 10.
+10 is no verdict. (FastChat accepts such a rating, although its prompt limits the scale to 1 to 10.)
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def _both_orders(judge: Judge, doc: Doc, answers: Answers, baseline: Answers, tu
 
 
 def _preferred(ours: Literal["A", "B"]) -> Callable[[str], float | None]:
-    """Return a function that turns a judge's reply into the outcome (1, 0.5 or 0) for the answers shown as `ours`."""
+    """Return a function that turns a judge's reply into our outcome: 1 (win), 0.5 (tie) or 0 (loss). ours: the letter
+    under which the judge saw our answer, not the baseline's."""
     outcomes = {"A": float(ours == "A"), "B": float(ours == "B"), "tie": 0.5}
     return lambda text: outcomes.get(parse.verdict(text))
 

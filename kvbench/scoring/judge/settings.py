@@ -133,8 +133,8 @@ def _is_loopback(parts: SplitResult) -> bool:
 def _check_key(name: str, loopback: bool) -> None:
     """Raise UserError for a missing or malformed key.
 
-    name: the environment variable of the key. loopback: whether the judge runs on this machine; its key may then be
-    missing if --judge-key-env has its default.
+    name: the environment variable of the key. loopback: whether the judge runs on this machine; the key may then be
+    missing if --judge-key-env has its default value.
     """
     key = os.environ.get(name, "").strip()
     if key:

@@ -1,8 +1,9 @@
 """Let a judge say whether an answer is right, with yes or no, as LongMemEval does (bundled/longmemeval, MIT licence).
 
-The judge gets one of five released prompts: by the type of the question, or the one for questions without an answer. It
-answers in at most 10 tokens; "yes" anywhere in the reply means right. A reply with neither "yes" nor "no", which is
-wrong in the released script, is asked for once more; a second such reply leaves the answer without a score.
+The judge gets one of five released prompts: the one for the type of the question, or the one for questions without an
+answer. The judge replies in at most 10 tokens; "yes" anywhere in the reply means right. After a reply with neither
+"yes" nor "no" kvbench asks once more; after a second such reply the answer has no score. (The released script counts
+such a reply as wrong.)
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ ABSTENTION, ANSWER = "abstention", "answer"  # names of prompts; the others are 
 
 
 def verdict(services: Services, kind: str, question: str, reference: str, response: str) -> Score:
-    """Return 1 or 0 for a response to a question, by the judge.
+    """Return a score of 1 if the judge finds a model's `response` to a question right, 0 if wrong.
 
-    kind: the type of the question, or `ABSTENTION`. Raises KeyRefused; SetupError if a local judge cannot be loaded.
+    kind: the type of the question, or `ABSTENTION` for a question without an answer. Raises KeyRefused; SetupError if a
+    local judge cannot be loaded.
     """
     judge = connect(services)
     if judge is None:

@@ -1,5 +1,5 @@
-"""Score a countdown: 1 for three equations that reach the target; otherwise the partial score rates the search
-procedure.
+"""Score a countdown: accuracy and partial score are 1 for three equations that reach the target. Otherwise accuracy is
+0, and the partial score rates the search procedure.
 
 LongProc evaluates the left side of an equation as Python. This module accepts only a sum, difference, product or
 quotient of two integers. The verdicts are the same, with one exception: a division by zero or a broken expression ends
@@ -22,7 +22,8 @@ def score_countdown(text: str, numbers: Sequence[int], target: int, search: str)
 
     numbers: the numbers to use. search: the right search procedure, one action per line. The partial score is the share
     of its actions that the output has right before the first wrong action; of a line with an equation only the part
-    before "=" is compared. A procedure of one line scores below 0 in LongProc and 0 here.
+    before "=" is compared. If no action is wrong, all but the output's last one count. If the first lines differ, the
+    score is 0. A procedure of one line scores below 0 in LongProc and 0 here.
     """
     solution = between(text, "Solution")
     if solution is not None and _solves(solution, numbers, target):

@@ -1,5 +1,6 @@
-"""Score a route: 1 if every line is right; the partial score is the share of lines up to and including the first wrong
-line."""
+"""Score a route: accuracy and partial score are 1 if every line is right. Otherwise accuracy is 0, and the partial
+score is the number of the output's lines up to and including the first wrong one, divided by the number of lines of the
+right route."""
 
 from __future__ import annotations
 

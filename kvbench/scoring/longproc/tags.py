@@ -1,4 +1,4 @@
-"""Answers between tags, and the result of scoring one."""
+"""Find an answer between tags, and make the dictionary of scores that LongProc's scorers return."""
 
 from __future__ import annotations
 

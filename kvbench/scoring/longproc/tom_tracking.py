@@ -1,4 +1,5 @@
-"""Score a trace of beliefs: its list items must equal the reference's, up to articles, prepositions and punctuation."""
+"""Score a trace of beliefs: its list items must equal the list items of the reference; articles, prepositions and
+punctuation are ignored."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation + "’")
 
 
 def score_trace(text: str, reference: str) -> dict[str, float]:
-    """Score the lines that begin with a hyphen; the scorer is LongProc's `eval_tom_tracking`.
+    """Score the lines of an output that begin with a hyphen; the scorer is LongProc's `eval_tom_tracking`.
 
     As in `eval_tom_tracking`, an indented line counts only if it is the first line with a hyphen, and extraction_rate
-    is 1 even for a text without a line with a hyphen. reference: the right trace.
+    is 1 even for a text without a line with a hyphen. reference: the right trace. The partial score is the share of the
+    lines of the right trace that come before the first wrong line.
     """
     steps, wanted = _steps(text), _steps(reference)
     if steps == wanted:

@@ -1,4 +1,5 @@
-"""Score a trip plan: 1 for the right cities and days; otherwise the partial score rates the search procedure."""
+"""Score a trip plan: accuracy and partial score are 1 for the right cities and days. Otherwise accuracy is 0, and the
+partial score rates the search procedure."""
 
 from __future__ import annotations
 
@@ -21,9 +22,10 @@ Stay = tuple[str, int]  # a city and the days there
 def score_plan(text: str, stays: Sequence[Stay], procedure: str) -> dict[str, float]:
     """Score an output; the scorer is LongProc's `eval_travel_planning`, whose plans are read as in NATURAL PLAN.
 
-    stays: the right plan. procedure: the right answer, from `PROCEDURE` to the plan. The partial score is the share of
-    the lines of `procedure` that the output has right before its first wrong line. A line is right if it contains the
-    line of `procedure`, both without articles and punctuation.
+    stays: the right plan. procedure: the right answer, from the line ``<Solving Procedure>`` to the plan. The partial
+    score is the share of the lines of `procedure` that the output has right before its first wrong line. A line is
+    right if it contains the line of `procedure`, both without articles and punctuation. If no line is wrong, all but
+    the output's last one count.
     """
     plan = between(text, "Plan")
     if plan is not None and _is_right(plan, stays):
@@ -64,7 +66,8 @@ def _read(plan: str) -> list[Stay]:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of an answer from its procedure on, in plain form and without blank ones."""
+    """Return the lines of an answer from its procedure on, without articles and punctuation; blank lines are left
+    out."""
     text = text.replace("Output the plan in the required format:", "")
     if PROCEDURE in text:
         text = PROCEDURE + text.split(PROCEDURE)[1]

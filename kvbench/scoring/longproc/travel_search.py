@@ -24,10 +24,11 @@ class Visit:
 
 
 class Search:
-    """A depth-first search for a plan; `lines` holds its steps, `plan` the visits that it found.
+    """A depth-first search for a plan; `lines` holds the steps of the search, `plan` the visits of the plan that it
+    found.
 
-    row: `num_cities`, `connected_cities` (pairs), and `constraints`, each of type "duration" (`city`, `num_days`) or
-    "fixed" (`city`, `start_day`, `end_day`). Raises ValueError if there is no plan.
+    row: a row of the data with the fields `num_cities`, `connected_cities` (pairs), and `constraints`, each of type
+    "duration" (`city`, `num_days`) or "fixed" (`city`, `start_day`, `end_day`). Raises ValueError if there is no plan.
     """
 
     def __init__(self, row: Mapping[str, Any]) -> None:

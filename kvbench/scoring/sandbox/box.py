@@ -3,10 +3,10 @@
 `Box.load` sends a harness (`kvbench.scoring.sandbox.inside`) and a program. Then `run` runs the program once in a new
 process, or `open` starts the program in a process that answers requests (`ask`).
 
-A request to the driver has a kind, wall-clock ms, CPU seconds, an output limit, a length, then that many bytes; for the
-kinds see `kvbench.scoring.sandbox.inside.driver`. A reply has a state, numbers and three byte strings; the strings'
-lengths are checked before the strings are read. The program's output stays bytes until the caller decodes it. Expected
-outputs never enter a box.
+A request to the driver has a kind, a wall-clock limit in ms, a CPU limit in seconds, an output limit in bytes, a
+length, then that many bytes of data; for the kinds see `kvbench.scoring.sandbox.inside.driver`. A reply has a state,
+numbers and three byte strings; the strings' lengths are checked before the strings are read. The program's output stays
+bytes until the caller decodes it. Expected outputs never enter a box.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class BoxError(Exception):
 class Outcome:
     """How one run of a program, or one request to it, ended.
 
-    code: exit code or signal number. peak: most bytes of memory; 0 while the process still runs.
+    code: exit code or signal number. answer: the reply to a request; "" for a run. seconds: wall-clock time. peak: most
+    bytes of memory; 0 while the process still runs.
     """
 
     status: Status
@@ -103,8 +104,8 @@ class Box:
         self._talk(b"L", json.dumps(message).encode(), START_SECONDS)
 
     def run(self, stdin: bytes = b"", *, seconds: float, output: int | None = None) -> Outcome:
-        """Run the program once, to its end. seconds: limit of wall-clock time. output: most bytes of output, if this is
-        more than `Limits.output`."""
+        """Run the program once, to its end. seconds: limit of wall-clock time. The program may print `output` or
+        `Limits.output` bytes, whichever is more."""
         return self._talk(b"N", stdin, seconds, cpu=math.ceil(seconds) + 1, output=output)
 
     def open(self, *, seconds: float, total: float, output: int | None = None) -> Outcome:
@@ -117,7 +118,7 @@ class Box:
         return self._talk(b"A", question, seconds, output=output)
 
     def close_program(self) -> Outcome:
-        """End the open process. The outcome has its peak memory; 0 if the process had ended before."""
+        """End the open process. The outcome has the process's peak memory, or 0 if the process had ended before."""
         return self._talk(b"C", b"", 0.0)
 
     def close(self) -> None:

@@ -275,7 +275,8 @@ INNER = (CONTROL, FILES, WRITES, NETWORK, PROCESSES, CALLS, MEMORY, THREADS, TIM
 
 
 def raw_calls() -> list[list[Any]]:
-    """Return harmless system calls that the filter must refuse, each as [family, number, expected error, *arguments].
+    """Return harmless system calls that the filter must refuse, each as [family, call number, expected error number,
+    *arguments]; a family is a named group of refused calls.
 
     In each family, at least one call would give another error than EPERM if the filter allowed it.
     """

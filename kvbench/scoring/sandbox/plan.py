@@ -1,4 +1,5 @@
-"""The parts of a lockdown as data. Tests omit one part at a time and check that the self-test notices it."""
+"""The parts of a lockdown (the steps by which a program's process gives up its rights) as data. Tests omit one part at
+a time and check that the self-test notices it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class Plan:
     def parts(self) -> list[str]:
         """Return the names of the parts that `without` can omit, such as "--unshare-net" and "limit AS".
 
-        Arguments labelled NEEDED are not among them.
+        The arguments without which no box starts (labelled NEEDED) are not among them.
         """
         names = [name for name, _ in self.outer if name != NEEDED] + [_label(step) for step in self.inner]
         if "seccomp" in names:

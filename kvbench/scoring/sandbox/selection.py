@@ -19,7 +19,8 @@ from kvbench.scoring.sandbox.tiers import TIERS, Tier, Unsafe
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A tier that passed its self-test, with the test's digest; or tier "none" with digest ""."""
+    """A tier (a way to isolate programs) that passed its self-test, with the test's digest; or the tier "none" with
+    digest ""."""
 
     tier: Tier
     digest: str

@@ -35,7 +35,8 @@ _PROBE_SECONDS = 10.0  # for a container service to answer
 
 
 class Tier(ABC):
-    """One way to isolate programs: it names the command that starts a box, and the lockdown of a program in the box."""
+    """One way to isolate programs: it gives the command that starts a box and the lockdown of a program in the box,
+    that is the steps by which the program's process gives up its rights."""
 
     name: ClassVar[str]  # the value of the row column `sandbox_tier`
     shared: ClassVar[bool] = False  # one box serves many programs, because it starts slowly

@@ -30,8 +30,8 @@ Needle = tuple[str, str]  # a wanted function's name and text
 
 
 def score_function(output: str, language: str, name: str, needles: Sequence[Needle]) -> float:
-    """Return 1 if the output repeats the function of this name, else 0. needles: all functions of its repository about
-    which a question asks. language: the programming language of the repository."""
+    """Return 1 if the output repeats the function of this name, else 0. needles: all functions of the same repository
+    about which a question asks, each with name and text. language: the programming language of the repository."""
     function = first_function(output, language)
     best, best_name = 0.0, None
     for needle_name, needle in needles:

@@ -61,7 +61,8 @@ def first_integer(prediction: str, answer: Any) -> float:
 
 
 def first_number(prediction: str, answer: float) -> float:
-    """1 if the first number in the output, without its sign, is the reference; decimals are cut for an integer."""
+    """1 if the first number in the output, without its sign, is the reference. If the reference is an integer, the
+    decimals of that number are cut first."""
     found = _NUMBER.search(prediction)
     if found is None:
         return 0.0
@@ -76,7 +77,7 @@ def option(prediction: str, answer: tuple[str, str]) -> float:
 
     If the output begins with a letter from A to D, this is its choice. Otherwise the choice is the whole output if it
     is the right text or letter, or the text behind the first phrase of `_ANSWER_IS` that occurs, or the first word that
-    is a part of "ABCD".
+    is a substring of "ABCD", such as "B".
     """
     text = prediction.strip()
     if text[:1] and text[0] in LETTERS:

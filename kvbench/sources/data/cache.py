@@ -54,7 +54,7 @@ def keeping(file: Path) -> Iterator[BinaryIO]:
 def filling(folder: Path) -> Iterator[Path]:
     """Yield the path of a temporary folder for the block to fill; then rename it to `folder`, unless that exists.
 
-    Raises SetupError if it cannot be written.
+    Raises SetupError if the folder cannot be written.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,11 @@ def place(url: str) -> Path:
 
 
 def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None = None) -> Path:
-    """Download the file at a web address unless the cache has it; return its path in the cache. Raises SetupError."""
+    """Download the file at a web address unless the cache has it; return its path in the cache. Raises SetupError.
+
+    sha256: the hash that a downloaded file must have; "": any. limit: most bytes of the file. bar: called with the file
+    name, the bytes so far and the bytes in total (None: unknown).
+    """
     target = place(url)
     if target.is_file():
         return target

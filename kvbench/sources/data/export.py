@@ -23,9 +23,9 @@ from kvbench.task import Manifest
 def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = None, bar: Bar | None = None) -> DataUsed:
     """Put a task's data into the folder `out` unless they are there, and read them once to check them.
 
-    revision: the hub's revision instead of the pinned one. The files are then written anew, and their rows may differ
-    from the manifest. Raises SetupError if the data cannot be downloaded or written; without `revision`, also if they
-    differ from the manifest.
+    revision: the revision on the hub to take instead of the one that the manifest pins. The files are then written even
+    if `out` has them, and their rows may differ from the manifest. Raises SetupError if the data cannot be downloaded
+    or written; without `revision`, also if they differ from the manifest.
     """
     there = Data(out, allow_mismatch=True, env={})
     if revision is None and in_folder(out, manifest, "--data") is not None:
@@ -55,8 +55,8 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
 
 
 def _here(task: str, manifest: Manifest, revision: str | None) -> Place | None:
-    """Return where a task's data are on this machine, or None; data in KVBENCH_DATA count only if they fit the
-    manifest."""
+    """Return where a task's data are on this machine, or None; data in the folder KVBENCH_DATA count only if they match
+    the manifest."""
     mine = Data(revision=revision, allow_mismatch=True)
     with contextlib.suppress(KVBenchError):
         if (used := mine.check(task, manifest)) and not used.mismatch:

@@ -107,8 +107,9 @@ class _Hashing(io.RawIOBase):
 def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> Iterator[tuple[int, Row]]:
     """Yield (line number, object) for each line, except blank ones, of a JSON-lines file of at most `FILE_LIMIT` bytes.
 
-    `label` is the file's name in messages. Raises UserError if it is not a regular file, not UTF-8 or not JSON objects.
-    If `problems` is a list, lines that are not JSON objects are skipped and described there instead.
+    `label` is the file's name in messages. Raises UserError if the file is not a regular file, is too large or not
+    UTF-8, or has a line that is not a JSON object. If `problems` is a list, lines that are not JSON objects are skipped
+    and described there instead.
     """
     name = bare(label)
     check_plain(file, name, FILE_LIMIT)
@@ -124,7 +125,7 @@ def read_rows(file: Path) -> Iterator[tuple[int, Row]]:
     JSON lines.
 
     The number is the line in JSON lines, the row's place (from 1) in other forms. Only one block of rows is in memory,
-    so that the file may have any size. Raises UserError if it cannot be read as such a table.
+    so that the file may have any size. Raises UserError if the file cannot be read as such a table.
     """
     name = bare(file)
     check_plain(file, name, None)

@@ -27,7 +27,7 @@ TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
 
 def cached(manifest: Manifest, revision: str | None) -> Place | None:
     """Return where the data of a manifest are in the cache, or None if a part is missing. Sends no request. revision:
-    the commit, branch or tag to use, or None."""
+    the commit, branch or tag to use; None: the default branch. For a table, only a commit can be in the cache."""
     if manifest.url:
         file = cache.place(manifest.url)
         return _from_url(manifest, file) if file.is_file() else None
@@ -45,8 +45,8 @@ def cached(manifest: Manifest, revision: str | None) -> Place | None:
 def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | None = None) -> Place:
     """Download the parts of the data that the cache lacks, and return where the data are.
 
-    task: the name of the task; "" for data of no task. bar: called with the file name, the bytes so far and the bytes
-    in total. Raises SetupError.
+    task: the name of the task; "" for data of no task. revision: as for `cached`. bar: called with the file name, the
+    bytes so far and the bytes in total. Raises SetupError.
     """
     if (place := cached(manifest, revision)) is not None:
         return place
@@ -157,7 +157,7 @@ def _in_datasets_cache(name: str) -> bool:
 
 
 def _moved(task: str, manifest: Manifest) -> SetupError:
-    """Return the error for a pinned commit that the hub no longer has; it names the present commit."""
+    """Return the error for a pinned commit that the hub no longer has. The error names the present commit."""
     try:
         now = hub.ask("dataset", manifest.hub, None).commit
     except hub.HubError as error:
@@ -241,7 +241,9 @@ def _from_table(manifest: Manifest, file: Path, commit: str) -> Place:
 
 
 def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Place:
-    """Read a table with `datasets`, write it to the cache as JSON lines, and return where it is."""
+    """Read a table with `datasets`, write it to the cache as JSON lines, and return where it is. commit: the commit to
+    read; None: the one that the library has cached. revision: the revision that was asked for. Raises SetupError if
+    this is the pinned commit and the library has another."""
     import datasets
 
     hub.hush()

@@ -18,7 +18,12 @@ FORMS = (".jsonl", ".json", ".csv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a task's rows are: the files that hold them, in reading order, and their form."""
+    """Where a task's rows are: the files that hold them, in reading order, and their form.
+
+    member: the file with the rows inside each archive; "" if the files are no archives. raw: the rows still have the
+    hub's column names and no ids of kvbench. table: the file is kvbench's copy of a table on the hub. sample: the path
+    of the sample that replaces the data; "" for the data themselves.
+    """
 
     source: Source
     files: tuple[Path, ...]

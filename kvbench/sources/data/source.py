@@ -22,7 +22,8 @@ BUNDLED = Path(__file__).parents[2] / "bundled"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataUsed:
-    """Where a task's data came from. `mismatch`: how the data differ from the manifest; "" if they do not."""
+    """Where a task's data came from. `mismatch`: how the data differ from the manifest; "" if they do not. `sample`: a
+    sample replaced the data. `also`: further data of the same task."""
 
     task: str
     source: Source

@@ -43,7 +43,7 @@ class CommonWords:
 
     def _list(self, size: int, repeats: tuple[int, int]) -> tuple[str, list[str]]:
         """Draw a numbered list of `size` different words; return the list and its ten most common words. repeats: how
-        often each of these ten words occurs, and each other word."""
+        often each of these ten words occurs, and how often each other word."""
         pool = self._words if size <= len(self._words) else self._more_words
         drawn = self.random.sample(pool, size)
         common, others = drawn[:COMMON], drawn[COMMON:]

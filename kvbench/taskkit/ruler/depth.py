@@ -1,7 +1,8 @@
 """Prompts with a needle at a chosen depth of a haystack, for the task "needle in a haystack".
 
 The haystack is a run of sentences that starts somewhere in a text and wraps around at its end. The needle goes to the
-sentence boundary nearest to the depth, which is measured in characters.
+sentence boundary nearest to the wanted depth. Depth is the share of the haystack's characters that precede the needle,
+in per cent.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Grid:
         self._sizes = cache(self._size)
 
     def row(self, depth: int, number: int) -> Row:
-        """Return the prompt that hides needle number `number` at `depth` per cent of its haystack."""
+        """Return the prompt that hides a needle at `depth` per cent of a haystack. number: which of the prompts with
+        this depth; it also determines where in the text the haystack starts."""
         return self.room.fit(partial(self._prompt, depth, number), self._sizes(number), 1, needle=True)
 
     def _size(self, number: int) -> int:
@@ -64,7 +66,7 @@ class Grid:
         return (text * turns)[start : start + size]
 
     def _start(self, number: int) -> int:
-        """Return the index of the sentence at which haystack number `number` starts in the text."""
+        """Return the index of the sentence of the text with which haystack number `number` starts."""
         if self.essays:
             return random.Random(f"niah-{number}").randrange(len(self._sentences))
         return number % len(self._sentences)

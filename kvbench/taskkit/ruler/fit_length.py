@@ -23,7 +23,8 @@ DRAWS = 100  # of the smallest size before a prompt fails; the tokens of draws o
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
     """The number of tokens that a task's prompt and answer may have together; `size` and `fit` search for prompts that
-    nearly fill this number."""
+    nearly fill this number. asked: the length in the task's name. wrapping: tokens of the chat template or, without
+    one, the special tokens. new_tokens: tokens reserved for the answer."""
 
     name: str  # of the task, for messages
     asked: int  # the length in the task's name
@@ -42,7 +43,8 @@ class Room:
     def size(self, draw: Callable[[int], Filled], step: int, *, extra: int = 0) -> int:
         """Return the largest haystack size whose prompt fits and leaves `extra` tokens free; `step` if no size does.
 
-        draw: makes a prompt of a given size. Sizes above three times a first estimate are not tried.
+        draw: makes a prompt of a given size. step: the smallest size that is tried. The largest size that is tried is
+        three times a first estimate, made from the tokens of the smallest prompt.
         """
         per_unit = self.count(draw(step).text) / step
         high = max(int((self.length / per_unit) * 3), 2 * step)
@@ -51,10 +53,10 @@ class Room:
     def fit(self, draw: Callable[[int], Filled], size: int, step: int, *, needle: bool = False) -> Row:
         """Draw prompts until one fits, and return it.
 
-        The first has haystack size `size`. Each later one is `step` smaller, until the size is at most `step`: at this
-        size `DRAWS` prompts are drawn. Raises UserError if none of them fits.
+        The first prompt has haystack size `size`. The size of each later one is smaller by `step`, until it is at most
+        `step`: of this last size `DRAWS` prompts are drawn. Raises UserError if none of all these prompts fits.
 
-        needle: also count the tokens before the first answer.
+        needle: also count the tokens before the place in the prompt where the first right answer stands.
         """
         shortest: int | None = None
         draws = 0

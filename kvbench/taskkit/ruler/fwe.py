@@ -1,6 +1,7 @@
 """RULER's frequent words extraction: find the three most frequent of many coded words.
 
-Frequencies follow a zeta distribution. The most frequent word of all is noise, which the prompt says to ignore.
+Frequencies follow a zeta distribution. The most frequent word of all does not count: it is noise, and the prompt says
+to ignore it.
 
 The official script sets the seed, then imports transformers and thereby rich, which draws one random number on import.
 To match the official rows, this module draws one number too and drops it.

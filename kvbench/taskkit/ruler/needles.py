@@ -2,8 +2,8 @@
 
 A paraphrased needle states a fact about a person, and the question asks for the person in words that the sentence does
 not have, as in NoLiMa (Modarressi et al. 2025, arXiv:2502.05167). Sentences and names are kvbench's own, for NoLiMa's
-may not be used for every purpose. Facts about three other persons are hidden too, so that the only name in the text is
-not the answer.
+may not be used for every purpose. Facts about three other persons are hidden too, so that the answer is not simply the
+only name in the text.
 """
 
 from __future__ import annotations

@@ -27,7 +27,11 @@ DEPTHS = [round(i * 100 / 39) for i in range(40)]  # per cent of the haystack's 
 
 @dataclass(kw_only=True)
 class Needles:
-    """Makes the prompts of a needle subtask. It draws random numbers in the same order as NVIDIA's generator."""
+    """Makes the prompts of a needle subtask. It draws random numbers in the same order as NVIDIA's generator.
+
+    keys, values: what they are: words, numbers or uuids. keys_hidden: number of keys in the text. values_per_key:
+    number of needles with the same key. keys_asked: number of keys in the question.
+    """
 
     room: Room
     material: Material

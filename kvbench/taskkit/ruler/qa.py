@@ -20,7 +20,8 @@ class Question:
     """A question of the data set, its answers, and the indices of the documents that belong to it.
 
     `own`: documents that every prompt of the question holds: SQuAD's paragraph with the answer, or all paragraphs that
-    HotpotQA lists for it. `near`: other documents of the same article, used before all other distractors.
+    HotpotQA lists for it. `near`: other documents of the same article, which fill a prompt before documents of other
+    articles do.
     """
 
     query: str

@@ -48,7 +48,8 @@ def document(doc_id: str, row: Row, category: str) -> Doc:
 
 
 def place_of_needle(doc: Doc) -> dict[str, float]:
-    """Return {"needle_at": N}, where N tokens come before the first answer in the prompt; {} without a needle.
+    """Return {"needle_at": N}, where N tokens of the prompt come before the first right answer; {} for a prompt without
+    a needle.
 
     NVIDIA calls this number `token_position_answer`.
     """

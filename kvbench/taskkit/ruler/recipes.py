@@ -57,7 +57,8 @@ class Family:
     ) -> Filled:
         """Return the template filled with `context` and `words`; the template's text after the context is the question.
 
-        outputs: the right answers; singular: the question asks for one answer; cluster: see `Filled`.
+        outputs: the right answers; singular: the question asks for one answer, so the template is worded in the
+        singular; cluster: see `Filled`.
         """
         parts = (*self.template.split("{context}"), self.answer_prefix)
         before, after, prefix = (_singular(part) if singular else part for part in parts)

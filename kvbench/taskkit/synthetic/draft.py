@@ -17,7 +17,8 @@ FIRST = "#"  # the same first token in every prompt: models use the first token 
 
 @dataclass(slots=True)
 class Draft:
-    """A problem under construction: the pieces of its prompt and of its solution so far."""
+    """A problem under construction: the pieces of its prompt and of its solution so far. kinds: the kind of each piece
+    of the solution. ends: the number of solution pieces at the end of each step."""
 
     prompt: list[str] = field(default_factory=lambda: [FIRST])
     solution: list[str] = field(default_factory=list)

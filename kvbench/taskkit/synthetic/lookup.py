@@ -1,7 +1,8 @@
 """`lookup`: the prompt lists facts (keys with values) and asks for some keys; the solution lists their values.
 
-This tests retrieval from the prompt: the attention of the question's queries shows which entries are needed. With a
-large `n_ask` the budget must hold many facts at once. For long generation see `walk`.
+This tests retrieval from the prompt: the attention from the question's tokens shows which cache entries are needed.
+With a large `n_ask` (number of keys that the question names) the budget must hold many facts at once. For long
+generation see `walk`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def generate(seed: int, knobs: Knobs = Knobs()) -> Problem:
 def score(problem: Problem, output: str) -> Score:
     """Return the scores of an output.
 
-    exact: 1 if it equals the solution. partial: the share of the asked keys whose first stated value is right.
+    exact: 1 if the output equals the solution. partial: the share of the asked keys whose first stated value is right.
     """
     text = said(output)
     given: dict[str, str] = {}

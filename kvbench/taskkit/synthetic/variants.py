@@ -1,6 +1,6 @@
 """The variants of the synthetic tasks, and the score that a method reaches whatever it evicts (`floor`).
 
-A variant's `budgets` are suggestions: at these, methods were seen to differ. No code enforces them.
+A variant's `budgets` (in cache entries) are suggestions: at these, methods were seen to differ. No code enforces them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ Knobs = walk.Knobs | chain.Knobs | lookup.Knobs
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A variant of a synthetic task: the settings (`knobs`) of its problem generator, under a name."""
+    """A variant of a synthetic task: the settings (`knobs`) of its problem generator, under a name. budgets: those
+    suggested, in cache entries."""
 
     name: str
     task: str  # walk, chain or lookup
@@ -61,7 +62,8 @@ VARIANTS = {variant.name: variant for variant in _variants()}
 def first_eviction(n_prompt: int, budget: int, interval: int) -> int:
     """Return how many of the tokens that a model generates come before the first token that an eviction can change.
 
-    A prompt over the budget is evicted right after its prefill. A shorter one is evicted at the first tick (whole
+    n_prompt: tokens of the prompt. budget: in cache entries. interval: in generated tokens. If the prompt is longer
+    than the budget, the first eviction comes right after the prefill. Otherwise it comes at the first tick (whole
     interval of generated tokens) at which the cache holds more than the budget. The step before the eviction still
     draws its token from the full cache; the formula adds 1 for this token.
     """
@@ -73,7 +75,7 @@ def first_eviction(n_prompt: int, budget: int, interval: int) -> int:
 
 def floor(knobs: Knobs, budget: int, interval: int) -> float:
     """Return the share of a solution's steps that a model generates before the first eviction. knobs: the settings of
-    the problem.
+    the problem. budget, interval: as for `first_eviction`.
 
     If the model makes no mistake with the full cache, no method can have a lower partial score. Print this share beside
     a table, or report (partial - floor) / (1 - floor).

@@ -26,7 +26,8 @@ from kvbench.taskkit.synthetic.vocabulary import NAMES, REGISTER
 class Digits:
     """Settings of a walk in which each step is one digit.
 
-    The shipped model was trained on 8 to 500 steps and 0 to 8 filler sentences.
+    shuffle: facts in random order, not sorted by key. The shipped model was trained on 8 to 500 steps and 0 to 8 filler
+    sentences.
     """
 
     n_steps: int = 300
@@ -44,7 +45,8 @@ class Digits:
 class Lines:
     """Settings of a walk in which each step is a line with one addition.
 
-    The shipped model was trained on 2 to 64 lines, up to 4 filler sentences and 4 distractors.
+    The shipped model was trained on 2 to 64 lines, up to 4 filler sentences and up to 4 distractors (facts that no line
+    uses).
     """
 
     n_lines: int = 30
@@ -160,8 +162,9 @@ def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
 def score(problem: Problem, output: str) -> Score:
     """Return the scores of an output.
 
-    exact: 1 if it has the right number of steps and ends as it should. partial: the share of steps before the first
-    error. A wrong walk may stop at the right step, so `exact` has a chance level of 0.01 to 0.05; `partial` does not.
+    exact: 1 if the output has the right number of steps and the same end as the solution. partial: the share of steps
+    before the first error. A wrong walk may stop at the right step, so `exact` has a chance level of 0.01 to 0.05;
+    `partial` does not.
     """
     text = said(output)
     head, stopped, rest = text.partition(" Answer")

@@ -32,7 +32,9 @@ from kvbench.train.sparse_pass import recomputed, recomputes
 
 
 class DuoRecipe(Recipe):
-    """Trains the mixing weights alpha on retrieval examples; `settings.more`: sinks, recent, reg.
+    """Trains the mixing weights alpha on retrieval examples.
+
+    `settings.more`: sinks and recent (keys of streaming attention), reg (weight of the penalty).
 
     Held-out figures: `loss`; `deviation`, the loss without its penalty; `alpha`, the mean alpha; `half`, the deviation
     if the half of the heads with the smallest alpha uses streaming attention and the other half full attention, as in

@@ -8,7 +8,7 @@ highest are dropped) with alpha, the most attention that any later block pays to
            the mean over pairs with alpha_i < alpha_j of max(0, margin - (phi_i - phi_j))
 
 (arXiv 2602.03203). The model is frozen, and its attention under the oracle's evictions does not depend on the scorer.
-So each answer is read once, as long as memory holds the scorer's inputs.
+So each answer is read only once, as long as memory has room for the scorer's inputs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ KEPT_BYTES = 6 << 30  # of readings in memory; other traces are read again at ev
 class ForesightRecipe(ScorerRecipe):
     """Trains a scorer to drop the entries that the oracle drops.
 
-    `settings.more`: budget, interval; long, long_budget, long_interval; features, hidden, within (the oracle's option),
-    margin.
+    `settings.more`: budget, interval; long_budget and long_interval, for traces of more than `long` tokens; features
+    and hidden (inputs and hidden units of the scorer), within (the oracle's option), margin.
 
     Held-out figures: `loss`, and `agreement`, the share of the oracle's dropped entries that the scorer drops too.
     Agreement is the main figure, because small outputs alone make the loss small.

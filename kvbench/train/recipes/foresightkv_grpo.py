@@ -50,7 +50,8 @@ AUTO = "auto"
 class PolicyRecipe(ScorerRecipe):
     """Trains a scorer on evictions that it draws itself.
 
-    `settings.more`: init; budget, interval; long, long_budget, long_interval; features, group, reward, clip, kl.
+    `settings.more`: init (the initial scorer); budget, interval; long_budget and long_interval, for traces of more than
+    `long` tokens; features (inputs of the scorer), group (readings of a trace), reward, clip and kl (of the loss).
 
     Held-out figures: `reward`, a mean over `group` readings of every trace; `loss_increase`, nats per token after the
     first eviction; `loss_ratio`, the loss of these tokens divided by their loss with the full cache.

@@ -47,9 +47,10 @@ CHOICES = {"gate": get_args(Gate), "tie": get_args(Tie), "form": get_args(Form),
 class GateRecipe(TraceRecipe):
     """The base class of the two recipes that train retention gates on traces.
 
-    `settings.more`: gate, tie and width (of the gates); bias (its initial value); form (of the student's attention);
-    hinge and capacity (form and weight of the capacity loss); budget (in the loss and in the held-out figures);
-    interval and horizon (in the held-out figures); recompute (auto, on, off: gradient checkpointing).
+    `settings.more`: gate, tie and width (of the gates); bias (initial bias of their last projection); form (of the
+    student's attention); hinge and capacity (form and weight of the capacity loss); budget (in the loss and in the
+    held-out figures); interval and horizon (in the held-out figures); recompute (auto, on, off: gradient
+    checkpointing).
 
     Held-out figures, means over answers: `kl`, KL(full || evicted) per token with eviction at the budget, as in
     `kvbench replay`; and two parts of the loss, `soft_kl` and `capacity`.
@@ -154,7 +155,7 @@ class RetentionRecipe(GateRecipe):
 class Student:
     """Computes the student's attention, in which entries fade by their gates instead of being evicted.
 
-    `log_beta` keeps that of every layer whose entries a method would evict, [b, Hk, T] by layer.
+    `log_beta` keeps the logarithm of every entry's beta, [b, Hk, T], by layer, for the layers that methods evict.
     """
 
     def __init__(self, rules: Rules, geometry: Sequence[LayerGeometry], form: Form) -> None:
@@ -188,7 +189,8 @@ def _compared(
 ) -> torch.Tensor:
     """Return the KL divergence from the teacher and the cross-entropy of a block of predictions, [b, t, 2].
 
-    guessed, wanted: the hidden states [b, t, D] of student and teacher.
+    targets: the tokens to predict, for all blocks; this block's begin at index `first`. guessed, wanted: the hidden
+    states [b, t, D] of student and teacher in the block.
     """
     with torch.no_grad():
         teacher = logits_of(model, wanted).log_softmax(dim=-1)

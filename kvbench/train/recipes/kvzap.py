@@ -41,7 +41,8 @@ TARGETS = ("kvzip+", "kvzip")
 class ZapRecipe(PredictorRecipe):
     """Trains the surrogates of `kvzap` on texts.
 
-    `settings.more`: width (0: no hidden layer), tokens, target.
+    `settings.more`: width (hidden units; 0: no hidden layer), tokens (most tokens of a text), target ("kvzip+", or
+    "kvzip" without the norms).
     """
 
     name = kind = "kvzap"
@@ -92,24 +93,24 @@ class ZapRecipe(PredictorRecipe):
 
     @cached_property
     def outputs(self) -> dict[int, torch.Tensor]:
-        """By layer, the Gram matrices [Hq, dv, dv] of the output projection."""
+        """By layer, the Gram matrix W^T W of each query head's part W of the output projection, [Hq, dv, dv]."""
         return _outputs(self.loaded.model, self.layers)
 
 
 def _sizes(call: AttentionCall, rows: torch.Tensor) -> torch.Tensor:
-    """Return the norms of the hidden states of these queries, [rows, 1]."""
+    """Return the norms |x_t| of the attention's inputs x_t at the positions `rows`, one per position, [rows, 1]."""
     assert call.hidden is not None
     return call.hidden[0, rows].float().norm(dim=-1, keepdim=True)
 
 
 def _outputs(model: Any, layers: Sequence[int]) -> dict[int, torch.Tensor]:
-    """Return the Gram matrices [Hq, dv, dv] of each layer's output projection, one per query head."""
+    """Return by layer the Gram matrix W^T W of each query head's part W of the output projection, [Hq, dv, dv]."""
     places, heads = projections(model), model_fields(model.config)["num_attention_heads"]
     matrices = ((i, places[f"{i}.o_proj"].weight.detach().float().unflatten(1, (heads, -1))) for i in layers)
     return {i: torch.einsum("ohd,ohe->hde", w, w) for i, w in matrices}
 
 
 def _output_norms(values: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
-    """Return |W_O^h v| of values [Hk, n, dv] for every query head h of the group, [Hk, g, n]."""
+    """Return |W_O^h v| of values [Hk, n, dv] for every query head h of the group, [Hk, g, n]. gram: of `_outputs`."""
     by_group = gram.unflatten(0, (len(values), -1))
     return torch.einsum("knd,kgde,kne->kgn", values, by_group, values).clamp_min(0).sqrt()

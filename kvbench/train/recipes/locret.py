@@ -5,8 +5,9 @@ query heads h of the KV head's group,
 
     target_j = max over t, h of the attention logit z_htj     (before the softmax, as in the code of arXiv 2410.01805)
 
-The loss is the smooth L1 distance, a mean over the prompt's tokens, KV heads and layers that methods evict, plus
-`smooth` times the mean square difference between the scores of neighbouring tokens, summed over layers.
+The loss is the smooth L1 distance of the predicted scores to the targets, a mean over the prompt's tokens, KV heads and
+layers that methods evict, plus `smooth` times the mean square difference between the predicted scores of neighbouring
+tokens, summed over layers.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ BLOCK = 64  # queries whose logits are in memory at a time
 
 
 class LocretRecipe(PredictorRecipe):
-    """Trains the heads of `locret` on answers.
+    """Trains the retaining heads of `locret` on answers.
 
-    `settings.more`: width, tokens (most tokens of a prompt that are learned), smooth.
+    `settings.more`: width (hidden units), tokens (how many first tokens of a prompt are learned, at most), smooth.
     """
 
     name = kind = "locret"

@@ -171,7 +171,8 @@ def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: 
 
 
 def _hit(target: torch.Tensor, guess: torch.Tensor, kv_heads: int, budget: int) -> float:
-    """Of the `budget` entries to which the answer attends most, return the share that the guess would keep."""
+    """Return which share of the `budget` entries with the largest target are also among the `budget` entries with the
+    largest guess, a mean over layers and KV heads. Both are first averaged over the query heads of a group."""
     kept = []
     for shares in (target, guess):
         merged = shares.unflatten(1, (kv_heads, -1)).mean(dim=2)

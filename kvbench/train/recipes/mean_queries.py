@@ -1,7 +1,9 @@
-"""Estimates the table of `triattention`: the mean query of every head before RoPE, and the mean lengths of its pairs.
+"""Estimates the table of `triattention`: the mean query of every head before RoPE, and the mean length of each pair of
+dimensions that RoPE rotates together.
 
-The model reads texts (`head_data`); every token's query is rotated back by its position. Where |mean query| is close to
-the mean length, the queries of a head lie around one centre, and the method's series predicts its attention well.
+The model reads texts (`head_data`); every token's query is rotated back by its position. Where the mean query's pairs
+are nearly as long as the queries' pairs on average, the queries of a head lie around one centre, and the method's
+series predicts its attention well.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def estimate(loaded: LoadedModel, samples: int, seed: int, on_example: OnExample
 
 
 def _texts(loaded: LoadedModel, samples: int, seed: int) -> list[tuple[int, ...]]:
-    """Return texts as token ids: for the built-in model problems with their solutions, for others English."""
+    """Return texts as token ids: for the built-in model problems with solutions, for others English texts."""
     if not is_tiny(loaded):
         longest = min(loaded.context, LONGEST)
         return [e.ids for e in text_examples(encoder(loaded), samples, seed, first_ids(loaded), longest)]
@@ -56,7 +58,8 @@ def _texts(loaded: LoadedModel, samples: int, seed: int) -> list[tuple[int, ...]
 def mean_queries(
     loaded: LoadedModel, texts: Sequence[Sequence[int]], on_example: OnExample | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean query before RoPE [L, Hq, d] and the mean length of its pairs [L, Hq, d / 2], over all tokens.
+    """Return the mean query before RoPE [L, Hq, d], and the mean length [L, Hq, d / 2] of each pair of dimensions that
+    RoPE rotates together; means over all tokens.
 
     Layers that methods do not evict have 0.
     """
@@ -74,7 +77,8 @@ def mean_queries(
 
 
 class _Collector:
-    """Computes a model's attention; adds every query before RoPE to `mean`, and the lengths of its pairs to `modulus`.
+    """Computes a model's attention; adds every query before RoPE to `mean`, and the lengths of the query's pairs of
+    rotated dimensions to `modulus`.
 
     layers: those whose queries count.
     """

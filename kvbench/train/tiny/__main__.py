@@ -34,8 +34,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="processor threads")
     parser.add_argument("--steps-scale", type=float, default=1.0, help="factor for the steps of every stage")
     parser.add_argument("--batch-tokens", type=int, default=4096, help="tokens per batch")
-    parser.add_argument("--save-every", type=int, default=200, metavar="STEPS", help="steps per checkpoint")
-    parser.add_argument("--print-every", type=int, default=50, metavar="STEPS", help="steps per line of progress")
+    parser.add_argument("--save-every", type=int, default=200, metavar="STEPS", help="steps between two checkpoints")
+    parser.add_argument(
+        "--print-every", type=int, default=50, metavar="STEPS", help="steps between two lines of progress"
+    )
     parser.add_argument(
         "--problems", type=int, default=128, help="held-out problems per variant of a task for the card"
     )

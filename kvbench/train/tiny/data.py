@@ -83,7 +83,10 @@ class Ladder:
     accuracy: dict[str, dict[str, float]] = field(default_factory=lambda: {task: {} for task in LEVELS})
 
     def learn(self, batch: Batch, right: dict[str, float]) -> bool:
-        """Update the running accuracies with those of one batch; return whether the batch's task climbs a level."""
+        """Update the running accuracies with those of one batch; return whether the batch's task climbs a level.
+
+        right: the batch's share of right tokens, by kind of token.
+        """
         task = batch.task
         if batch.level != self.level[task]:
             return False  # the running accuracies are those of the current level

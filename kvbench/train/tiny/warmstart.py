@@ -101,7 +101,8 @@ def _set_constant(weight: torch.Tensor, head: int, vector: torch.Tensor, gen: to
 def _induct(attention: Qwen3Attention, identity: torch.Tensor, written: torch.Tensor, gen: torch.Generator) -> None:
     """Make head 0 an induction head: a token's query matches the keys of positions whose previous token is the same.
 
-    Queries and keys use only the pairs of dimensions that RoPE turns slowly.
+    Queries and keys use only the pairs of dimensions that RoPE turns slowly. identity: the directions that tell a
+    token's identity. written: those to which an earlier layer writes the previous token's identity.
     """
     slow = [*range(SLOW, PAIRS), *range(PAIRS + SLOW, HEAD)]
     for weight, reader in ((attention.q_proj.weight, identity), (attention.k_proj.weight, written)):

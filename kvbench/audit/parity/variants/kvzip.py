@@ -18,7 +18,8 @@ from kvbench.lazy import torch
 def _kvzip_score(case: Case) -> list[CasePlan]:
     """Return one plan per step of the case.
 
-    Every step evicts from the same full cache: in mode "pair" at each ratio, then in mode "uniform" at each ratio.
+    Every step evicts from the same full cache: in mode "pair" at each of the case's ratios, then in mode "uniform" at
+    each ratio.
     """
     h = case.hyper
     prefix, ratios = h["prefix_len"], h["ratios"]
@@ -37,7 +38,7 @@ def _kvzip_score(case: Case) -> list[CasePlan]:
 def _repeats(case: Case, layer: int) -> Iterator[dict[str, Any]]:
     """Yield one probe per chunk of the context.
 
-    It holds the queries and keys that the reference stored when it repeated the chunk.
+    A probe holds the queries and keys that the reference stored in this layer when it repeated the chunk.
     """
     total, prefix, chunk = case.seen[0], case.hyper["prefix_len"], case.hyper["chunk"]
     for index in range(case.hyper["n_chunks"]):

@@ -51,7 +51,7 @@ def scorer(case: Case) -> dict[str, torch.Tensor]:
 
 
 def _drop_scores(case: Case, step: int) -> list[dict[int, float]]:
-    """Return the reference's scores of entries, negated: it drops the highest, whereas kvbench keeps the highest."""
+    """Return the reference's scores of entries, negated: the reference drops the highest, kvbench keeps the highest."""
     slots = [slots for layer in case.slots(step) for slots in layer]
     scores = (-case.tensors[f"aux.drop_score.{step}"].double()).tolist()
     return [dict(zip(tokens.tolist(), row)) for tokens, row in zip(slots, scores)]

@@ -14,7 +14,8 @@ from kvbench.lazy import torch
 
 
 def _chunkkv(case: Case) -> list[CasePlan]:
-    """Plan a ChunkKV case of kvpress, which keeps a number of runs; the budget is that number of full runs."""
+    """Plan a ChunkKV case of kvpress, which keeps a number of runs; the plan's budget is the tokens of as many full
+    runs."""
     h = case.hyper
     total, length, window = case.seen[0], h["chunk_length"], h["window_size"]
     options = {"base": kvpress_label(case), "chunk": length, "whole": True}
@@ -57,7 +58,10 @@ def predictions(case: Case) -> torch.Tensor:
 
 
 def _random(prompt: str) -> Any:
-    """Return the function that makes the plan of a case of Random Attention. prompt: the option of `random`."""
+    """Return the function that makes the plan of a case of Random Attention.
+
+    prompt: the value of the option `prompt` of the method `random`.
+    """
 
     def make(case: Case) -> list[CasePlan]:
         h = case.hyper
@@ -81,7 +85,10 @@ def _as_engine(case: Case, method: str, options: dict[str, Any], **more: Any) ->
 
 
 def _triattention(level: str) -> Any:
-    """Return the function that makes the plan of a TriAttention case. level: the option of `triattention`."""
+    """Return the function that makes the plan of a TriAttention case.
+
+    level: the value of the option `level` of the method `triattention`.
+    """
 
     def make(case: Case) -> list[CasePlan]:
         h, t = case.hyper, case.tensors

@@ -96,7 +96,7 @@ def _adakv_official(case: Case) -> list[CasePlan]:
 
 
 def kvpress_label(case: Case) -> str:
-    """Return SnapKV with the options of a kvpress case, as a `base`."""
+    """Return the value of an option `base` that names SnapKV with the options of a kvpress case: ``snapkv(...)``."""
     return _label(_options(case, "mean"))
 
 
@@ -105,7 +105,7 @@ def _label(options: dict[str, Any]) -> str:
 
 
 def windowed_budget(case: Case) -> int:
-    """Return the budget of a kvpress case with a window. Raises NotCoveredError if it is smaller than the window."""
+    """Return the budget of a kvpress case with a window. Raises NotCoveredError for a budget below the window."""
     budget = kvpress_budget(case)
     if budget < case.hyper["window_size"]:
         raise NotCoveredError(

@@ -111,7 +111,7 @@ def _caote(case: Case) -> list[CasePlan]:
 
 
 def _prompt(case: Case) -> int:
-    """Return how many first tokens of the prompt are protected."""
+    """Return how many tokens at the beginning of the prompt are protected."""
     h = case.hyper
     return int(min(h["prefill"], h["token_budget"] - h["residual_length"] - 1))
 

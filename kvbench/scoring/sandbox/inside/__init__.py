@@ -1,8 +1,8 @@
 """Source texts that run inside a box. They import the standard library only, and each other by their bare names;
 kvbench cannot be imported there.
 
-A box with the same Python gets them compiled, which saves a tenth of a program's cost. kvbench loads no compiled code
-that comes out of a box.
+A box that runs the same Python as kvbench gets the texts compiled, which saves a tenth of a program's cost. kvbench
+loads no compiled code that comes out of a box.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def sent(source: str, name: str, compiled: bool) -> str:
 
 @functools.cache
 def command(python: str, *, compiled: bool = True) -> tuple[str, ...]:
-    """Return the command that starts a driver with this Python. compiled: it is the same Python that runs kvbench."""
+    """Return the command that starts a driver with this Python. compiled: whether it is the Python that runs kvbench,
+    so that it can read the source texts in compiled form."""
     parts = (sent(text(name), f"{name}.py", compiled) for name in PARTS)
     return (python, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _READ[compiled] + _START, *parts)

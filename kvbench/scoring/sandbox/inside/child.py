@@ -142,7 +142,8 @@ class Child:
         return True
 
     def _drain(self, limit: int) -> None:
-        """Read the rest of a dead process's pipes, without waiting for their end: grandchildren may hold them open."""
+        """Read the rest of a dead process's pipes, without waiting for their end: grandchildren may hold them open.
+        limit: most bytes of each pipe."""
         for fd, name in list(self.reads.items()):
             before = -1
             while fd in self.reads and before < len(self.data[name]) <= limit:
