@@ -65,7 +65,6 @@ class AdaKV(Method):
             self,
             (lambda inner: isinstance(inner, AdaKV), "another method than ada-kv"),
             (lambda inner: not inner.takes_budget, "a method that takes a budget"),
-            (lambda inner: "+" in self.base.partition("(")[0], "one method (ada-kv itself can be combined by '+')"),
             (lambda inner: inner.scope != "head" or inner.joint, "a method whose heads do not share a budget already"),
             (lambda inner: RANK in inner.columns(), "a method whose scores compare between heads"),
         )

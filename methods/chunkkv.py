@@ -21,10 +21,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvbench.errors import UserError, quote
+from kvbench.errors import quote
 from kvbench.eviction.api import Allocation, Method, ScoreOut, option
 from kvbench.eviction.choose import from_label
-from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate
+from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate, named
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.select import kept_always, protected
 from kvbench.eviction.terms.rkv_slot_order import RANK
@@ -45,12 +45,9 @@ class ChunkKV(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
-            inner = self.inner
-        except UserError as error:
-            raise OptionError("base", f"is no method: {error}") from None
-        if "+" in self.base.partition("(")[0] or not inner.takes_budget or not inner.uniform or inner.joint:
-            raise OptionError("base", f"must name one method that gives all heads one budget; got {quote(self.base)}.")
+        inner = named("base", self.base, lambda: self.inner)
+        if not inner.takes_budget or not inner.uniform or inner.joint:
+            raise OptionError("base", f"must name a method that gives all heads one budget; got {quote(self.base)}.")
         if isinstance(inner, ChunkKV) or RANK in inner.columns():
             raise OptionError("base", f"must name a method that scores single entries; got {quote(self.base)}.")
 

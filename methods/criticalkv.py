@@ -55,7 +55,7 @@ class CriticalKV(Method):
         super().__post_init__()
         check_base(
             self,
-            (lambda inner: "+" in self.base.partition("(")[0] or not inner.takes_budget, "one method with a budget"),
+            (lambda inner: not inner.takes_budget, "a method with a budget"),
             (lambda inner: inner.scope != "head" or inner.joint, "a method whose layers know the budget of each head"),
             (lambda inner: not {VALUE_NORM, RANK}.isdisjoint(inner.columns()), "a method that scores every entry"),
         )

@@ -22,9 +22,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from kvbench.errors import UserError, quote
+from kvbench.errors import quote
 from kvbench.eviction.api import Column, Method, Needs, Once, Probe, Prompt, Protect, Trigger, option
 from kvbench.eviction.choose import from_label
+from kvbench.eviction.delegate import named
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
@@ -46,10 +47,7 @@ class LAQ(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
-            inner = self._inner
-        except UserError as error:
-            raise OptionError("inner", f"is no method: {error}") from None
+        inner = named("inner", self.inner, lambda: self._inner)
         needs = inner.needs()
         apart = needs.queries != "since_last" and not (needs.probes or inner.columns() or inner.states())
         if not (inner.takes_budget and apart) or inner.weights() is not None or inner.per_query_head:

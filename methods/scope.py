@@ -12,6 +12,11 @@ evicted:
     discontinuous  as many as `adaptive`, every `delta` tokens, whatever the interval
 
 A prompt that leaves room for `recent` + 1 tokens stays whole; the answer then has the rest of the budget in all forms.
+A question that was read after the eviction belongs to the prompt. If both do not fit beside the newest tokens, their
+least attended entries go at the next tick.
+
+A protection that replaces the method's own holds in both parts, each at its own budget. Where it keeps more newest
+tokens than `recent`, it stands for `recent`.
 
 Defaults: share 0.8, as in the paper's 2,048 + 512 entries, and delta 15; the paper's `recent` is 256 of 512, here 16.
 
@@ -23,16 +28,17 @@ method, and one without eviction of the prompt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from kvbench.errors import UserError, quote
+from kvbench.errors import quote
 from kvbench.eviction.api import Method, Once, option
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.combined import Combined
-from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate
+from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate, named
 from kvbench.eviction.options import OptionError
+from kvbench.eviction.protection import parse_protection
 from kvbench.eviction.terms.two_parts import AnswerPart, PromptPart
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
@@ -43,6 +49,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class Scope(Method):
     paper = "Wu et al., arXiv 2412.13649"
+    version = "2"  # 2: its option `protection` holds, and the least attended entries of the prompt go first
 
     base: str = option("snapkv", "the method that evicts the prompt, with its options in brackets")
     form: Literal["slide", "adaptive", "discontinuous"] = option(
@@ -56,19 +63,24 @@ class Scope(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
-            base = from_label(self.base)
-        except UserError as error:
-            raise OptionError("base", f"is no method: {error}") from None
-        if not isinstance(base.trigger(1), Once) or not base.takes_budget:
-            raise OptionError("base", f"must name a method that evicts the prompt to a budget; got {quote(self.base)}.")
+        base = named("base", self.base, lambda: from_label(self.base))
+        if not (isinstance(base.trigger(1), Once) and base.takes_budget and base.uniform):
+            raise OptionError(
+                "base",
+                "must name a method that evicts the prompt only, to a budget that is equal in all layers and heads; "
+                f"got {quote(self.base)}.",
+            )
 
     @cached_property
     def inner(self) -> Combined:
         """The two methods as one: `PromptPart` evicts the prompt, `AnswerPart` the answer."""
         jumps, grows = self.form == "discontinuous", self.form != "slide"
-        answer = AnswerPart(self.share, self.recent, self.delta, grows, self.delta if jumps else None)
-        return Combined(("base", "answer"), PromptPart(from_label(self.base), self.share, self.recent), answer)
+        base, recent, replaced = from_label(self.base), self.recent, parse_protection(self.protection)
+        if replaced is not None:
+            base, recent = replace(base, protection=self.protection), max(recent, replaced.recent)
+        every = self.delta if jumps else None
+        answer = AnswerPart(self.share, recent, self.delta, grows, every, protection=self.protection)
+        return Combined(("base", "answer"), PromptPart(base, self.share, recent), answer)
 
     def score(self, view: LayerView) -> torch.Tensor:
         return self.inner.score(view)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvbench.errors import quote
 from kvbench.eviction.api import Column, Method, Needs, Protect, option
 from kvbench.eviction.columns import GivenColumn
 from kvbench.eviction.new_tokens import NewTokens
@@ -39,12 +40,18 @@ class SepLLM(Method):
 
     sinks: int = option(4, "first tokens that always stay", low=0)
     recent: int = option(128, "newest tokens that always stay", low=0)
-    marks: str = option(".,?!;:", "characters of which separators consist, beside white space")
+    marks: str = option(
+        ".,?!;:",
+        "characters of which separators consist, beside white space; other values than the default hold no comma or "
+        "bracket",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.marks.strip():
             raise OptionError("marks", "needs a character that is no white space.")
+        if self.marks != type(self).marks and set(self.marks) & set(",()"):  # a table's label has the value in brackets
+            raise OptionError("marks", f"takes ',', '(' and ')' in its default only; got {quote(self.marks)}.")
 
     def needs(self) -> Needs:
         return Needs(marks=self.marks)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kvbench.errors import UserError, quote
+from kvbench.errors import quote
 from kvbench.eviction.api import Column, Method, Protect, ScoreOut, option
 from kvbench.eviction.choose import from_label
-from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate
+from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate, named
 from kvbench.eviction.modality import MODALITY
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.terms.rkv_slot_order import RANK
@@ -30,12 +30,9 @@ class TextFirst(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
-            inner = self.inner
-        except UserError as error:
-            raise OptionError("base", f"is no method: {error}") from None
-        if not inner.takes_budget or "+" in self.base.partition("(")[0] or MODALITY in inner.columns():
-            raise OptionError("base", f"must name one method that takes a budget; got {quote(self.base)}.")
+        inner = named("base", self.base, lambda: self.inner)
+        if not inner.takes_budget or MODALITY in inner.columns():
+            raise OptionError("base", f"must name another method, which takes a budget; got {quote(self.base)}.")
         if RANK in inner.columns():  # it scores only the entries that it would keep
             raise OptionError("base", f"must name a method that scores every entry; got {quote(self.base)}.")
 

@@ -100,9 +100,10 @@ class Rules:
 
     def _marks_of(self, call: AttentionCall) -> torch.Tensor | None:
         """Return which new tokens are marks, [b, t] bool; False for embeddings that stand for no token."""
-        if self.marks is None or call.tokens is None:
-            return None if self.marks is None else torch.zeros(call.query.shape[::2], dtype=torch.bool).to(self.marks)
-        return self.marks[call.tokens]
+        if self.marks is None:
+            return None
+        # on the device of `marks`: a copy from the host cannot be captured in a CUDA graph
+        return self.marks.new_zeros(call.query.shape[::2]) if call.tokens is None else self.marks[call.tokens]
 
     def view(
         self,

@@ -103,7 +103,8 @@ def from_label(label: str) -> Method:
     if bracket and not rest.endswith(")"):
         raise UserError(f"method {quote(label)}: the options must end with ')'.")
     pairs = []
-    for item in filter(None, (part.strip() for part in _split(rest.removesuffix(")")))):
+    inside = rest.removesuffix(")").strip()
+    for item in (part.strip() for part in _split(inside)) if inside else ():
         option, equals, value = item.partition("=")
         if not equals:
             raise UserError(f"method {quote(label)}: options are NAME=VALUE; got {quote(item)}.")

@@ -31,6 +31,8 @@ class Combined(Method):
         for name, part in zip(self.names, (self.first, self.second)):
             if not part.takes_budget:
                 raise UserError(f"method {quote(name)} takes no budget and cannot be combined; give it alone.")
+            if part.during("prefill") is not part:
+                raise UserError(f"method {quote(name)} combines two methods already; give it alone, without a '+'.")
         if not self.second.decode_bounded:
             raise UserError(
                 f"method {quote(self.names[1])} evicts nothing while decoding; "

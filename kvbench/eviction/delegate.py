@@ -37,16 +37,27 @@ def delegate(cls: type, functions: tuple[str, ...], properties: tuple[str, ...])
         setattr(cls, name, property(attrgetter(f"inner.{name}")))
 
 
+def named(option: str, label: str, make: Callable[[], Method]) -> Method:
+    """Return the method that `make` makes from the value `label` of an option, for a method that wraps it.
+
+    Raises OptionError if it is no method, or combines two methods: a wrapper asks one method for its scores.
+    """
+    try:
+        inner = make()
+    except UserError as error:
+        raise OptionError(option, f"is no method: {error}") from None
+    if inner.during("prefill") is not inner:
+        raise OptionError(option, f"must name a method that does not combine two methods; got {quote(label)}.")
+    return inner
+
+
 def check_base(method: Any, *refusals: tuple[Callable[[Method], bool], str]) -> None:
     """Raise OptionError if the option `base` of a method names an unknown method, or a method that `refusals` exclude.
 
     refusals: pairs of a condition, which is true for a method that `base` must not name, and words for the kind of
     method that the user should name instead.
     """
-    try:
-        inner = method.inner
-    except UserError as error:
-        raise OptionError("base", f"is no method: {error}") from None
+    inner = named("base", method.base, lambda: method.inner)
     even = (lambda inner: not (inner.ragged or method.uniform), "a method that scores heads of uneven lengths")
     for refused, wanted in (*refusals, even):
         if refused(inner):

@@ -77,7 +77,7 @@ def test_runs_are_those_of_the_text_after_an_eviction():
         ("retention", "gives all heads one budget"),
         ("triattention", "gives all heads one budget"),
         ("full", "gives all heads one budget"),
-        ("snapkv+gkv", "gives all heads one budget"),
+        ("snapkv+gkv", "does not combine two methods"),
         ("chunkkv", "scores single entries"),
         ("rkv(compat=reference)", "scores single entries"),
     ],

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvbench import tiny
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import load
 from kvbench.engine.model.marks import marks
+from kvbench.engine.rules import Rules
 from kvbench.errors import UserError
+from kvbench.eviction.choose import from_label
 from kvbench.eviction.select import decide
 from kvbench.eviction.view import make_view
 from kvbench.integrations.transformers_cache import EvictionCache
@@ -87,3 +92,29 @@ def test_padded_prompts_of_a_batch_have_their_own_separators(loaded):
         out = loaded.model.generate(padded, attention_mask=mask, past_key_values=cache, **more)
     for row, ids in zip(out[:, 60:].tolist(), alone, strict=True):
         assert row[: len(ids)] == ids
+
+
+def test_marks_are_what_a_label_can_show():
+    assert from_label("sepllm(marks=+=;)").marks == "+=;"
+    for given in (".,", "()", ".)"):
+        with pytest.raises(UserError, match="in its default only"):
+            methods.get("sepllm")(marks=given)
+    with pytest.raises(UserError, match="options are NAME=VALUE; got ''"):
+        from_label("sepllm(marks=.,)")
+
+
+class Operations(TorchDispatchMode):
+    """Notes the names of all operations in its block."""
+
+    def __torch_dispatch__(self, operation, types, given=(), named=None):
+        self.names = [*getattr(self, "names", []), operation.__name__]
+        return operation(*given, **(named or {}))
+
+
+def test_embeddings_are_no_marks_and_nothing_is_copied_from_the_host():
+    method = methods.get("sepllm")()
+    rules = Rules(method=method, budget=8, interval=4, marks=torch.ones(9, dtype=torch.bool, device="meta"))
+    with Operations() as ran:
+        found = rules._marks_of(SimpleNamespace(query=torch.empty(2, 3, 5, 4, device="meta"), tokens=None))
+    assert (found.shape, found.dtype, found.device.type) == ((2, 5), torch.bool, "meta")
+    assert not [name for name in ran.names if "copy" in name]

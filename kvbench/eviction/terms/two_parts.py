@@ -20,7 +20,8 @@ def _fits(prompt_len: int, recent: int, budget: int) -> bool:
 
 @dataclass(frozen=True)
 class PromptPart(Method):
-    """The part of `scope` that evicts the prompt: method `inner` keeps `share` of the budget, int(share x budget).
+    """The part of `scope` that evicts the prompt: method `inner`, which keeps equally many entries in all layers and
+    heads, has `share` of the budget, int(share x budget).
 
     A prompt stays whole if the budget has room for it and for `recent` + 1 tokens of the answer.
     """
@@ -42,14 +43,15 @@ class PromptPart(Method):
 
 
 _OWN = ("allowed", "min_budget")
-delegate(PromptPart, tuple(n for n in (*DECLARATIONS, "quotas", "selector", "settled") if n not in _OWN), PROPERTIES)
-delegate(PromptPart, (), ("scope", "joint", "uniform"))
+_MORE = ("keeps_always", "selector", "settled")
+delegate(PromptPart, tuple(n for n in (*DECLARATIONS, *_MORE) if n not in _OWN), (*PROPERTIES, "joint"))
 
 
 @dataclass(frozen=True)
 class AnswerPart(Method):
     """The part of `scope` that evicts the answer: it keeps the newest `recent` tokens, and of the answer's other
-    entries those to which the newest query attends most. It evicts nothing of the prompt.
+    entries those to which the newest query attends most. Entries of the prompt go after all of these, the least
+    attended first.
 
     The answer may fill what `PromptPart` leaves of the budget. If `grows` is true and the prompt was evicted, the
     answer may have `recent` entries plus one per `delta` generated tokens, up to that limit. every: generated tokens
@@ -64,7 +66,8 @@ class AnswerPart(Method):
 
     def score(self, view: LayerView) -> torch.Tensor:
         prompt = view.positions < view.prompt_len[:, None, None]
-        return view.last_queries(1).attend().masked_fill(prompt, float("inf"))
+        paid = view.last_queries(1).attend()
+        return torch.where(prompt, paid + 2, paid)  # attention is at most 1
 
     def needs(self) -> Needs:
         return Needs(queries="last")
