@@ -49,7 +49,7 @@ def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
     tests = []
     for entry in parsed:
         if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in ("input", "output")):
-            raise TestDataError("a test has no text for its input and output")
+            raise TestDataError("a test lacks a text for its input or its output")
         tests.append(Test(entry["input"], entry["output"]))
     return tests
 

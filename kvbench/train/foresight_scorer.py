@@ -145,9 +145,12 @@ class ScorerRecipe(TraceRecipe):
 
     @classmethod
     def answers(cls, settings: Settings, longest: int) -> Answers:
-        """Return the values that a rehearsal supplies. In a row of a mask with more elements than the budget, those
-        that compete are True: all but the newest, which are protected. In other rows, as many elements are True as the
-        interval has tokens."""
+        """Return the values that a rehearsal supplies: every integer is the budget, and masks depend on their length.
+
+        The rows of a mask are over entries. A row of more entries than the budget has True for all entries that the
+        method does not protect (it protects the newest: `interval` tokens, at most a quarter of the budget). A shorter
+        row has True for `interval` entries, or for all if it has fewer.
+        """
         more = settings.more
         longer = "long_" if 0 < more.get("long", 0) < longest else ""
         budget, interval = more[f"{longer}budget"], more[f"{longer}interval"]
