@@ -1,11 +1,9 @@
 """The generation loop: slots with continuous refill, decode steps, and evictions at each sequence's own intervals.
 
 The engine reads a prompt once and copies its evicted cache to the slots of its samples. It refills the slot of a
-finished sequence before the next decode step. Every step runs all slots, idle ones included, so shapes never change:
-with the slot count fixed, a sequence's tokens are bit-equal whatever the other slots hold.
-
-The device runs a block of steps (`Engine._block`, `Engine._step`) before the host looks at their tokens
-(`Engine._look`). On a CPU a block is one step by default.
+finished sequence before the next decode step. Every step runs all slots, so shapes never change: with the slot count
+fixed, a sequence's tokens are bit-equal whatever the other slots hold. The device runs a block of steps
+(`Engine._block`, `Engine._step`) before the host looks at their tokens (`Engine._look`); on a CPU a block is one step.
 """
 
 from __future__ import annotations

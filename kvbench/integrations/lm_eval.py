@@ -3,16 +3,14 @@
     kvbench lm-eval --model kvbench --model_args model=tiny,method=gkv,budget=64 --tasks kvbench_chain
     lm_eval.simple_evaluate(model=KVBenchLM(method="gkv", budget=64), tasks=["gsm8k"])
 
-Generation equals that of `kvbench run`: same engine, plan, stop rules, and random numbers from (seed, task, document,
-sample), so equal prompts give equal answers. Repeats of a request are samples of one prompt, which the engine reads
-once.
+Generation equals that of `kvbench run`: same engine, plan, stop rules and random numbers, so equal prompts give equal
+answers. Repeats of a request are samples of one prompt, which the engine reads once.
 
 Log-likelihoods are computed with the evicted cache: the engine reads the context except its last token, evicts, and
 then reads the last token and the continuation against the remaining entries. Logits of the prompt's forward pass, the
 usual way, would score a one-token answer with the full cache for every method.
 
-Not covered: `loglikelihood_rolling` (scores a text without a prompt, before anything is evicted), several processes
-(``accelerate launch``), images and sound.
+Not covered: `loglikelihood_rolling` (nothing is evicted), several processes (``accelerate launch``), images and sound.
 """
 
 from __future__ import annotations
@@ -99,9 +97,7 @@ class KVBenchLM(TemplateLM):
         for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
             if token is not None:
                 return int(token)
-        raise UserError(
-            "the tokenizer has neither a start nor an end token to stand for an empty context. Use another model."
-        )
+        raise UserError("the tokenizer has no start or end token to stand for an empty context. Use another model.")
 
     @property
     def tokenizer_name(self) -> str:
@@ -120,10 +116,8 @@ class KVBenchLM(TemplateLM):
         return super().chat_template(chat_template)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Render a conversation. Raises UserError if the template fails.
-
-        lm-eval's own model `hf` would then try again without the system message.
-        """
+        """Render a conversation. Raises UserError if the template fails, where lm-eval's own model `hf` would try again
+        without the system message."""
         self._templated = True
         switch = {} if self.args.run.thinking is None else {"enable_thinking": self.args.run.thinking}
         try:
