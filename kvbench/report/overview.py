@@ -68,8 +68,7 @@ def _matrix(group: str, tables: Sequence[TaskTable]) -> Block:
         lines=lines,
         grids=[[*identity, *tasks[start : start + ACROSS]] for start in range(0, len(tasks), ACROSS)],
         notes=[
-            f"Mean scores{_headlines(tables)} with verdicts against {_baselines(tables)}; the tables of each task have "
-            "errors and differences."
+            f"Mean scores{_headlines(tables)}{_against(tables)}; the tables of each task have errors and differences."
         ],
     )
 
@@ -99,9 +98,10 @@ def _scored(task: str, by_task: dict[str, ScoreCell]) -> str | None:
     return f"{number(cell.score.mean)}{verdict}" + (f" ({cell.progress})" if cell.progress else "")
 
 
-def _baselines(tables: Sequence[TaskTable]) -> str:
+def _against(tables: Sequence[TaskTable]) -> str:
+    """Return against which baselines the verdicts are: " with verdicts against full"; "" without a verdict."""
     names = dict.fromkeys(cell.baseline for table in tables for cell in table.cells if cell.baseline)
-    return ", ".join(names) or "nothing"
+    return f" with verdicts against {', '.join(names)}" if names else ""
 
 
 def best_block(group: str, tables: Sequence[TaskTable]) -> Block:

@@ -98,7 +98,7 @@ def test_a_press_that_cannot_run_is_refused_with_the_reason(name):
 def test_names():
     assert canonical("KVPress:snapkvpress") == "kvpress:SnapKVPress"
     assert canonical("snapkv+kvpress:KnormPress") == "snapkv+kvpress:KnormPress"
-    with pytest.raises(UserError, match=r"kvpress has no scorer press 'SnapPress'\. Did you mean 'snapkvpress'"):
+    with pytest.raises(UserError, match=r"kvpress has no scorer press 'SnapPress'\. Did you mean kvpress:SnapKVPress"):
         canonical("kvpress:SnapPress")
     assert not any(":" in name for name in methods.names())
 

@@ -12,7 +12,7 @@ from kvbench.integrations.kvpress.facts import PRESSES, REFUSED
 from kvbench.integrations.kvpress.load import kvpress
 from kvbench.integrations.kvpress.method import LayeredPressMethod, PressMethod
 from kvbench.integrations.kvpress.options import buffer_field, fields_of, takes_press
-from kvbench.registry import did_you_mean
+from kvbench.registry import near
 
 BUFFER = 256  # as in kvpress's DecodingPress
 
@@ -23,8 +23,9 @@ def canonical(name: str) -> str:
     plain = name.strip().lower()
     spelled = {press.lower(): press for press in (*PRESSES, *REFUSED)}
     if plain not in spelled:
-        hint = did_you_mean(plain, [press.lower() for press in PRESSES]) or f" Known: {', '.join(PRESSES)}."
-        raise UserError(f"kvpress has no scorer press {quote(name)}.{hint}")
+        meant = [f"kvpress:{spelled[press]}" for press in near(plain, [press.lower() for press in PRESSES])]
+        hint = f"Did you mean {' or '.join(meant)}?" if meant else f"Known: {', '.join(PRESSES)}."
+        raise UserError(f"kvpress has no scorer press {quote(name)}. {hint}")
     press = spelled[plain]
     if press in REFUSED:
         raise UserError(f"method 'kvpress:{press}' cannot run: {REFUSED[press]}.")
