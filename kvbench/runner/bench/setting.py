@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -92,11 +92,20 @@ class Setting:
         return ids.repeat_interleave(self.samples, 0)[:sequences]
 
 
+SEPARATED = 8  # tokens per separator in random prompts; made up, as their other tokens are
+
+
 class NoTokenizer:
-    """Replaces a tokenizer for methods that read additional text: it makes one token of every 4 characters."""
+    """Replaces a tokenizer for methods that read additional text, of which it makes one token per 4 characters, and for
+    methods that look for separators: every eighth token is a comma."""
+
+    all_special_ids = ()
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
+
+    def __len__(self) -> int:
+        return self.vocabulary
 
     def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
         """Return token ids below the vocabulary's size. options: a real tokenizer's options, which have no effect
@@ -106,6 +115,9 @@ class NoTokenizer:
     def decode(self, ids: Any, **options: Any) -> str:
         """Return no text, because nothing reads the answers."""
         return ""
+
+    def batch_decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        return ["," if ids[0] % SEPARATED == 0 else "a" for ids in sequences]
 
 
 def build(setting: Setting) -> LoadedModel:
