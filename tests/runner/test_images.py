@@ -451,7 +451,7 @@ def test_plans_hold_no_pixels(run: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_methods_that_cannot_have_images_are_refused_before_weights(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvbench.runner.run_plan.load", no_weights)
-    with pytest.raises(UserError, match="'expected-attention' undoes RoPE by one position per token"):
+    with pytest.raises(UserError, match="'expected-attention' does or undoes RoPE by one position per token"):
         run("full", "expected-attention", turns=(asked(WIDE),))
 
 
