@@ -56,7 +56,7 @@ COMMANDS = {
     ),
     "replay": Entry(
         "replay.replay",
-        "Compare methods token by token on finished answers: how much loss eviction adds, without any sampling.",
+        "Compare methods token by token on finished answers: how much eviction raises the loss, without any sampling.",
     ),
     "data": Entry("data.app", "Download the data of tasks, check them, or show their paths."),
     "doctor": Entry(

@@ -35,6 +35,7 @@ MOMENTS, MASTERS = "optimiser's moments", "float32 copies of weights"
 SETTING_UP, STEP, UPDATE, HELD_OUT = "setting up", "step", "update", "held-out figures"
 IDLE = "between steps"
 STORED = "items in memory"
+UNEVEN = 0.01  # share of a peak by which a part may be below 0 when it is continued to all layers
 FEWEST = 2  # layers of a rehearsal: a first and a last one
 CHARACTERS = 4  # per token, about
 ROOM = 4096  # tokens: a process rehearses its whole share of a batch up to this size, else two of its items
@@ -107,6 +108,9 @@ class Rehearsal:
             few, more = self._run(FEWEST), self._run(FEWEST + 1)
             runs = {name: _extended(few.segments[name], more.segments[name], layers) for name in few.segments}
         peaks = {name: max((s.peak for s in run), key=lambda p: p.total()) for name, run in runs.items()}
+        for name, peak in peaks.items():
+            if min(peak.values(), default=0) < -UNEVEN * peak.total():
+                raise ArithmeticError(f"the parts of memory in the phase {name!r} do not grow evenly with the layers")
         each = peaks[IDLE][STORED] // max(1, few.stored)
         peaks = {name: self._all_stored(name, peak, each) for name, peak in peaks.items()}
         idle = peaks.pop(IDLE)

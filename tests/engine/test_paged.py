@@ -119,6 +119,7 @@ def test_compaction_against_a_list_of_lists(loaded):
                     columns={"c": torch.tensor(flat, dtype=torch.float32)},
                     states={},
                     queries=torch.zeros(g.query_heads, 0, g.head_dim),
+                    hidden=torch.zeros(1, 0, g.hidden),
                 )
             cache.install(packed, [slot], seen)
         elif rng.random() < 0.2:

@@ -83,5 +83,5 @@ def test_no_file_of_a_run_gets_the_number_of_a_closed_stream(tmp_path: Path) -> 
 
 
 def test_a_reader_that_leaves_is_no_error(folder: Path) -> None:
-    done = shell("kvbench list methods | head -n 1; exit ${PIPESTATUS[0]}", folder)
+    done = shell("kvbench list tasks | head -n 1; exit ${PIPESTATUS[0]}", folder)
     assert (done.returncode, done.stderr) == (0, "")

@@ -75,6 +75,7 @@ def measured(planned: TrainingPlan) -> dict[str, int]:
     """
     settings = recipe_settings(planned.settings)
     train, test = _drawn(planned.items, 0), _drawn(planned.held_out, 1)
+    gc.collect()  # What was allocated before the record must not be freed in it.
     with profile(profile_memory=True) as record, _stand_ins():
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(planned.config).eval().to(planned.dtype)

@@ -27,11 +27,10 @@ from kvbench.train.data_file import read_questions
 from kvbench.train.entry import LORA
 from kvbench.train.loop import LOG, train
 from kvbench.train.recipe import Settings
-from kvbench.train.recipes import gkv_rl
 from kvbench.train.recipes.gkv_distill import DistillRecipe
 from kvbench.train.recipes.gkv_rl import RLRecipe, advantages, log_probs
-from kvbench.train.sparse_masks import Lifetimes, SparseAttention
-from kvbench.train.sparse_pass import Part, add_up
+from kvbench.train.sparse_masks import SparseAttention
+from kvbench.train.sparse_pass import Part
 from kvbench.train.traces import Question, Trace, built_in, collect
 
 MORE = {"method": "gkv", "budget": 112, "interval": 32, "slots": 32, "micro": 8, "recompute": "off"}
@@ -390,13 +389,6 @@ def test_answers_are_compared_as_mathematics(loaded, tmp_path):
     right = next(read_questions(path, loaded, Collection())).judge
     assert right("It is \\boxed{0.5}.")
     assert not right("It is \\boxed{5}.")
-
-
-def test_a_model_whose_layers_cannot_be_recomputed_is_refused(loaded):
-    bare = torch.nn.Linear(2, 2)
-    part = gkv_rl.Answered(prompt=(1,), answer=(2,), keys=(0, 1))
-    with pytest.raises(UserError, match="use --opt recompute=off"):
-        add_up(bare, [part], Lifetimes(), lambda logits, part: logits.sum(), micro=1, again=True)
 
 
 def test_recomputing_is_refused_where_no_layer_can() -> None:

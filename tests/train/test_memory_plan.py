@@ -7,13 +7,15 @@ import json
 from pathlib import Path
 
 import pytest
+import transformers
 from support import training_memory, training_plans
 
 from kvbench.cli.app import main
 from kvbench.errors import UserError
-from kvbench.train import catalogue, lora
+from kvbench.train import catalogue, lora, memory
 from kvbench.train.memory import MOMENTS, STEP, UPDATE, Rehearsal
 from kvbench.train.plan import Device, TrainingPlan
+from kvbench.train.rehearsal import Parts, Segment
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "training"
@@ -107,6 +109,26 @@ def test_a_plan_without_counts_says_so(folder, capsys, monkeypatch):
     argv = ["train", "gkv-rl", "--model", folder, "--batch", "2", "--dry-run", "--opt", "max_tokens=20"]
     assert main([*argv, "--opt", "budget=64", "--opt", "interval=32"]) == 0
     assert "could not be counted: it reads values" in " ".join(capsys.readouterr().err.split())
+
+
+def layered(folder, layers):
+    """The configuration of the folder's model with so many layers."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.num_hidden_layers, config.layer_types = layers, config.layer_types[:1] * layers
+    return config
+
+
+def test_parts_that_do_not_grow_evenly_are_not_continued_to_all_layers(folder, monkeypatch):
+    """Two rehearsals whose peaks lie at different places would give a number that means nothing."""
+
+    def shrunk(few, more, layers):
+        return [Segment("", [Parts({"logits": -100, "weights": 1000})])]
+
+    monkeypatch.setattr(memory, "_extended", shrunk)
+    settings = catalogue.entry_of("duo").settings("m", "tiny") | {"seed": 0, "tokens": 100}
+    plan = TrainingPlan.of("duo", layered(folder, 8), settings, Device(gpu=True, total=10**9))
+    assert "do not grow evenly with the layers" in plan.uncounted
+    assert not plan.fits
 
 
 def test_a_suggestion_that_the_recipe_refuses_is_left_out(folder, monkeypatch):

@@ -75,8 +75,7 @@ def compare(
     ] = False,
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
 ) -> int:
-    """Test whether NEW is worse than BASE: answers must be equal if nothing that decides them changed; else paired
-    tests."""
+    """Test whether NEW is worse than BASE: equal answers if nothing that decides them changed, else paired tests."""
     if format not in FORMATS:
         raise UserError(f"--format {quote(format)}: choose {', '.join(FORMATS)}.")
     from kvbench.compare.reading import read_side
