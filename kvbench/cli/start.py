@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.cli.checks import check, check_inputs, refuse_key
 from kvbench.cli.continued import asked, continued
+from kvbench.cli.placed import placement
 from kvbench.cli.request import build
 from kvbench.config.layers import Gathered, Given, gather, unknown_variables
-from kvbench.config.parsers import choice, parse, whole
 from kvbench.config.run_config import RunConfig
 from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
@@ -20,7 +20,6 @@ from kvbench.console.progress import Progress, size
 from kvbench.console.redact import holds_secret
 from kvbench.errors import IncompleteError, UserError, quote
 from kvbench.eviction.budget import label
-from kvbench.runner.workers.placement import MOST, NAMES, Placement
 from kvbench.sources import hub
 from kvbench.sources.models import TINY, ModelInfo, describe
 from kvbench.store import FINAL, check_run_name, check_same, check_writable, resume_command
@@ -37,7 +36,7 @@ LIMIT = (
 def start(params: Mapping[str, Any]) -> None:
     """Run what the user typed. All checks that do not need torch come before its import."""
     resume, quiet = params["resume"], bool(params["quiet"])
-    placement = _placement(params)
+    placed = placement(params)
     chosen, gathered = _checked(params)
     with hub.only(asked(chosen, gathered) if resume is not None else None):
         check_inputs(chosen)
@@ -59,18 +58,11 @@ def start(params: Mapping[str, Any]) -> None:
                 take_over=params["take_over"],
                 sources=gathered.record(),
                 command=sys.argv,
-                placement=placement,
+                placement=placed,
             )
         finally:
             progress.end()
     _tell(result, chosen, quiet=quiet, json=params["json"])
-
-
-def _placement(params: Mapping[str, Any]) -> Placement:
-    """Return where the user wants the run's jobs to be executed. Raises UserError."""
-    name, workers = parse("--executor", choice(*NAMES), params["executor"]), params["workers"]
-    count = None if workers is None else parse("--workers", whole(1, MOST), workers)
-    return Placement(name=name, workers=count)
 
 
 def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered]:
