@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
-from kvbench.runner.cell import CellPlan
-from kvbench.runner.workload import PlannedRow
+if TYPE_CHECKING:
+    from kvbench.runner.cell import CellPlan
+    from kvbench.runner.workload import PlannedRow
 
 ROUNDS = 4  # how many times a job fills all slots; slots that run empty at the end of a job cost about half a round
 
