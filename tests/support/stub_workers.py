@@ -4,7 +4,7 @@
 
 A stub writes the rows of its jobs to a real segment of a real journal, each as soon as its random duration is over. It
 dies at random moments, often between two rows of a job and sometimes in the middle of a record. The coordinator is the
-real one. Its time is the process's CPU time without that of the stubs.
+real one. Its time is the CPU time of its thread without that of the stubs.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class StubExecutor:
         self._saved: Counter[str] = Counter()
 
     def start(self, worker: str) -> None:
-        began = time.process_time()
+        began = time.thread_time()
         self._life[worker] += 1
         self._jobs[worker] = []
         self._saved[worker] = 0
         self._journals[worker] = Journal(self._run_dir)
         self._later(worker, START * self._random.random())
-        self.spent += time.process_time() - began
+        self.spent += time.thread_time() - began
 
     def send(self, worker: str, jobs: Sequence[Job]) -> None:
         idle = not self._jobs[worker]
@@ -67,13 +67,13 @@ class StubExecutor:
             self._later(worker, self._random.expovariate(1 / ROW))
 
     def events(self, seconds: float) -> Iterator[Event]:
-        began = time.process_time()
+        began = time.thread_time()
         happened: list[Event] = []
         while self._due and not happened:
             self._now, _, worker, life = heapq.heappop(self._due)
             if life == self._life[worker]:
                 happened = self._next(worker)
-        self.spent += time.process_time() - began
+        self.spent += time.thread_time() - began
         yield from happened
 
     def stop(self, seconds: float) -> None:
@@ -129,10 +129,10 @@ def simulate(
     keys = [f"{number:032x}" for number in range(rows)]
     jobs = [Job(0, tuple(keys[first : first + job])) for first in range(0, rows, job)]
     executor = StubExecutor(run_dir, workers, deaths=deaths, seed=seed, ahead=ahead)
-    began = time.process_time()
+    began = time.thread_time()
     coordinator = Coordinator(executor, run_dir, progress=Progress(quiet=True), say=lambda text: None)
     coordinator.run(jobs)
-    spent = time.process_time() - began - executor.spent
+    spent = time.thread_time() - began - executor.spent
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     content = read_journal(run_dir)
     return {
