@@ -182,6 +182,8 @@ def _plan(result: RunResult) -> list[dict[str, Any]]:
             "entries": p.plan.entries_peak,
             "slot_bytes": p.plan.slot_bytes,
             "tokens_per_second_at_most": p.plan.limit,
+            "longest_answers_tokens": (tokens := sum(row.prompt.max_new_tokens for row in p.rows)),
+            "hours_of_longest_answers": tokens / p.plan.limit / 3600,
         }
         for p in result.plans
     ]
@@ -200,7 +202,15 @@ def _print_plan(result: RunResult) -> None:
         rows.append((p["task"], p["method"], *counts, *sizes, size(p["slot_bytes"]), speed))
     terminal.table(("task", "method", *numbers), rows, right=numbers)
     print(LIMIT)
+    tokens, hours = (sum(p[name] for p in plan) for name in ("longest_answers_tokens", "hours_of_longest_answers"))
+    print(f"If every answer had its maximum length: {tokens:,} tokens, {_time(hours)} of one device at the limit.")
     print(f"{result.planned} rows; nothing was run.")
+
+
+def _time(hours: float) -> str:
+    """Return a time in its largest unit that is at least 1, to two digits: "3.4 hours", "12 minutes"."""
+    size, unit = next(((s, u) for s, u in ((1.0, "hours"), (1 / 60, "minutes")) if hours >= s), (1 / 3600, "seconds"))
+    return f"{float(format(hours / size, '.2g')):,.10g} {unit}"
 
 
 def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Problems) -> ModelInfo | None:

@@ -84,7 +84,11 @@ def execute(
         for text in (*folder.notices, *notices):
             say(text)
         order = Order(
-            config=config.to_dict(), out=str(out.absolute()), name=name, allow_version_change=allow_version_change
+            config=config,
+            out=str(out.absolute()),
+            name=name,
+            slots=tuple(cell.plan.slots for cell in plan.cells),
+            allow_version_change=allow_version_change,
         )
         return _run(folder, plan, done, placement, order, progress, say)
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from kvbench.store.files import open_plain
 from kvbench.store.journal import FOLDER
-from kvbench.store.recovery import decode, segments_on_disk
+from kvbench.store.recovery import segments_on_disk, unpack
 
 
 class JournalTail:
     """The rows that processes add to a journal after the tail was made.
 
-    Each record is read once; the tail keeps only its key and status. statuses: by row key, of the rows read so far.
+    Each record is read once, and its row is not checked, because the workers of this run wrote it. statuses: by row
+    key, of the rows read so far.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -35,8 +36,8 @@ class JournalTail:
             block = file.read(length)
         whole = block.rfind(b"\n") + 1
         for line in block[:whole].split(b"\n")[:-1]:
-            if record := decode(line + b"\n"):
-                self.statuses[record["row"]["row_key"]] = record["row"]["status"]
+            if record := unpack(line + b"\n"):
+                self.statuses[record["row"].get("row_key")] = record["row"].get("status")
         return whole
 
     def _sizes(self) -> dict[str, int]:

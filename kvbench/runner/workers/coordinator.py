@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvbench.console.figures import Figures
 from kvbench.console.progress import Progress, rate
 from kvbench.errors import KVBenchError, SetupError, bare
-from kvbench.runner.inputs import Notice
 from kvbench.runner.jobs import Job
 from kvbench.runner.workers.executor import Done, Event, Executor, Failed, Lost, Noticed, Ready, Shown
 from kvbench.store.tail import JournalTail
@@ -56,7 +55,7 @@ class Coordinator:
         *,
         before: int = 0,
         progress: Progress,
-        say: Notice,
+        say: Callable[[str], None],
         labels: Sequence[str] = (),
     ) -> None:
         self.executor, self.progress, self.say = executor, progress, say

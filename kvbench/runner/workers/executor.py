@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
+from kvbench.config.run_config import RunConfig
 from kvbench.console.figures import Figures
 from kvbench.runner.jobs import Job
 
@@ -14,13 +15,14 @@ from kvbench.runner.jobs import Job
 class Order:
     """What a worker needs to execute jobs of a run.
 
-    config: the run's settings (`RunConfig.to_dict`). out, name: where the run's folder is. variables: environment
-    variables to set before torch starts.
+    out, name: where the run's folder is. slots: of each cell, as the coordinator planned them: rows must not depend on
+    what else is in a worker's memory. variables: environment variables to set before torch starts.
     """
 
-    config: Mapping[str, Any]
+    config: RunConfig
     out: str
     name: str
+    slots: tuple[int, ...]
     allow_version_change: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from kvbench.config.plugins import load_plugins
-from kvbench.config.run_config import RunConfig
 from kvbench.console.figures import Figures
 from kvbench.errors import SetupError, quote
 from kvbench.runner import same_run
@@ -36,10 +36,11 @@ class Worker:
                 "Give --out a folder that all machines share."
             )
         info = manifest.read(self._run_dir)
-        config = RunConfig.from_dict(order.config)
-        load_plugins(config.plugin)
+        load_plugins(order.config.plugin)
         before, allowed = info["environment"], order.allow_version_change
-        self._plan = RunPlan.make(config, before, order.name, dry_run=False, say=_ignore)
+        plan = RunPlan.make(order.config, before, order.name, dry_run=False, say=_ignore)
+        cells = tuple(cell.with_slots(slots) for cell, slots in zip(plan.cells, order.slots, strict=True))
+        self._plan = replace(plan, cells=cells)
         record = self._plan.record({})
         folder.check_versions(order.name, info, record, allowed=allowed)
         same_run.check(order.name, before, record, allow_version_change=allowed)
