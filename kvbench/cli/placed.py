@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from kvbench.config.parsers import choice, parse, whole
+from kvbench.config.run_config import RunConfig
 from kvbench.errors import UserError
 from kvbench.runner.workers.placement import MOST, NAMES, Placement
+from kvbench.runner.workers.sbatch import script
 from kvbench.runner.workers.slurm_parameters import parse_parameters
 
 OWNERS = {"address": "ray", "slurm": "slurm", "print_sbatch": "slurm"}  # the executor that an option belongs to
@@ -22,6 +25,8 @@ def placement(params: Mapping[str, Any]) -> Placement:
             raise UserError(f"--{option.replace('_', '-')} needs --executor {owner}.")
     if name == "slurm" and workers is None:
         raise UserError("--executor slurm needs --workers N, the number of Slurm jobs.")
+    if params["print_sbatch"] and params["resume"] is not None:
+        raise UserError("--print-sbatch takes no --resume; a script that is submitted again continues its shards.")
     placed = Placement(
         name=name,
         workers=None if workers is None else parse("--workers", whole(1, MOST), workers),
@@ -31,3 +36,9 @@ def placement(params: Mapping[str, Any]) -> Placement:
     if not params["print_sbatch"]:
         placed.require_package()
     return placed
+
+
+def slurm_script(params: Mapping[str, Any], placed: Placement, chosen: RunConfig) -> str:
+    """Return a Slurm script that executes the user's command in shards."""
+    name, gpus = params["run_name"] or chosen.run_name(), chosen.device != "cpu"
+    return script(sys.argv[1:], name, params["out"], placed.workers or 1, placed.slurm, gpus=gpus)

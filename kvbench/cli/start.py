@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.cli.checks import check, check_inputs, refuse_key
 from kvbench.cli.continued import asked, continued
-from kvbench.cli.placed import placement
+from kvbench.cli.placed import placement, slurm_script
 from kvbench.cli.request import build
 from kvbench.config.layers import Gathered, Given, gather, unknown_variables
 from kvbench.config.run_config import RunConfig
@@ -38,6 +38,9 @@ def start(params: Mapping[str, Any]) -> None:
     resume, quiet = params["resume"], bool(params["quiet"])
     placed = placement(params)
     chosen, gathered = _checked(params)
+    if params["print_sbatch"]:
+        print(slurm_script(params, placed, chosen))
+        return
     with hub.only(asked(chosen, gathered) if resume is not None else None):
         check_inputs(chosen)
         _notes(gathered, quiet=quiet, verbose=params["verbose"], resumed=resume is not None)

@@ -24,6 +24,7 @@ from kvbench.runner.workers.executor import Event, Failed, Lost, Order
 from kvbench.runner.workers.local import LocalExecutor
 
 ADDRESS = "RAY_ADDRESS"
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}  # unless the user sets them
 OWN = "local"  # the address that makes Ray start a cluster of its own on this machine
 THREADS = "OMP_NUM_THREADS"
 STORE = 100_000_000  # bytes of the object store of a Ray of its own; jobs and figures are small
@@ -73,6 +74,8 @@ class RayExecutor:
         self._order = replace(order, variables={**threads, **order.variables})
         self._actors: dict[str, Any] = {}
         self._asked: dict[Any, str] = {}  # pending answers of actors
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
         self._ray = importlib.import_module("ray")
         self._errors = self._ray.exceptions.RayError
         self._guest = self._ray.is_initialized()
@@ -148,7 +151,6 @@ class RayExecutor:
 
 def _connect(ray: Any, address: str, cpus: int) -> None:
     """Connect to a cluster, or start one. cpus: the least number of CPUs that a cluster of its own says it has."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == OWN:
         options |= {
@@ -164,7 +166,7 @@ def _connect(ray: Any, address: str, cpus: int) -> None:
         raise signals.Signalled(signal.SIGTERM) from None
     except Exception as error:
         where = "does not start on this machine" if address == OWN else f"does not answer at {quote(address)}"
-        raise SetupError(f"Ray {where} ({bare(faults.first_line(error))}).") from error
+        raise SetupError(f"Ray {where} ({bare(_why(error))}).") from error
     finally:
         signal.signal(signal.SIGTERM, before)
 
