@@ -75,6 +75,36 @@ def test_a_machine_without_slurm_is_one_line(cache: Path, monkeypatch: pytest.Mo
     assert list(cache.iterdir()) == []
 
 
+def test_slurm_receives_an_array_with_the_parameters_and_a_stop_cancels_it(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch and scancel only note what they get: no Slurm is here."""
+    for name, says in (
+        ("srun", ""),
+        ("sbatch", "cp $1 script; echo Submitted batch job 12"),
+        ("scancel", "echo $@ >> gone"),
+    ):
+        command = tmp_path / "bin" / name
+        command.parent.mkdir(exist_ok=True)
+        command.write_text(f"#!/bin/sh\ncd {tmp_path}\n{says}\n")
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    order = Order(config=None, out=str(tmp_path), name="r", slots=())  # type: ignore[arg-type]
+    parameters = parse_parameters(["partition=gpu,time=90,reservation=mine"])
+    executor = slurm.SlurmExecutor(order, workers=3, parameters=parameters, gpus=True)
+    for worker in "123":
+        executor.start(worker)
+    assert sorted(event.worker for event in executor.events(0)) == ["1", "2", "3"]
+    for worker in "12":
+        executor.send(worker, [Job(0, (worker,))])
+    list(executor.events(0))
+    flags = {line[8:] for line in (tmp_path / "script").read_text().splitlines() if line.startswith("#SBATCH")}
+    assert flags >= {"--array=0-1%2", "--partition=gpu", "--time=90", "--reservation=mine", "--gpus-per-node=1"}
+    assert flags >= {"--job-name=kvbench-r", "--signal=USR2@90"}
+    executor.stop(0.0)
+    assert (tmp_path / "gone").read_text().split() == ["12_0", "12_1"]
+
+
 def test_parameters_keep_commas_in_values_and_know_which_names_submitit_has() -> None:
     found = parse_parameters(["partition=a,b,time=90", "gpus-per-task=2", "setup=module load a", "setup=echo b=c"])
     assert for_submitit(found, ["partition", "gpus_per_task", "time"], gpus=True) == {

@@ -14,12 +14,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvbench.console import faults
+from kvbench.console import faults, signals
 from kvbench.console.figures import Figures
 from kvbench.errors import SetupError, bare
 from kvbench.runner.jobs import Job
@@ -119,6 +118,7 @@ class SlurmExecutor:
         self._submitit = importlib.import_module("submitit")
         self._executor = self._connect(parameters, gpus)
         self._tail = JournalTail(Path(order.out) / order.name)
+        signals.at_end(self._cancel)
 
     def _connect(self, parameters: Parameters, gpus: bool) -> Any:
         cluster = parameters.get(CLUSTER, ("slurm",))[0]
@@ -198,10 +198,13 @@ class SlurmExecutor:
     def stop(self, seconds: float) -> None:
         """Cancel the Slurm jobs, which lets their workers save rows. Remove submitit's folder if all work was done."""
         deadline = time.monotonic() + seconds
-        for running in self._running.values():
-            running.job.cancel(check=False)
+        self._cancel()
+        signals.not_at_end(self._cancel)
         while time.monotonic() < deadline and not all(running.job.done() for running in self._running.values()):
             time.sleep(0.1)
         if self._whole and not self._running:
-            with suppress(OSError):
-                shutil.rmtree(self._folder)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _cancel(self) -> None:
+        for running in self._running.values():
+            running.job.cancel(check=False)
