@@ -128,6 +128,15 @@ class TextReader:
 def decode(line: bytes) -> dict[str, Any] | None:
     """Return the record in a line of the journal; its row has every column. None if the record is torn or damaged, or
     is not a row. line: with its line end."""
+    if (record := unpack(line)) is None:
+        return None
+    row, text = read_row(record["row"]), record.get("text") or {}
+    return None if row is None or not _is_texts(text) else {"kind": "row", "row": row, "text": text}
+
+
+def unpack(line: bytes) -> dict[str, Any] | None:
+    """Return the record in a line of the journal, whose row is not checked. None if the record is torn or damaged, or
+    is not a row. line: with its line end."""
     if not _intact(line):
         return None
     try:
@@ -136,8 +145,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or record.get("kind") != "row" or not isinstance(record.get("row"), dict):
         return None
-    row, text = read_row(record["row"]), record.get("text") or {}
-    return None if row is None or not _is_texts(text) else {"kind": "row", "row": row, "text": text}
+    return record
 
 
 def _intact(line: bytes) -> bool:
