@@ -38,7 +38,7 @@ class Runner:
 
     def __init__(self, folder: RunFolder, plan: RunPlan, done: int, progress: Progress | None, say: Notice) -> None:
         self.folder, self.plan, self.progress, self.say = folder, plan, progress, say
-        self.host = {"device": env.device_name(plan.device), "dtype": dtype_name(plan.dtype)}
+        self.host = {"device": env.device_name(plan.device, len(plan.shape.parts)), "dtype": dtype_name(plan.dtype)}
         self.writer: RowWriter | None = None
         self.tokens = self.kv_now = self.kv_peak = 0
         self._before = done

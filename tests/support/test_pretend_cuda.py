@@ -78,7 +78,9 @@ def test_two_gpus_have_their_own_tensors_and_memory():
             third = torch.ones(16, device="cuda")
         copy = first.to("cuda:1")
         target = torch.zeros(4, device="cuda:1").copy_(first * 2)
-        assert [str(x.device) for x in (first, second, second + 1, third, third[1:], copy)] == ["cuda:0"] + ["cuda:1"] * 5
+        assert [str(x.device) for x in (first, second, second + 1, third, third[1:], copy)] == ["cuda:0"] + [
+            "cuda:1"
+        ] * 5
         assert target.tolist() == [2, 2, 2, 2]
         first.zero_()
         assert copy.sum().item() == 4

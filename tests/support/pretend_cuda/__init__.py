@@ -45,7 +45,7 @@ TESTED = ("2.13",)  # torch versions; the guard's virtual functions and some pri
 
 @contextlib.contextmanager
 def pretended_cuda(memory: int = 141 * 10**9, devices: int = 1) -> Iterator[Device]:
-    """Pretend `devices` CUDA devices of `memory` bytes each inside the block. Skips the test where this torch cannot."""
+    """Pretend CUDA devices of `memory` bytes each inside the block. Skips the test where this torch cannot."""
     if torch.cuda.is_available():
         pytest.skip("a real CUDA device is here; the pretended device would hide it")
     if not torch.__version__.startswith(TESTED):

@@ -12,8 +12,8 @@ import torch
 from torch.nn.attention.bias import CausalBias
 from torch.utils._python_dispatch import _disable_current_modes
 
-from support.pretend_cuda.graph import Graph, recording
 from support.pretend_cuda.allocations import Allocations
+from support.pretend_cuda.graph import Graph, recording
 from support.pretend_cuda.tensor import Device
 
 SILENT = ("_lazy_init", "init", "_lazy_call", "empty_cache", "ipc_collect")

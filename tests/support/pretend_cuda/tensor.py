@@ -183,9 +183,7 @@ class Device(Ledger):
             graph.after(run, args, kwargs, out)
         return out
 
-    def _wrap(
-        self, func: Any, out: Any, ours: list[CudaTensor], args: Sequence[Any], device: torch.device
-    ) -> Any:
+    def _wrap(self, func: Any, out: Any, ours: list[CudaTensor], args: Sequence[Any], device: torch.device) -> Any:
         known = {id(x.inner): x for x in ours}
         for x in ours:
             if x.inner.shape != x.shape:
