@@ -87,7 +87,7 @@ def mover(device_map: str, device: str) -> Callable[[Any], Any] | None:
 
 def _check(config: Any) -> None:
     if importlib.util.find_spec("accelerate") is None:
-        raise SetupError("--device-map auto needs the package accelerate: pip install accelerate.")
+        raise SetupError("--device-map auto needs accelerate: pip install 'kvbench[device-map]'.")
     refuse_kept(quantised.form_of(config.to_dict()))
 
 
@@ -134,7 +134,7 @@ def _spread(model: Any) -> dict[str, int]:
     from accelerate.utils import compute_module_sizes
 
     sizes, whole = compute_module_sizes(model), list(model._no_split_modules or ())
-    blocks = [size for name, size in sizes.items() if name and type(model.get_submodule(name)).__name__ in whole]
+    blocks = [sizes[name] for name, module in model.named_modules() if type(module).__name__ in whole]
     room = {i: int(WEIGHTS * memory.total(torch.device("cuda", i))) for i in range(torch.cuda.device_count())}
     most = sizes[""] // len(room)
     while True:
@@ -148,7 +148,7 @@ def _spread(model: Any) -> dict[str, int]:
                 f"{len(room)} GPUs ({sum(room.values()) / 2**30:.3g} GiB); the rest is for entries. Use more GPUs or a "
                 "smaller dtype."
             )
-        most += max(blocks) // STEPS
+        most += max(blocks, default=sizes[""]) // STEPS
 
 
 def _layers(model: Any) -> list[str]:
