@@ -31,8 +31,8 @@ from kvbench.console import terminal
 from kvbench.console.faults import words
 from kvbench.engine.cache.layout import check_prefill
 from kvbench.engine.loop import Engine
+from kvbench.engine.model.division import mover
 from kvbench.engine.model.load import load
-from kvbench.engine.model.placement import mover
 from kvbench.engine.model.shape import shape_of_model, use_threads
 from kvbench.engine.plan import measure, plan_cell
 from kvbench.errors import SetupError, UserError, quote

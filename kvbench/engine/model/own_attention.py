@@ -38,6 +38,7 @@ def own_attention(model: Any, geometry: Sequence[LayerGeometry], classes: Sequen
     }
 
 
-def _beside(rotary: Any, like: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _beside(rotary: Any, like: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return RoPE's cosines and sines on the device of `like`: in a divided model RoPE may be on another device."""
-    return tuple(table.to(like.device) for table in rotary(like, positions))
+    cosines, sines = rotary(like, positions)
+    return cosines.to(like.device), sines.to(like.device)

@@ -28,7 +28,7 @@ STEPS = 4  # how finely the share of a GPU is raised: parts of a layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Division:
     """modules: the device of each part of the model, by the part's name, as accelerate takes them."""
 
     modules: Mapping[str, torch.device]
@@ -49,7 +49,7 @@ class Placement:
         return dispatch_model(model, dict(self.modules), skip_keys=model._skip_keys_device_placement)
 
 
-def divide(config: Any, device_map: str, device: str, dtype: torch.dtype) -> Placement | None:
+def divide(config: Any, device_map: str, device: str, dtype: torch.dtype) -> Division | None:
     """Divide a model among all visible GPUs; None if it stays on one device.
 
     config: the model's configuration; device_map, device: the settings of these names. Raises SetupError if no GPU or
@@ -70,17 +70,17 @@ def divide(config: Any, device_map: str, device: str, dtype: torch.dtype) -> Pla
     return _divided(_weightless(config).to(dtype))
 
 
-def with_parts(shape: ModelShape, placement: Placement | None) -> ModelShape:
+def with_parts(shape: ModelShape, division: Division | None) -> ModelShape:
     """Return the shape of a model, with its parts on several devices if it is divided."""
-    return shape if placement is None else replace(shape, parts=placement.parts)
+    return shape if division is None else replace(shape, parts=division.parts)
 
 
 def mover(device_map: str, device: str) -> Callable[[Any], Any] | None:
     """Return the function that moves a loaded model to its devices, as `load` takes it; None for a single device."""
 
     def move(model: Any) -> Any:
-        placement = divide(model.config, device_map, device, model.dtype)
-        return model.to(pick_device(device)) if placement is None else placement.dispatch(model)
+        division = divide(model.config, device_map, device, model.dtype)
+        return model.to(pick_device(device)) if division is None else division.dispatch(model)
 
     return None if device_map == "none" else move
 
@@ -101,7 +101,7 @@ def _weightless(config: Any) -> Any:
         ) from error
 
 
-def _divided(model: Any) -> Placement:
+def _divided(model: Any) -> Division:
     names = _spread(model)
     used = sorted(set(names.values()))
     devices = {index: torch.device("cuda", index) for index in used}
@@ -125,7 +125,7 @@ def _divided(model: Any) -> Placement:
         )
         for index in used
     )
-    return Placement(modules={name: devices[index] for name, index in names.items()}, parts=tuple(parts))
+    return Division(modules={name: devices[index] for name, index in names.items()}, parts=tuple(parts))
 
 
 def _spread(model: Any) -> dict[str, int]:
