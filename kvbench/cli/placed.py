@@ -27,6 +27,8 @@ def placement(params: Mapping[str, Any]) -> Placement:
         raise UserError("--executor slurm needs --workers N, the number of Slurm jobs.")
     if params["print_sbatch"] and params["resume"] is not None:
         raise UserError("--print-sbatch takes no --resume; a script that is submitted again continues its shards.")
+    if params["print_sbatch"] and params["shard"] is not None:
+        raise UserError("--print-sbatch divides the run into shards itself; leave --shard out.")
     placed = Placement(
         name=name,
         workers=None if workers is None else parse("--workers", whole(1, MOST), workers),

@@ -12,6 +12,8 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvbench.store import manifest
+
 if TYPE_CHECKING:
     import torch
 
@@ -28,6 +30,11 @@ def version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def compared() -> dict[str, str | None]:
+    """Return the versions that a continued run must keep (`manifest.VERSIONS`)."""
+    return {name: version(name.removesuffix("_version")) for name in manifest.VERSIONS}
 
 
 def versions() -> dict[str, str]:
@@ -100,11 +107,12 @@ def machine() -> dict[str, Any]:
     return {"platform": platform.platform(), "processor": processor(), "cores": cores(), "memory_bytes": memory_bytes()}
 
 
-def device_name(device: torch.device) -> str:
-    """Return ``cpu``, or the GPU's name."""
+def device_name(device: torch.device, number: int = 0) -> str:
+    """Return ``cpu``, or the GPU's name. number: of GPUs, if a model is divided among several."""
     import torch
 
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"{number} x {name}" if number > 1 else name
 
 
 def devices() -> list[dict[str, Any]]:

@@ -5,21 +5,28 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from support.final_tables import differences
 from support.runs import configuration, model_folder
 from support.stub_workers import row_of, simulate
 
+from kvbench.cli.app import main
+from kvbench.config.run_config import RunConfig
 from kvbench.console.progress import Progress
-from kvbench.errors import KVBenchError, SetupError
+from kvbench.errors import Interrupted, KVBenchError, SetupError, UserError
+from kvbench.runner import env
 from kvbench.runner.execute import execute
 from kvbench.runner.jobs import Job
 from kvbench.runner.workers.coordinator import TRIES, Coordinator
-from kvbench.runner.workers.executor import Done, Event, Failed, Lost, Noticed, Ready
+from kvbench.runner.workers.executor import Done, Event, Failed, Lost, Noticed, Order, Ready
 from kvbench.runner.workers.placement import Placement
-from kvbench.store import Journal
+from kvbench.runner.workers.worker import Worker
+from kvbench.store import Journal, RunFolder
 from kvbench.store.tail import JournalTail
 
 
@@ -143,6 +150,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model"))
 
 
+class Signals(Progress):
+    """Sends this process SIGTERM as soon as some rows are saved."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(quiet=True)
+        self.rows, self.sent = rows, False
+
+    def update(self, rows_done: int, *_: object) -> None:
+        if rows_done >= self.rows and not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 class Kills(Progress):
     """Kills a worker with -9 as soon as some rows are saved."""
 
@@ -151,10 +171,8 @@ class Kills(Progress):
         self.rows, self.killed = rows, 0
 
     def update(self, rows_done: int, *_: object) -> None:
-        import multiprocessing
-
-        if rows_done >= self.rows and not self.killed and (workers := multiprocessing.active_children()):
-            self.killed = workers[0].pid or 0
+        if rows_done >= self.rows and not self.killed:
+            self.killed = psutil.Process().children()[0].pid
             os.kill(self.killed, signal.SIGKILL)
 
 
@@ -172,3 +190,49 @@ def test_two_processes_write_the_rows_of_one_also_when_a_worker_is_killed(model:
     assert alone.run_dir is not None
     assert differences(alone.run_dir, result.run_dir) == []
     assert len(list((result.run_dir / "journal").iterdir())) >= 2
+
+
+def test_a_signal_stops_all_workers_and_one_process_goes_on(model: Path, tmp_path: Path) -> None:
+    config = configuration(model)
+    alone = execute(config, out=tmp_path, run_name="one")
+    with pytest.raises(Interrupted, match=r"interrupted: \d+ of 72 rows saved; continue with") as stopped:
+        execute(config, out=tmp_path, run_name="two", placement=Placement(workers=2), progress=Signals(10))
+    assert stopped.value.exit_code == 143
+    assert not psutil.Process().children()
+    with RunFolder.resume(tmp_path, "two", environment=env.compared()) as folder:
+        saved = len(folder.done_keys())
+    assert f" {saved} of 72 " in str(stopped.value)
+    result = execute(config, out=tmp_path, run_name="two", resume=True)
+    assert result.run_dir is not None
+    assert alone.run_dir is not None
+    assert differences(alone.run_dir, result.run_dir) == []
+
+
+def order(config: RunConfig, out: Path, **changes: Any) -> Order:
+    cells = len(config.cells())
+    return replace(Order(config=config, out=str(out), name="r", slots=(4,) * cells), **changes)
+
+
+def test_a_worker_of_another_version_is_refused(model: Path, tmp_path: Path) -> None:
+    config = configuration(model)
+    with RunFolder.open(tmp_path, "r", config.stored(), environment=env.compared() | {"kvbench_version": "0.0.1"}):
+        pass
+    with pytest.raises(UserError, match=r"made with kvbench 0\.0\.1; installed: 0\.1\.0"):
+        Worker(order(config, tmp_path))
+
+
+def test_a_worker_that_does_not_see_the_folder_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"does not see the folder .* Give --out a folder that all machines share"):
+        Worker(order(configuration(model), tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("--workers 0", "--workers must be a whole number from 1 to 4096; got 0."),
+        ("--executor dask", "--executor 'dask': choose local"),
+    ],
+)
+def test_wrong_options(typed: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--task", "walk", "--method", "full", *typed.split()]) == 2
+    assert message in capsys.readouterr().err

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvbench.config.run_config import RunConfig
@@ -16,7 +16,7 @@ class Order:
     """What a worker needs to execute jobs of a run.
 
     out, name: where the run's folder is. slots: of each cell, as the coordinator planned them: rows must not depend on
-    what else is in a worker's memory. variables: environment variables to set before torch starts.
+    what else is in a worker's memory.
     """
 
     config: RunConfig
@@ -24,7 +24,6 @@ class Order:
     name: str
     slots: tuple[int, ...]
     allow_version_change: bool = False
-    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import suppress
 from multiprocessing import connection
-from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.connection import Connection, Pipe
 
 from kvbench.console import faults, signals
 from kvbench.errors import KVBenchError
@@ -33,79 +33,81 @@ class LocalExecutor:
     def __init__(self, order: Order, devices: Sequence[str | None]) -> None:
         self.size = len(devices)
         self._order, self._devices = order, devices
-        self._alive: dict[str, tuple[Any, Connection]] = {}
+        self._links: dict[str, Connection] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         signals.at_end(self._kill)
 
     def start(self, worker: str) -> None:
         """Start the process of a worker. worker: its number, from 1."""
         device = self._devices[int(worker) - 1]
-        order = self._order if device is None else replace(self._order, variables={VISIBLE: device})
-        fresh = multiprocessing.get_context("spawn")  # CUDA does not work in forked processes
-        ours, theirs = fresh.Pipe()
-        process = fresh.Process(
-            target=serve, args=(order, worker, theirs), name=f"kvbench-worker-{worker}", daemon=True
+        variables = {} if device is None else {VISIBLE: device}
+        ours, theirs = Pipe()
+        self._processes[worker] = subprocess.Popen(
+            [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(theirs.fileno()), worker],
+            env=os.environ | variables,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # stdout is the coordinator's
+            start_new_session=True,  # the coordinator passes on what the terminal signals
         )
-        process.start()
         theirs.close()
-        self._alive[worker] = (process, ours)
+        self._links[worker] = ours
+        ours.send(self._order)
 
     def send(self, worker: str, jobs: Sequence[Job]) -> None:
-        if worker in self._alive:
-            try:
-                self._alive[worker][1].send(list(jobs))
-            except OSError:
-                return  # it has died; `events` says so
+        with suppress(OSError, KeyError):  # it has died, as `events` says
+            self._links[worker].send(list(jobs))
 
     def events(self, seconds: float) -> Iterator[Event]:
-        names = {link: worker for worker, (_, link) in self._alive.items()}
+        names = {link: worker for worker, link in self._links.items()}
         for link in connection.wait(list(names), seconds):
             yield from self._received(names[link])  # type: ignore[index]
 
     def _received(self, worker: str) -> Iterator[Event]:
-        process, link = self._alive[worker]
+        link = self._links[worker]
         try:
-            while link.poll():
+            while worker in self._links and link.poll():
                 event = link.recv()
                 if isinstance(event, Lost | Failed):
                     self._forget(worker)
                 yield event
-                if worker not in self._alive:
-                    return
         except (EOFError, OSError):
-            process.join(1.0)
             self._forget(worker)
-            yield Lost(worker, _how_ended(process.exitcode))
+            yield Lost(worker, _how_ended(self._processes[worker]))
 
     def _forget(self, worker: str) -> None:
-        _, link = self._alive.pop(worker)
-        link.close()
+        self._links.pop(worker).close()
 
     def stop(self, seconds: float) -> None:
-        """Close the links, upon which an idle worker ends; ask the others to save their rows and end."""
         deadline = time.monotonic() + seconds
-        processes = [process for process, _ in self._alive.values()]
-        for worker in list(self._alive):
-            self._alive[worker][0].terminate()
+        for worker in list(self._links):
+            self._processes[worker].terminate()
             self._forget(worker)
-        for process in processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
                 process.kill()
-                process.join()
+                process.wait()
         signals.not_at_end(self._kill)
 
     def _kill(self) -> None:
-        for process, _ in self._alive.values():
+        for process in self._processes.values():
             process.kill()
 
 
-def serve(order: Order, worker: str, link: Connection) -> None:
-    """Execute the jobs that arrive through the link, until it closes. The main function of a worker's process."""
+def main() -> None:
+    """Execute the jobs that arrive through a link, until it closes.
+
+    The arguments of the process are the number of the link's descriptor and the worker's name.
+    """
+    number, worker = sys.argv[1:]
+    link = Connection(int(number))
     with signals.handled():
         try:
             from kvbench.runner.workers.worker import Worker
 
-            here = Worker(order)
+            here = Worker(link.recv())
             link.send(Ready(worker))
             here.run(
                 _arriving(link),
@@ -132,8 +134,10 @@ def _arriving(link: Connection) -> Iterator[Job]:
         yield from jobs
 
 
-def _how_ended(code: int | None) -> str:
-    """Return how a process ended. code: its exit code; negative: the number of the signal that killed it."""
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"its process ended with exit code {code}"
+def _how_ended(process: subprocess.Popen[bytes]) -> str:
+    """Return how a process ended that has closed its link."""
+    try:
+        code = process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        return "it closed its link"
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"its process ended with exit code {code}"

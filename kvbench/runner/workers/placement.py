@@ -39,6 +39,16 @@ class Placement:
         if package and importlib.util.find_spec(package) is None:
             raise SetupError(f"--executor {self.name} needs {package}: pip install 'kvbench[{self.name}]'.")
 
+    def alone(self) -> Placement:
+        """Return the placement of a run whose model is divided among all GPUs: this process executes it.
+
+        Raises UserError if the user asked for several workers or for a cluster.
+        """
+        if self.name != "local" or self.workers not in (None, 1):
+            option = f"--workers {self.workers}" if self.name == "local" else f"--executor {self.name}"
+            raise UserError(f"{option}: with --device-map auto one process uses all GPUs. Leave one of the two out.")
+        return HERE
+
     def executor(self, order: Order, device: torch.device) -> Executor | None:
         """Return the executor for a run on this device; None if this process executes all jobs itself.
 

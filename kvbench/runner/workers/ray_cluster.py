@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -36,14 +36,15 @@ FIRST = "1"  # the name of an actor's only worker
 class Actor:
     """Runs one worker in a child process. Ray makes it on the machine that it chooses.
 
-    folder: the coordinator's current folder, from which relative paths of the run's settings count.
+    folder: the coordinator's current folder, from which relative paths of the run's settings count. variables:
+    environment variables of the worker.
     """
 
-    def __init__(self, order: Order, folder: str) -> None:
+    def __init__(self, order: Order, folder: str, variables: Mapping[str, str]) -> None:
         if os.path.isdir(folder):
             os.chdir(folder)
         os.environ.pop(THREADS, None)  # Ray sets it to the number of CPUs that the actor reserved
-        os.environ.update(order.variables)
+        os.environ.update(variables)
         self._workers = LocalExecutor(order, [None])
         self._workers.start(FIRST)
 
@@ -70,8 +71,7 @@ class RayExecutor:
     ahead: int | None = 1
 
     def __init__(self, order: Order, *, address: str | None, workers: int | None, gpus: bool) -> None:
-        threads = {THREADS: os.environ[THREADS]} if THREADS in os.environ else {}
-        self._order = replace(order, variables={**threads, **order.variables})
+        self._order = order
         self._actors: dict[str, Any] = {}
         self._asked: dict[Any, str] = {}  # pending answers of actors
         for name, value in QUIET.items():
@@ -92,7 +92,8 @@ class RayExecutor:
 
     def start(self, worker: str) -> None:
         """Ask Ray for an actor. It begins when the cluster has room for it."""
-        self._actors[worker] = self._make(self._order, os.getcwd())
+        threads = {name: value for name, value in os.environ.items() if name == THREADS}
+        self._actors[worker] = self._make(self._order, os.getcwd(), threads)
 
     def send(self, worker: str, jobs: Sequence[Job]) -> None:
         if worker in self._actors:

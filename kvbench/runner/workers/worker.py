@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from kvbench.config.plugins import load_plugins
 from kvbench.console.figures import Figures
 from kvbench.errors import SetupError, quote
-from kvbench.runner import same_run
+from kvbench.runner import env, same_run
 from kvbench.runner.cell import check_weights
 from kvbench.runner.inputs import Notice
 from kvbench.runner.jobs import Job
@@ -28,7 +27,6 @@ class Worker:
     """
 
     def __init__(self, order: Order) -> None:
-        os.environ.update(order.variables)
         self._run_dir = Path(order.out) / order.name
         if not (self._run_dir / manifest.NAME).is_file():
             raise SetupError(
@@ -36,14 +34,13 @@ class Worker:
                 "Give --out a folder that all machines share."
             )
         info = manifest.read(self._run_dir)
-        load_plugins(order.config.plugin)
         before, allowed = info["environment"], order.allow_version_change
+        folder.check_versions(order.name, info, env.compared(), allowed=allowed)
+        load_plugins(order.config.plugin)
         plan = RunPlan.make(order.config, before, order.name, dry_run=False, say=_ignore)
         cells = tuple(cell.with_slots(slots) for cell, slots in zip(plan.cells, order.slots, strict=True))
         self._plan = replace(plan, cells=cells)
-        record = self._plan.record({})
-        folder.check_versions(order.name, info, record, allowed=allowed)
-        same_run.check(order.name, before, record, allow_version_change=allowed)
+        same_run.check(order.name, before, self._plan.record({}), allow_version_change=allowed)
         self._loaded = self._plan.load()
         check_weights(self._plan.cells, self._loaded)
 
