@@ -125,7 +125,9 @@ class SlurmExecutor:
         try:
             executor = self._submitit.AutoExecutor(self._folder, cluster=cluster, slurm_max_num_timeout=REQUEUES)
             known = self._submitit.SlurmExecutor._valid_parameters()
-            executor.update_parameters(name=f"kvbench-{self._order.name}", **for_submitit(parameters, known, gpus=gpus))
+            given = for_submitit(parameters, known, gpus=gpus)
+            at_once = {"slurm_array_parallelism": self.size}  # submitit's own limit is 256
+            executor.update_parameters(name=f"kvbench-{self._order.name}", **at_once | given)
         except Exception as error:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise SetupError(f"Slurm cannot be used from this machine ({bare(faults.first_line(error))}).") from error
