@@ -24,7 +24,6 @@ from kvbench.runner.workers.executor import Event, Failed, Lost, Order
 from kvbench.runner.workers.local import LocalExecutor
 
 ADDRESS = "RAY_ADDRESS"
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}  # unless the user sets them
 OWN = "local"  # the address that makes Ray start a cluster of its own on this machine
 THREADS = "OMP_NUM_THREADS"
 STORE = 100_000_000  # bytes of the object store of a Ray of its own; jobs and figures are small
@@ -74,8 +73,7 @@ class RayExecutor:
         self._order = order
         self._actors: dict[str, Any] = {}
         self._asked: dict[Any, str] = {}  # pending answers of actors
-        for name, value in QUIET.items():
-            os.environ.setdefault(name, value)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import
         self._ray = importlib.import_module("ray")
         self._errors = self._ray.exceptions.RayError
         self._guest = self._ray.is_initialized()
