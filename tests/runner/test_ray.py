@@ -46,7 +46,7 @@ def alone(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_actors_write_the_rows_of_one_process_also_when_an_actor_is_killed(
-    address: str, config: RunConfig, alone: Path, tmp_path: Path
+    address: str, config: RunConfig, alone: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     progress, said = SignalsParents(tmp_path / "two" / "journal", signal.SIGKILL), list[str]()

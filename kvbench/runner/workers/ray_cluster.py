@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import secrets
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,13 +74,16 @@ class RayExecutor:
         self._order = order
         self._actors: dict[str, Any] = {}
         self._asked: dict[Any, str] = {}  # pending answers of actors
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import
-        self._ray = importlib.import_module("ray")
+        where = address or os.environ.get(ADDRESS) or OWN
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if where == OWN:
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray leaves one in the home folder
+        self._ray = importlib.import_module("ray")  # reads these variables
         self._errors = self._ray.exceptions.RayError
         self._guest = self._ray.is_initialized()
-        self._own = not self._guest and (address or os.environ.get(ADDRESS) or OWN) == OWN
+        self._own = not self._guest and where == OWN
         if not self._guest:
-            _connect(self._ray, address or os.environ.get(ADDRESS) or OWN, 1 if gpus else workers or 1)
+            _connect(self._ray, where, 1 if gpus else workers or 1)
         try:
             self.size = self._size(workers, gpus)
         except BaseException:
