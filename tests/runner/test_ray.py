@@ -45,6 +45,7 @@ def alone(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return result.run_dir
 
 
+@pytest.mark.slow
 def test_two_actors_write_the_rows_of_one_process_also_when_an_actor_is_killed(
     address: str, config: RunConfig, alone: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,8 +58,10 @@ def test_two_actors_write_the_rows_of_one_process_also_when_an_actor_is_killed(
     assert (result.done, result.planned) == (24, 24)
     assert differences(alone, tmp_path / "two") == []
     assert signal.getsignal(signal.SIGTERM) == handler
+    assert "raylet" not in "".join(capfd.readouterr())  # Ray's own words
 
 
+@pytest.mark.slow
 def test_an_error_of_kvbench_in_an_actor_ends_the_run_with_its_line(
     address: str, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "kvbench" / "slurm"
 
 
+@pytest.mark.slow
 def test_two_jobs_write_the_rows_of_one_process_also_when_one_is_killed_and_one_requeued(
     cache: Path, tmp_path: Path
 ) -> None:
