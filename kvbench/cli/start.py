@@ -40,6 +40,8 @@ def start(params: Mapping[str, Any]) -> None:
     resume, quiet = params["resume"], bool(params["quiet"])
     placement = _placement(params)
     chosen, gathered, shard = _checked(params)
+    if chosen.device_map == "auto":
+        placement = placement.alone()
     with hub.only(asked(chosen, gathered) if resume is not None else None):
         check_inputs(chosen)
         _notes(gathered, quiet=quiet, verbose=params["verbose"], resumed=resume is not None)
