@@ -12,6 +12,7 @@ from kvbench.cli.checks import check, check_inputs, refuse_key
 from kvbench.cli.continued import asked, continued
 from kvbench.cli.request import build
 from kvbench.config.layers import Gathered, Given, gather, unknown_variables
+from kvbench.config.parsers import choice, parse, whole
 from kvbench.config.run_config import RunConfig
 from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
@@ -19,6 +20,7 @@ from kvbench.console.progress import Progress, size
 from kvbench.console.redact import holds_secret
 from kvbench.errors import IncompleteError, UserError, quote
 from kvbench.eviction.budget import label
+from kvbench.runner.workers.placement import MOST, NAMES, Placement
 from kvbench.sources import hub
 from kvbench.sources.models import TINY, ModelInfo, describe
 from kvbench.store import FINAL, check_run_name, check_same, check_writable, resume_command
@@ -35,6 +37,7 @@ LIMIT = (
 def start(params: Mapping[str, Any]) -> None:
     """Run what the user typed. All checks that do not need torch come before its import."""
     resume, quiet = params["resume"], bool(params["quiet"])
+    placement = _placement(params)
     chosen, gathered = _checked(params)
     with hub.only(asked(chosen, gathered) if resume is not None else None):
         check_inputs(chosen)
@@ -56,10 +59,18 @@ def start(params: Mapping[str, Any]) -> None:
                 take_over=params["take_over"],
                 sources=gathered.record(),
                 command=sys.argv,
+                placement=placement,
             )
         finally:
             progress.end()
     _tell(result, chosen, quiet=quiet, json=params["json"])
+
+
+def _placement(params: Mapping[str, Any]) -> Placement:
+    """Return where the user wants the run's jobs to be executed. Raises UserError."""
+    name, workers = parse("--executor", choice(*NAMES), params["executor"]), params["workers"]
+    count = None if workers is None else parse("--workers", whole(1, MOST), workers)
+    return Placement(name=name, workers=count)
 
 
 def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered]:
@@ -179,6 +190,8 @@ def _plan(result: RunResult) -> list[dict[str, Any]]:
             "entries": p.plan.entries_peak,
             "slot_bytes": p.plan.slot_bytes,
             "tokens_per_second_at_most": p.plan.limit,
+            "longest_answers_tokens": (tokens := sum(row.prompt.max_new_tokens for row in p.rows)),
+            "hours_of_longest_answers": tokens / p.plan.limit / 3600,
         }
         for p in result.plans
     ]
@@ -197,7 +210,15 @@ def _print_plan(result: RunResult) -> None:
         rows.append((p["task"], p["method"], *counts, *sizes, size(p["slot_bytes"]), speed))
     terminal.table(("task", "method", *numbers), rows, right=numbers)
     print(LIMIT)
+    tokens, hours = (sum(p[name] for p in plan) for name in ("longest_answers_tokens", "hours_of_longest_answers"))
+    print(f"If every answer had its maximum length: {tokens:,} tokens, {_time(hours)} of one device at the limit.")
     print(f"{result.planned} rows; nothing was run.")
+
+
+def _time(hours: float) -> str:
+    """Return a time in its largest unit that is at least 1, to two digits: "3.4 hours", "12 minutes"."""
+    size, unit = next(((s, u) for s, u in ((1.0, "hours"), (1 / 60, "minutes")) if hours >= s), (1 / 3600, "seconds"))
+    return f"{float(format(hours / size, '.2g')):,.10g} {unit}"
 
 
 def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Problems) -> ModelInfo | None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import bare
@@ -57,6 +57,7 @@ class Progress:
         self._started = self._next_plain = 0.0
         self._tokens, self._tokens_at = 0, 0.0
         self._rate = 0.0
+        self._below: list[str] = []
 
     def prepare(self, text: str) -> None:
         """Show what the command does before there is anything to count, such as loading the model.
@@ -84,8 +85,13 @@ class Progress:
 
     def cell(self, text: str) -> None:
         """Show the name of the cell that the engine works on now."""
-        self._cell, self._speed, self._score = bare(text), "", ""
-        self._draw()
+        if bare(text) != self._cell:
+            self._cell, self._speed, self._score = bare(text), "", ""
+            self._draw()
+
+    def below(self, lines: Sequence[str]) -> None:
+        """Show these lines below the progress, on a terminal only. The next `update` draws them."""
+        self._below = [bare(line) for line in lines]
 
     def update(
         self,
@@ -104,8 +110,7 @@ class Progress:
         """
         now = self._clock()
         if now > self._tokens_at:
-            rate = max(0, tokens - self._tokens) / (now - self._tokens_at)
-            self._rate = rate if self._rate == 0 else 0.7 * self._rate + 0.3 * rate
+            self._rate = rate(self._rate, tokens - self._tokens, now - self._tokens_at)
         self._tokens, self._tokens_at, self._done = tokens, now, rows_done
         self._speed = f"{self._rate:,.0f} tok/s"
         self._memory = f"KV {size(kv_bytes_now)} now, {size(kv_bytes_peak)} peak"
@@ -137,10 +142,16 @@ class Progress:
         if self._live is not None:
             from rich.text import Text
 
-            self._live.update(Text(self.line()))
+            self._live.update(Text("\n".join([self.line(), *self._below])))
         elif not self._silent and self._clock() >= self._next_plain:
             self._next_plain = self._clock() + PLAIN_SECONDS
             print(self._preparing or self.line(), file=self._stream, flush=True)
+
+
+def rate(before: float, tokens: int, seconds: float) -> float:
+    """Return the tokens per second, smoothed over about three calls. before: the value of the last call, or 0."""
+    new = max(0, tokens) / seconds if seconds > 0 else before
+    return new if before == 0 else 0.7 * before + 0.3 * new
 
 
 def size(count: float) -> str:

@@ -84,6 +84,10 @@ class CellPlan:
     source: str  # hash of the method's source
     oom_retries: int = 0  # how often memory ran out until now
 
+    def with_slots(self, slots: int) -> CellPlan:
+        """Return the plan of the same cell with this number of slots from the beginning."""
+        return self if slots == self.plan.slots else replace(self, plan=self.plan_with(slots), planned_slots=slots)
+
     def smaller(self) -> CellPlan:
         """Return the plan of the same cell with half the slots."""
         return replace(self, plan=self.plan_with(self.plan.slots // 2))

@@ -12,6 +12,8 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvbench.store import manifest
+
 if TYPE_CHECKING:
     import torch
 
@@ -28,6 +30,11 @@ def version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def compared() -> dict[str, str | None]:
+    """Return the versions that a continued run must keep (`manifest.VERSIONS`)."""
+    return {name: version(name.removesuffix("_version")) for name in manifest.VERSIONS}
 
 
 def versions() -> dict[str, str]:

@@ -15,12 +15,15 @@ from typing import Any
 from kvbench.config.run_config import RunConfig
 from kvbench.console import signals, terminal
 from kvbench.console.progress import Progress
-from kvbench.runner import same_run
-from kvbench.runner.cell import CellPlan, check_weights
+from kvbench.runner import env, same_run
+from kvbench.runner.cell import CellPlan
 from kvbench.runner.inputs import Notice
 from kvbench.runner.rescore import Rescored, rescore
 from kvbench.runner.run_plan import RunPlan
-from kvbench.runner.session import Runner
+from kvbench.runner.session import failures
+from kvbench.runner.work import Work
+from kvbench.runner.workers.executor import Order
+from kvbench.runner.workers.placement import HERE, Placement
 from kvbench.store import RunFolder
 
 
@@ -53,12 +56,14 @@ def execute(
     take_over: bool = False,
     sources: Mapping[str, Any] | None = None,
     command: Sequence[str] = (),
+    placement: Placement = HERE,
     notice: Notice | None = None,
 ) -> RunResult:
     """Run a configuration to the end; if its run was begun before, generate and score only what is missing.
 
-    resume: require that the run exists. notice: receives one-line warnings; by default they go to stderr. Raises
-    KVBenchError. After Ctrl-C, SIGTERM or SIGHUP it saves all finished rows and raises Interrupted.
+    resume: require that the run exists. placement: where its jobs are executed. notice: receives one-line warnings; by
+    default they go to stderr. Raises KVBenchError. After Ctrl-C, SIGTERM or SIGHUP it saves all finished rows and
+    raises Interrupted.
     """
     say = notice or terminal.warning
     name = run_name or config.run_name()
@@ -78,23 +83,35 @@ def execute(
         done = folder.done_keys()
         for text in (*folder.notices, *notices):
             say(text)
-        return _run(folder, plan, done, progress, say)
+        order = Order(
+            config=config,
+            out=str(out.absolute()),
+            name=name,
+            slots=tuple(cell.plan.slots for cell in plan.cells),
+            allow_version_change=allow_version_change,
+        )
+        return _run(folder, plan, done, placement, order, progress, say)
 
 
-def _run(folder: RunFolder, plan: RunPlan, done: set[str], progress: Progress, say: Notice) -> RunResult:
+def _run(
+    folder: RunFolder,
+    plan: RunPlan,
+    done: set[str],
+    placement: Placement,
+    order: Order,
+    progress: Progress,
+    say: Notice,
+) -> RunResult:
     """Generate missing rows, score answers without a score, and write the run's tables.
 
     done: keys of rows saved before.
     """
     keys = {row.key for cell in plan.cells for row in cell.rows}
     final = Counter(status for key, status in folder.final_rows().items() if key in keys)
-    runner = Runner(folder, plan, len(keys & done), progress, say)
-    with signals.handled(), runner.failures():
+    work = Work(folder, plan, len(keys & done), progress, say)
+    with signals.handled(), failures(env.device_name(plan.device), work.state):
         if not keys <= done:
-            progress.prepare("loading the model's weights")
-            loaded = plan.load()
-            check_weights(plan.cells, loaded)
-            runner.run(loaded, done)
+            work.do(placement, order, done)
         # Scoring failed before, or the judge compares with an answer of the full cache that exists only now.
         rescored = rescore(
             folder,
@@ -110,9 +127,9 @@ def _run(folder: RunFolder, plan: RunPlan, done: set[str], progress: Progress, s
         folder.seal()
     return RunResult(
         run_dir=folder.path,
-        done=runner.done,
+        done=work.done,
         planned=plan.rows,
         plans=plan.cells,
-        failed=final + runner.failed + Counter(rescored.failed),
+        failed=final + work.failed + Counter(rescored.failed),
         repeated=keys <= done and rescored == Rescored(),
     )

@@ -105,7 +105,7 @@ class RunPlan:
     def record(self, sources: Mapping[str, Any]) -> dict[str, Any]:
         """Return the part `environment` of run.json. sources: where each setting comes from."""
         return {
-            **{f"{package}_version": env.version(package) for package in ("kvbench", "torch", "transformers")},
+            **env.compared(),
             "versions": env.versions(),
             "git": env.git_commit(),
             "machine": env.machine(),

@@ -1,6 +1,6 @@
-"""Executes a run's missing rows cell by cell: the engine generates, tasks score, the journal stores.
+"""Executes jobs of a run in this process: the engine generates, tasks score, the journal stores.
 
-When a signal or a failure ends the run, all finished rows are saved.
+When a signal or a failure ends the work, all finished rows are saved.
 """
 
 from __future__ import annotations
@@ -8,91 +8,94 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
 
 from kvbench.console import faults, signals
+from kvbench.console.figures import Figures
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import Interrupted, SetupError
 from kvbench.runner import env
 from kvbench.runner.cell import CellPlan, dtype_name
 from kvbench.runner.cell_run import CellRun
 from kvbench.runner.inputs import Notice
+from kvbench.runner.jobs import Job
 from kvbench.runner.row_writer import RowWriter
 from kvbench.runner.run_plan import RunPlan
 from kvbench.runner.workload import PlannedRow
 from kvbench.scoring.pool import ScorePool
-from kvbench.store import RunFolder, resume_command
-
-if TYPE_CHECKING:
-    from kvbench.console.progress import Progress
+from kvbench.store import Journal
 
 AFTER_STOP = 3.0  # seconds to wait for scores after a signal or a failure
+SHOWN = 0.25  # seconds between two figures
+
+
+@contextlib.contextmanager
+def failures(device: str, saved: Callable[[], str]) -> Iterator[None]:
+    """Turn signals, and failures of memory or device, into errors of one line. saved: returns the end of this line: how
+    many rows are saved."""
+    try:
+        with signals.phase(lambda: f"interrupted: {saved()}"):
+            yield
+    except (SetupError, Interrupted):
+        raise
+    except Exception as error:
+        why = faults.first_line(error)
+        if faults.out_of_memory(error):
+            raise SetupError(f"out of memory ({why}): {saved()}.") from error
+        if faults.device_failed(error):
+            raise SetupError(f"device {device} failed ({why}): {saved()}.") from error
+        raise
 
 
 class Runner:
-    """Executes the missing rows of a run.
+    """Executes jobs of a run in this process.
 
-    done: number of rows that were saved before. say: receives warnings of one line.
+    show: receives figures, a few times per second. say: receives warnings of one line.
     """
 
-    def __init__(self, folder: RunFolder, plan: RunPlan, done: int, progress: Progress | None, say: Notice) -> None:
-        self.folder, self.plan, self.progress, self.say = folder, plan, progress, say
-        self.host = {"device": env.device_name(plan.device), "dtype": dtype_name(plan.dtype)}
+    def __init__(self, plan: RunPlan, show: Callable[[Figures], None], say: Notice) -> None:
+        self.plan, self.show, self.say = plan, show, say
         self.writer: RowWriter | None = None
-        self.tokens = self.kv_now = self.kv_peak = 0
-        self._before = done
+        self._cells = {index: {row.key: row for row in cell.rows} for index, cell in enumerate(plan.cells)}
+        self._label = ""
+        self._tokens = self._kv_now = self._kv_peak = 0
         self._shown = 0.0
 
     @property
-    def done(self) -> int:
-        """Number of rows on the disk."""
-        return self._before + (self.writer.saved if self.writer else 0)
+    def saved(self) -> int:
+        """Number of rows that this process has saved on the disk."""
+        return self.writer.saved if self.writer else 0
 
     @property
     def failed(self) -> Counter[str]:
         """Number of failed rows by status, such as "oom"."""
         return self.writer.failed if self.writer else Counter()
 
-    @contextlib.contextmanager
-    def failures(self) -> Iterator[None]:
-        """Turn signals, and failures of memory or device, into errors of one line that say how many rows are saved."""
-        try:
-            with signals.phase(lambda: f"interrupted: {self._saved()}"):
-                yield
-        except (SetupError, Interrupted):
-            raise
-        except Exception as error:
-            why = faults.first_line(error)
-            if faults.out_of_memory(error):
-                raise SetupError(f"out of memory ({why}): {self._saved()}.") from error
-            if faults.device_failed(error):
-                raise SetupError(f"device {self.host['device']} failed ({why}): {self._saved()}.") from error
-            raise
+    def run(
+        self, loaded: LoadedModel, journal: Journal, jobs: Iterable[Job], ended: Callable[[], object] = lambda: None
+    ) -> None:
+        """Execute jobs one after the other. ended: called after each job, when its rows are saved.
 
-    def run(self, loaded: LoadedModel, done: set[str]) -> None:
-        if self.progress:
-            self.progress.begin(self.plan.rows, self.done)
-        try:
-            with self.folder.journal() as journal, ScorePool() as pool:
-                works, keep = self.plan.inputs.works, self.plan.config.keep_prompts
-                writer = self.writer = RowWriter(journal, pool, works, self.host, keep_prompts=keep)
-                try:
-                    for cell_plan in self.plan.cells:
-                        if missing := [row for row in cell_plan.rows if row.key not in done]:
-                            self._cell(loaded, cell_plan, missing, writer)
-                except (signals.Signalled, Exception):
-                    if not journal.failed:
-                        writer.leave(AFTER_STOP)
-                    raise
-        finally:
-            if self.progress:
-                self.progress.end()
+        Raises KVBenchError; KeyError if a job has a row that the plan does not have.
+        """
+        host = {"device": env.device_name(self.plan.device), "dtype": dtype_name(self.plan.dtype)}
+        works, keep = self.plan.inputs.works, self.plan.config.keep_prompts
+        with ScorePool() as pool:
+            self.writer = RowWriter(journal, pool, works, host, keep_prompts=keep)
+            try:
+                for job in jobs:
+                    rows = self._cells[job.cell]
+                    self._execute(loaded, self.plan.cells[job.cell], [rows[key] for key in job.keys], self.writer)
+                    ended()
+            except (signals.Signalled, Exception):
+                if not journal.failed:
+                    self.writer.leave(AFTER_STOP)
+                raise
 
-    def _cell(self, loaded: LoadedModel, cell_plan: CellPlan, missing: list[PlannedRow], writer: RowWriter) -> None:
-        if self.progress:
-            self.progress.cell(cell_plan.cell.label)
-        writer.scores, self.kv_peak = [], 0
+    def _execute(self, loaded: LoadedModel, cell_plan: CellPlan, missing: list[PlannedRow], writer: RowWriter) -> None:
+        if cell_plan.cell.label != self._label:
+            self._label, writer.scores, self._kv_peak = cell_plan.cell.label, [], 0
+            self._tell(now=True)
         CellRun(
             loaded=loaded,
             cell_plan=cell_plan,
@@ -104,18 +107,19 @@ class Runner:
             say=self.say,
         ).run()
         writer.finish()
-        self._show(now=True)
+        self._tell(now=True)
         if writer.refused is not None:
             raise writer.refused
 
     def _step(self, tokens: int, kv_bytes: int, slots: int) -> None:
         assert self.writer is not None
-        self.tokens, self.kv_now, self.kv_peak = self.tokens + tokens, kv_bytes, max(self.kv_peak, kv_bytes)
+        self._tokens, self._kv_now = self._tokens + tokens, kv_bytes
+        self._kv_peak = max(self._kv_peak, kv_bytes)
         self.writer.poll()
-        self._show()
+        self._tell()
 
-    def _show(self, *, now: bool = False) -> None:
-        if self.progress is None or self.writer is None or (not now and time.monotonic() - self._shown < 0.25):
+    def _tell(self, *, now: bool = False) -> None:
+        if self.writer is None or (not now and time.monotonic() - self._shown < SHOWN):
             return
         self._shown = time.monotonic()
         mean = half = None
@@ -124,7 +128,13 @@ class Runner:
             mean = sum(scores) / n
             if n > 1:
                 half = 1.96 * (sum((s - mean) ** 2 for s in scores) / (n - 1) / n) ** 0.5
-        self.progress.update(self.done, self.tokens, self.kv_now, self.kv_peak, mean, half)
-
-    def _saved(self) -> str:
-        return f"{self.done} of {self.plan.rows} rows saved; continue with {resume_command(self.folder.path)}"
+        figures = Figures(
+            cell=self._label,
+            saved=self.saved,
+            tokens=self._tokens,
+            kv_now=self._kv_now,
+            kv_peak=self._kv_peak,
+            mean=mean,
+            half=half,
+        )
+        self.show(figures)

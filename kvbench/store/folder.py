@@ -71,7 +71,7 @@ class RunFolder:
             if os.path.lexists(path / manifest.NAME):
                 info = manifest.read(path)
                 _check_config(path, manifest.compare(info, config))
-                notices += _check_versions(name, info, environment, allow_version_change)
+                notices += check_versions(name, info, environment, allowed=allow_version_change)
                 tables.check_journal_complete(path)
             else:
                 info = manifest.build(name, config, environment, command, planned)
@@ -233,7 +233,11 @@ def _check_config(path: Path, differing: manifest.Differences) -> None:
     raise UserError(f"{quote(path)} holds a run with {listed}. Give another --run-name.")
 
 
-def _check_versions(name: str, info: Mapping[str, Any], environment: Mapping[str, Any], allowed: bool) -> list[str]:
+def check_versions(name: str, info: Mapping[str, Any], environment: Mapping[str, Any], *, allowed: bool) -> list[str]:
+    """Compare the versions of kvbench and its libraries with those in a run's record, and return notices.
+
+    info: the content of run.json. allowed: the versions may differ; otherwise raises UserError if they do.
+    """
     changed = manifest.differences(
         {n: info["environment"].get(n) for n in manifest.VERSIONS}, {n: environment.get(n) for n in manifest.VERSIONS}
     )

@@ -113,6 +113,15 @@ class TextReader:
 def decode(line: bytes) -> dict[str, Any] | None:
     """Return the record in a line of the journal; its row has every column. None if the record is torn or damaged, or
     is not a row. line: with its line end."""
+    if (record := unpack(line)) is None:
+        return None
+    row, text = read_row(record["row"]), record.get("text") or {}
+    return None if row is None or not _is_texts(text) else {"kind": "row", "row": row, "text": text}
+
+
+def unpack(line: bytes) -> dict[str, Any] | None:
+    """Return the record in a line of the journal, whose row is not checked. None if the record is torn or damaged, or
+    is not a row. line: with its line end."""
     payload = line[9:-1]
     if line[-1:] != b"\n" or line[:9] != b"%08x " % zlib.crc32(payload):
         return None
@@ -122,8 +131,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or record.get("kind") != "row" or not isinstance(record.get("row"), dict):
         return None
-    row, text = read_row(record["row"]), record.get("text") or {}
-    return None if row is None or not _is_texts(text) else {"kind": "row", "row": row, "text": text}
+    return record
 
 
 def segments_on_disk(run_dir: Path) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ EPILOG = """Examples:
   kvbench run --method full,gkv,h2o --budget 48,25% --interval 32 --task walk,lookup --limit 32 --run-name first
   kvbench run --suite demo
   kvbench run --model Qwen/Qwen3-4B --method rkv --budget 1024 --task aime24 --dry-run
+  kvbench run --suite baselines --workers 2
   kvbench run --resume first
 """
 

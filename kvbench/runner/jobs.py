@@ -1,0 +1,53 @@
+"""Divides the work of a run into jobs.
+
+The rows of a job depend only on the run's configuration: sampling noise, scores and keys come from names of tasks,
+questions and samples. Any division of the work into jobs, in any order and on any number of workers, therefore gives
+the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvbench.runner.cell import CellPlan
+    from kvbench.runner.workload import PlannedRow
+
+ROUNDS = 4  # how many times a job fills all slots; slots that run empty at the end of a job cost about half a round
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Rows of one cell that one worker generates. cell: the cell's place in the run's plan. keys: of the rows."""
+
+    cell: int
+    keys: tuple[str, ...]
+
+    def without(self, done: Collection[str]) -> Job:
+        """Return the job that is left when some rows are saved."""
+        return Job(self.cell, tuple(key for key in self.keys if key not in done))
+
+
+def jobs_of(cells: Sequence[CellPlan], done: Collection[str], *, whole: bool) -> list[Job]:
+    """Return the jobs of a run without its saved rows, in the order of its cells.
+
+    whole: one job per cell. Otherwise a job has whole questions, as many as fill the slots `ROUNDS` times.
+    """
+    jobs = []
+    for index, cell in enumerate(cells):
+        blocks = [cell.rows] if whole else _blocks(cell.rows, ROUNDS * cell.plan.slots)
+        jobs += [Job(index, tuple(row.key for row in block)) for block in blocks]
+    return [left for job in jobs if (left := job.without(done)).keys]
+
+
+def _blocks(rows: Iterable[PlannedRow], least: int) -> list[list[PlannedRow]]:
+    """Divide rows into blocks of whole questions. Every block but the last has at least `least` rows."""
+    blocks: list[list[PlannedRow]] = [[]]
+    for _, samples in groupby(rows, key=lambda row: row.prompt.doc.doc_id):
+        if len(blocks[-1]) >= least:
+            blocks.append([])
+        blocks[-1] += samples
+    return blocks

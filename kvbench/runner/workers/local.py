@@ -1,0 +1,143 @@
+"""Workers in processes of this machine, one per GPU or as many as the user asks for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from multiprocessing import connection
+from multiprocessing.connection import Connection, Pipe
+
+from kvbench.console import faults, signals
+from kvbench.errors import KVBenchError
+from kvbench.runner.jobs import Job
+from kvbench.runner.workers.executor import Done, Event, Failed, Lost, Noticed, Order, Ready, Shown
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class LocalExecutor:
+    """Workers in processes of this machine.
+
+    devices: for each worker the value of CUDA_VISIBLE_DEVICES, or None to leave this variable as it is.
+    """
+
+    name: str = "local"
+    ahead: int | None = 1
+
+    def __init__(self, order: Order, devices: Sequence[str | None]) -> None:
+        self.size = len(devices)
+        self._order, self._devices = order, devices
+        self._links: dict[str, Connection] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        signals.at_end(self._kill)
+
+    def start(self, worker: str) -> None:
+        """Start the process of a worker. worker: its number, from 1."""
+        device = self._devices[int(worker) - 1]
+        variables = {} if device is None else {VISIBLE: device}
+        ours, theirs = Pipe()
+        self._processes[worker] = subprocess.Popen(
+            [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(theirs.fileno()), worker],
+            env=os.environ | variables,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # stdout is the coordinator's
+            start_new_session=True,  # the coordinator passes on what the terminal signals
+        )
+        theirs.close()
+        self._links[worker] = ours
+        ours.send(self._order)
+
+    def send(self, worker: str, jobs: Sequence[Job]) -> None:
+        with suppress(OSError, KeyError):  # it has died, as `events` says
+            self._links[worker].send(list(jobs))
+
+    def events(self, seconds: float) -> Iterator[Event]:
+        names = {link: worker for worker, link in self._links.items()}
+        for link in connection.wait(list(names), seconds):
+            yield from self._received(names[link])  # type: ignore[index]
+
+    def _received(self, worker: str) -> Iterator[Event]:
+        link = self._links[worker]
+        try:
+            while worker in self._links and link.poll():
+                event = link.recv()
+                if isinstance(event, Lost | Failed):
+                    self._forget(worker)
+                yield event
+        except (EOFError, OSError):
+            self._forget(worker)
+            yield Lost(worker, _how_ended(self._processes[worker]))
+
+    def _forget(self, worker: str) -> None:
+        self._links.pop(worker).close()
+
+    def stop(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for worker in list(self._links):
+            self._processes[worker].terminate()
+            self._forget(worker)
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        signals.not_at_end(self._kill)
+
+    def _kill(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+
+
+def main() -> None:
+    """Execute the jobs that arrive through a link, until it closes.
+
+    The arguments of the process are the number of the link's descriptor and the worker's name.
+    """
+    number, worker = sys.argv[1:]
+    link = Connection(int(number))
+    with signals.handled():
+        try:
+            from kvbench.runner.workers.worker import Worker
+
+            here = Worker(link.recv())
+            link.send(Ready(worker))
+            here.run(
+                _arriving(link),
+                show=lambda figures: link.send(Shown(worker, figures)),
+                say=lambda text: link.send(Noticed(worker, text)),
+                ended=lambda: link.send(Done(worker)),
+            )
+        except (signals.Signalled, BrokenPipeError):
+            sys.exit(1)  # the coordinator asked for this, or has died
+        except KVBenchError as error:
+            link.send(Failed(worker, str(error), error.exit_code))
+        except Exception as error:
+            if not (faults.out_of_memory(error) or faults.device_failed(error)):
+                traceback.print_exc()
+            link.send(Lost(worker, faults.first_line(error)))
+
+
+def _arriving(link: Connection) -> Iterator[Job]:
+    while True:
+        try:
+            jobs = link.recv()
+        except (EOFError, OSError):
+            return
+        yield from jobs
+
+
+def _how_ended(process: subprocess.Popen[bytes]) -> str:
+    """Return how a process ended that has closed its link."""
+    try:
+        code = process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        return "it closed its link"
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"its process ended with exit code {code}"

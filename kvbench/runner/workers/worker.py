@@ -1,0 +1,57 @@
+"""A worker: it plans the run as the coordinator did, loads the model, and executes jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from kvbench.config.plugins import load_plugins
+from kvbench.console.figures import Figures
+from kvbench.errors import SetupError, quote
+from kvbench.runner import env, same_run
+from kvbench.runner.cell import check_weights
+from kvbench.runner.inputs import Notice
+from kvbench.runner.jobs import Job
+from kvbench.runner.run_plan import RunPlan
+from kvbench.runner.session import Runner
+from kvbench.runner.workers.executor import Order
+from kvbench.store import Journal, folder, manifest
+
+
+class Worker:
+    """Executes jobs of a run that a coordinator has opened.
+
+    Its plan must equal the run's record: model, data, prompts, methods and versions. Raises KVBenchError if it does
+    not, or if this machine does not see the run's folder.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._run_dir = Path(order.out) / order.name
+        if not (self._run_dir / manifest.NAME).is_file():
+            raise SetupError(
+                f"a worker on this machine does not see the folder {quote(self._run_dir)} of the run. "
+                "Give --out a folder that all machines share."
+            )
+        info = manifest.read(self._run_dir)
+        before, allowed = info["environment"], order.allow_version_change
+        folder.check_versions(order.name, info, env.compared(), allowed=allowed)
+        load_plugins(order.config.plugin)
+        plan = RunPlan.make(order.config, before, order.name, dry_run=False, say=_ignore)
+        cells = tuple(cell.with_slots(slots) for cell, slots in zip(plan.cells, order.slots, strict=True))
+        self._plan = replace(plan, cells=cells)
+        same_run.check(order.name, before, self._plan.record({}), allow_version_change=allowed)
+        self._loaded = self._plan.load()
+        check_weights(self._plan.cells, self._loaded)
+
+    def run(
+        self, jobs: Iterable[Job], *, show: Callable[[Figures], None], say: Notice, ended: Callable[[], object]
+    ) -> None:
+        """Execute jobs. show: receives figures, a few times per second. ended: called after each job, when its rows are
+        saved."""
+        with Journal(self._run_dir) as journal:
+            Runner(self._plan, show, say).run(self._loaded, journal, jobs, ended)
+
+
+def _ignore(text: str) -> None:
+    """Take the warnings of a worker's plan; the coordinator has told them to the user."""

@@ -1,0 +1,44 @@
+"""Follows a journal to which other processes write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvbench.store.files import open_plain
+from kvbench.store.journal import FOLDER
+from kvbench.store.recovery import segments_on_disk, unpack
+
+
+class JournalTail:
+    """The rows that processes add to a journal after the tail was made.
+
+    Each record is read once, and its row is not checked, because the workers of this run wrote it. statuses: by row
+    key, of the rows read so far.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.statuses: dict[str, str] = {}
+        self._run_dir = run_dir
+        self._read = self._sizes()  # bytes of each segment that were read, or were there before
+
+    def read(self) -> None:
+        """Read the records that are new since the last call. The end of a record that is not yet written whole is left
+        for the next call."""
+        for name, size in self._sizes().items():
+            begin = self._read.get(name, 0)
+            if size > begin:
+                self._read[name] = begin + self._take(name, begin, size - begin)
+
+    def _take(self, name: str, begin: int, length: int) -> int:
+        """Read whole records from a segment, and return how many bytes they have."""
+        with open(open_plain(self._run_dir / FOLDER / name), "rb") as file:
+            file.seek(begin)
+            block = file.read(length)
+        whole = block.rfind(b"\n") + 1
+        for line in block[:whole].split(b"\n")[:-1]:
+            if record := unpack(line + b"\n"):
+                self.statuses[record["row"].get("row_key")] = record["row"].get("status")
+        return whole
+
+    def _sizes(self) -> dict[str, int]:
+        return {segment["name"]: segment["bytes"] for segment in segments_on_disk(self._run_dir)}
