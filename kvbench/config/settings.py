@@ -149,6 +149,13 @@ class Settings:
         metavar="HOW",
     )
     device: str = engine("auto", text, "Device: auto, cpu, cuda, cuda:1. Default: auto.", metavar="DEVICE")
+    # Not OPERATIONAL: other slots, and layers that are not compiled, may change the last bits of rows.
+    device_map: Literal["none", "auto"] = engine(
+        "none",
+        choice("none", "auto"),
+        "auto: divide the layers of a model that is larger than one GPU among all visible GPUs. Default: none.",
+        metavar="HOW",
+    )
     dtype: str = engine(
         "auto",
         choice(*DTYPES),

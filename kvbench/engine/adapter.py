@@ -74,7 +74,8 @@ def adapted(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
                     f"the adapter of {quote(name)} maps {theirs[0]} to {theirs[1]} features, the model's layer "
                     f"{ours[0]} to {ours[1]}. Use weights that were trained for this model."
                 )
-            hooks.append(module.register_forward_hook(_add(a, b, weights["scaling"])))
+            where = next(module.parameters()).device
+            hooks.append(module.register_forward_hook(_add(*(x.to(where) for x in (a, b, weights["scaling"])))))
         yield
     finally:
         for hook in hooks:

@@ -186,7 +186,7 @@ class Evictor:
         slots = rows % stack.slots
         facts = [self.cache.seen, self.prompt_len, self.evictions, self.noise_key]
         table = np.stack([rows, stack.layer_indices(rows), *(np.array(fact)[slots] for fact in facts)])
-        index, layers, seen, prompt_len, evictions, noise_key = upload(table, self.cache.device).unbind()
+        index, layers, seen, prompt_len, evictions, noise_key = upload(table, stack.device).unbind()
         consecutive = int(rows[-1]) - int(rows[0]) == len(rows) - 1
         return RowBatch(
             rows=rows,

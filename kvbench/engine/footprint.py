@@ -11,7 +11,7 @@ import torch
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.layout import layer_by_layer, plan_slot_bytes
 from kvbench.engine.cache.slot_cache import Shape
-from kvbench.engine.model.shape import ModelShape
+from kvbench.engine.model.shape import ModelShape, Part
 from kvbench.eviction.api import Method
 from kvbench.eviction.terms.value_norm import PRODUCT_FLOATS
 
@@ -65,19 +65,25 @@ def footprint(
     prefill: str,
     scratch: int,
     images: tuple[int, int] = (0, 0),
+    part: Part | None = None,
 ) -> Footprint:
-    """Estimate a cell's bytes.
+    """Estimate a cell's bytes on one device.
 
     geometry, held: the geometry and the entries of one slot's cache. prompt_rows: most entries per head while a prompt
     is read. block, prefill: `chunk` and `prefill` of `prefill.PromptReader`. images: two numbers, the most
     bytes that the model's vision part holds while it reads a prompt's images, and the bytes that remain afterwards
     (`tower.tower_bytes`). scratch: most bytes for a view of several layers or slots (`stack.scratch_bytes`).
+    part: what the device holds of the model; None: all.
     """
     whole = layer_by_layer(method, prefill, states=bool(shape.states))
+    stored, weights = geometry, shape.weight_bytes(dtype.itemsize)
+    if part is not None:  # activations, logits and scratch count on every device
+        stored, weights = [g for g in geometry if g.index in part.layers], part.parameters * dtype.itemsize
+        held = replace(held, recurrent=tuple(s for s in held.recurrent if s.layer in part.layers))
     states = max(held.hidden, min(method.during("prefill").needs().prompt_hidden, prompt_rows))
     kept = held.hidden if whole else states  # in every layer
-    prompt = plan_slot_bytes(geometry, method, replace(held, rows=prompt_rows, queries=0, hidden=kept), dtype)
-    packed = plan_slot_bytes(geometry, method, replace(held, rows=min(held.rows, prompt_rows), queries=0), dtype)
+    prompt = plan_slot_bytes(stored, method, replace(held, rows=prompt_rows, queries=0, hidden=kept), dtype)
+    packed = plan_slot_bytes(stored, method, replace(held, rows=min(held.rows, prompt_rows), queries=0), dtype)
     tokens = prompt_rows if whole else min(block, prompt_rows)  # of a forward pass
     reading = shape.activations(tokens, dtype) + _mask(geometry, block, prompt_rows) * dtype.itemsize
     reading += (states - kept) * max(g.hidden for g in geometry) * dtype.itemsize
@@ -88,8 +94,8 @@ def footprint(
     acting = method.during("decode")
     together = sum(g.evicts for g in geometry) if acting.stacked and acting.layerwise else 1  # layers in a view
     return Footprint(
-        weights=shape.weight_bytes(dtype.itemsize),
-        slot=plan_slot_bytes(geometry, method, held, dtype),
+        weights=weights,
+        slot=plan_slot_bytes(stored, method, held, dtype),
         step=_step(shape, geometry, held.rows, dtype, gathered=not method.uniform),
         prompt=prompt + packed + max(reading + scoring + images[1], images[0]),
         evict=together * row,

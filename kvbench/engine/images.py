@@ -107,7 +107,7 @@ def kept_shares(held: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]], 
 
     held: positions of the entries of each head, in all layers; spans: the images' tokens; seen: number of tokens read.
     """
-    shown, every = sum(end - start for start, end in spans), torch.cat(list(held))
+    shown, every = sum(end - start for start, end in spans), torch.cat([p.to(held[0].device) for p in held])
     inside = int(sum(((every >= start) & (every < end)).sum() for start, end in spans))
     return (len(every) - inside) / len(held) / (seen - shown), inside / len(held) / shown
 

@@ -59,12 +59,12 @@ class Engine:
             entries per head). The noise key is `Request.noise_key` of the sample. Evictions while the prompt is read,
             which hold for all its samples, have the noise key of sample -1.
         on_step: called after every block of steps with three numbers: the tokens that its steps read, one per step and
-            live sequence; the live bytes of the sequences in the last of these steps; and the number of these
-            sequences.
+            live sequence; and the live bytes and the number of the sequences in the last of these steps.
         look: most steps until the host looks at their tokens; None: LOOK on a GPU, one on a CPU.
         backend: what computes the attention of decode steps on a GPU, see `kernels.backends`.
         compiled: on a GPU, let torch compile the model's layers for decode steps; graph: replay decode steps from a
-            CUDA graph. If the model cannot be compiled or captured, the engine decodes without and tells `notice`.
+            CUDA graph. If the model cannot be compiled or captured, the engine decodes without and tells `notice`. A
+            model divided among GPUs always runs without both.
         notice: receives a line of text if the engine cannot compile or capture; see also `decoding`.
 
     Raises:
@@ -104,9 +104,9 @@ class Engine:
         self.reader = PromptReader(setup, chunk=prefill_chunk, prefill=prefill, log=log)
         self.model = self.reader.model
         self._on_gpu = on_gpu = loaded.device.type == "cuda"
-        self._backend, self._notice, self._captures = backend, notice, on_gpu and graph
+        self._backend, self._notice, self._captures = backend, notice, on_gpu and graph and not loaded.divided
         self._draws_on_gpu = draw_with(backend) if on_gpu else None
-        self._compiled = CompiledLayers(loaded.model, notice) if on_gpu and compiled else None
+        self._compiled = CompiledLayers(loaded.model, notice) if on_gpu and compiled and not loaded.divided else None
         self.writer = step_writer(self.cache, setup.rules, decode_with(backend, self.cache) if on_gpu else None)
         self.slots = Slots(slots)
         self._copies = setup.copies

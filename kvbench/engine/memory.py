@@ -50,12 +50,15 @@ def limit(device: torch.device, most: int | None) -> None:
         torch.cuda.set_per_process_memory_fraction(most / total(device), device)
 
 
-def reset_peak(device: torch.device) -> None:
+def reset_peak(*devices: torch.device) -> None:
     """Restart the measurement whose result `peak` returns."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak(device: torch.device) -> int | None:
-    """Return the most bytes of tensors on a GPU since `reset_peak`, weights included; None on a CPU."""
-    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
+def peak(*devices: torch.device) -> int | None:
+    """Return the most bytes of tensors on one of these GPUs since `reset_peak`, weights included; None on a CPU."""
+    return max(
+        (int(torch.cuda.max_memory_allocated(device)) for device in devices if device.type == "cuda"), default=None
+    )

@@ -28,7 +28,7 @@ from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.cache.slot_cache import Shape
 from kvbench.engine.cache.stack import scratch_bytes
 from kvbench.engine.footprint import Footprint, footprint
-from kvbench.engine.model.shape import ModelShape
+from kvbench.engine.model.shape import ModelShape, Part
 from kvbench.errors import SetupError
 from kvbench.eviction.api import Method
 
@@ -60,13 +60,15 @@ class SlotPlan:
         float  # share of the longest sequence's full cache that methods may evict; the rest is states and windows
     )
     limit: float  # tokens/s that the machine allows at this many slots
+    devices: int = 1  # among which the model is divided; `peak_bytes` is then that of the fullest
 
     def line(self) -> str:
         kept = "all entries kept" if self.entries_after is None else f"{self.entries_after} entries after eviction"
         part = f", evictable KV {self.evictable:.0%} of a sequence's memory" if self.evictable < 1 else ""
+        each = f" on the fullest of {self.devices} GPUs" if self.devices > 1 else ""
         return (
             f"{self.slots} slots x {self.entries_peak} entries ({kept}), {self.slot_bytes / 2**20:.2f} MiB a slot, "
-            f"{self.peak_bytes / 2**30:.2f} GiB planned, hardware limit {self.limit:,.0f} tokens/s{part}"
+            f"{self.peak_bytes / 2**30:.2f} GiB planned{each}, hardware limit {self.limit:,.0f} tokens/s{part}"
         )
 
 
@@ -101,20 +103,26 @@ def plan_cell(
     """
     geometry = fit(shape.geometry, method, max_tokens)
     lengths = Lengths.of(max_tokens, max_output, tail)
-    need, held, entries = cell_footprint(
-        shape,
-        method,
-        budget=budget,
-        interval=interval,
-        lengths=lengths,
-        device=device,
-        dtype=dtype,
-        total=machine.memory,
-        prefill_chunk=prefill_chunk,
-        prefill=prefill,
-        images=images,
-    )
-    fitting = need.fitting(int(machine.memory * USABLE[device.type]))
+    needs, fits = list[Footprint](), list[int]()
+    for part in shape.parts or (None,):
+        total = machine.memory if part is None else part.memory
+        need, held, entries = cell_footprint(
+            shape,
+            method,
+            budget=budget,
+            interval=interval,
+            lengths=lengths,
+            device=device,
+            dtype=dtype,
+            total=total,
+            prefill_chunk=prefill_chunk,
+            prefill=prefill,
+            images=images,
+            part=part,
+        )
+        needs.append(need)
+        fits.append(need.fitting(int(total * USABLE[device.type])))
+    fitting = min(fits)
     if fitting < 1:
         raise SetupError(
             f"the model and one sequence of {max_tokens} tokens need more memory than a run may use "
@@ -132,8 +140,9 @@ def plan_cell(
         fitting=fitting,
         entries_after=entries,
         entries_peak=rows,
-        slot_bytes=need.slot,
-        peak_bytes=need.at(chosen),
+        slot_bytes=sum(need.slot for need in needs),
+        peak_bytes=max(need.at(chosen) for need in needs),
+        devices=len(needs),
         evictable=evictable_share(geometry, shape.states, max_tokens, dtype),
         limit=roofline(shape, machine, chosen, mean, dtype),
     )
@@ -152,10 +161,12 @@ def cell_footprint(
     prefill_chunk: int = 512,
     prefill: str = "full",
     images: tuple[int, int] = (0, 0),
+    part: Part | None = None,
 ) -> tuple[Footprint, Shape, int | None]:
     """Return the bytes of an engine for one method at one budget, the sizes of a slot, and the budget in entries.
 
-    total: bytes of the device's memory. Raises UserError when the method cannot serve the model at this length.
+    total: bytes of the device's memory; part: see `footprint.footprint`. Raises UserError when the method
+    cannot serve the model at this length.
     """
     held = shape_of(shape.geometry, method, budget, interval, lengths, 1, shape.states)
     entries = entry_budget(method, budget, lengths.total, 1)
@@ -169,6 +180,7 @@ def cell_footprint(
         prefill=prefill,
         scratch=scratch_bytes(device, total),
         images=images,
+        part=part,
     )
     return need, held, entries
 

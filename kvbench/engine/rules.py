@@ -69,12 +69,17 @@ class Rules:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     rope: Rope | None = None
     layer_weights: Mapping[int, Mapping[str, torch.Tensor]] = field(default_factory=dict)  # by layer, see `NewTokens`
+    elsewhere: Mapping[torch.device, dict[str, torch.Tensor]] = field(default_factory=dict)  # copies of `weights`
     marks: torch.Tensor | None = None  # [V] bool, by token, see `Needs.marks`
     attention: Mapping[int, OwnAttention] = field(default_factory=dict)  # by layer, see `Needs.attention`
 
     def decoding(self) -> Rules:
         """Return the rules for evictions while decoding: in a combined method "a+b", those of b."""
         return replace(self, method=self.method.during("decode"))
+
+    def weights_on(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """Return the method's weights on a device that holds layers of the model."""
+        return self.elsewhere.get(device, self.weights)
 
     def columns_of_new_tokens(self, geometry: LayerGeometry, call: AttentionCall) -> dict[str, torch.Tensor]:
         """Return the columns [b, Hk, t] that the method computes from a layer's new tokens (`Method.on_tokens`).
@@ -92,7 +97,7 @@ class Rules:
                 hidden=call.hidden,
                 keys=call.key,
                 values=call.read_values(call.key, call.value),
-                weights=self.weights,
+                weights=self.weights_on(call.key.device),
                 layer_weights=self.layer_weights.get(call.layer, {}),
                 marks=self._marks_of(call),
             )
@@ -103,7 +108,9 @@ class Rules:
         if self.marks is None:
             return None
         # on the device of `marks`: a copy from the host cannot be captured in a CUDA graph
-        return self.marks.new_zeros(call.query.shape[::2]) if call.tokens is None else self.marks[call.tokens]
+        if call.tokens is None:
+            return self.marks.new_zeros(call.query.shape[::2]).to(call.query.device)
+        return self.marks[call.tokens].to(call.query.device)
 
     def view(
         self,
@@ -140,7 +147,7 @@ class Rules:
             attention=self.attention.get(geometry.index),
             columns=rows.columns,
             states=states,
-            weights=self.weights,
+            weights=self.weights_on(rows.keys.device),
             seen=batch.seen,
             longest=batch.longest,
             prompt_len=batch.prompt_len,

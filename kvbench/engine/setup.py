@@ -117,6 +117,10 @@ def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequ
         budget=None,
         interval=interval,
         weights=weights,
+        elsewhere={
+            device: {name: weight.to(device) for name, weight in weights.items()}
+            for device in {g.device for g in geometry if g.device is not None}
+        },
         rope=read_rope(loaded.model, geometry) if needs.rope else None,
         layer_weights=layer_weights(loaded.model, geometry, needs.layer_weights),
         marks=marks(loaded, needs.marks) if needs.marks else None,

@@ -6,9 +6,11 @@ later, since they follow from the order of new entries. A cache row is the place
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from kvbench.engine.cache.paged import PagedCache, PagedStore
 from kvbench.engine.cache.pool import PAGE
 from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, SlotCache
 from kvbench.engine.kernels.backends import Decode, splits
+from kvbench.engine.replicas import Replicas
 from kvbench.engine.rules import Rules
 from kvbench.engine.upload import upload
 
@@ -54,10 +57,10 @@ class StepWriter(ABC):
         self.version = 0
         self._layers = {layer.geometry.index: layer for layer in cache.layers}
         self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
-        self.positions = self.live = torch.zeros(cache.slots, dtype=torch.int64, device=cache.device)
+        self.positions = self.live = Replicas(torch.zeros(cache.slots, dtype=torch.int64, device=cache.device))
         self._keep_newest = False
         self._steps = 0  # of this block so far
-        self._ring_bias: dict[int, torch.Tensor] = {}
+        self._ring_bias: dict[tuple[int, torch.device], torch.Tensor] = {}
 
     def load(self, ahead: Sequence[int], keep_newest: bool) -> None:
         """Prepare a block of steps.
@@ -71,7 +74,7 @@ class StepWriter(ABC):
 
     def begin(self, positions: torch.Tensor, live: torch.Tensor) -> None:
         """Begin a step. positions: [S] of the tokens that it reads; live: [S] int64, 1 where the sequence goes on."""
-        self.positions, self.live = positions, live.to(torch.int8)
+        self.positions, self.live = Replicas(positions), Replicas(live.to(torch.int8))
         self._ring_bias.clear()
         self.prepare()
 
@@ -84,19 +87,21 @@ class StepWriter(ABC):
         layer = self._layers[call.layer]
         call = call.for_heads(layer.geometry.kv_heads)
         if self._keep_newest:
-            layer.keep_newest(call.query, call.hidden, self.positions)
+            layer.keep_newest(call.query, call.hidden, self.positions.on(call.query.device))
         if self.decode is not None:
-            return self._decode(self.decode, layer, call)
+            with on_device(layer.geometry.device):
+                return self._decode(self.decode, layer, call)
         return self.in_ring(layer, call) if isinstance(layer, RingStore) else self.attend(layer, call)
 
     def _decode(self, decode: Decode, layer: RingStore | EvictingStore, call: AttentionCall) -> torch.Tensor:
+        where = call.query.device
         if isinstance(layer, RingStore):
-            rows, entries = layer.capacity, Entries(layer.keys, layer.values, self.positions[:, None])
+            rows, entries = layer.capacity, Entries(layer.keys, layer.values, self.positions.on(where)[:, None])
         else:
             rows, entries = self.cache.shape.rows, self.entries(layer)
         out = decode(
             *(call.query[:, :, 0], call.key[:, :, 0], call.value[:, :, 0]),
-            *(entries.keys, entries.values, entries.lengths, self.live),
+            *(entries.keys, entries.values, entries.lengths, self.live.on(where)),
             scaling=call.scaling,
             splits=splits(rows, self.cache.slots * layer.geometry.kv_heads),
             table=entries.table,
@@ -113,7 +118,7 @@ class StepWriter(ABC):
         """Copy the lengths of all slots from the host."""
 
     @abstractmethod
-    def add(self, live: torch.Tensor) -> None:
+    def add(self, live: Replicas) -> None:
         """Add `live` [S] to the lengths on the device."""
 
     @abstractmethod
@@ -145,12 +150,14 @@ class StepWriter(ABC):
 
     def in_ring(self, layer: RingStore, call: AttentionCall) -> torch.Tensor:
         rows, heads = layer.capacity, layer.geometry.kv_heads
-        base = torch.arange(self.cache.slots * heads, device=self.positions.device).view(-1, heads) * rows
-        write_rows(layer.keys, layer.values, (base + (self.positions % rows)[:, None]).view(-1), call)
-        if rows not in self._ring_bias:
-            live = (self.positions + 1).clamp(max=rows)[:, None, None]
-            self._ring_bias[rows] = live_bias(live, rows, call.query.dtype)
-        bias = self._ring_bias[rows]
+        where = call.query.device
+        positions = self.positions.on(where)
+        base = torch.arange(self.cache.slots * heads, device=where).view(-1, heads) * rows
+        write_rows(layer.keys, layer.values, (base + (positions % rows)[:, None]).view(-1), call)
+        if (rows, where) not in self._ring_bias:
+            live = (positions + 1).clamp(max=rows)[:, None, None]
+            self._ring_bias[rows, where] = live_bias(live, rows, call.query.dtype)
+        bias = self._ring_bias[rows, where]
         if self.fixed or rows <= FIXED_ROWS:
             return call.attend(call.query, layer.keys, layer.values, bias)
         return self.slot_by_slot(call, layer.keys, layer.values, bias)
@@ -180,37 +187,40 @@ class DenseStepWriter(StepWriter):
     def load_lengths(self) -> None:
         self._lengths.copy_(upload(np.array(self.cache.lengths), self.cache.device))
 
-    def add(self, live: torch.Tensor) -> None:
-        self._lengths += live
+    def add(self, live: Replicas) -> None:
+        self._lengths += live.on(self._lengths.device)
 
     def prepare(self) -> None:
-        self._at: dict[int, torch.Tensor] = {}
-        self._bias: torch.Tensor | None = None
+        self._held = Replicas(self._lengths)
+        self._at: dict[tuple[int, torch.device], torch.Tensor] = {}
+        self._bias: dict[torch.device, torch.Tensor] = {}
 
     def entries(self, layer: EvictingStore) -> Entries:
         assert isinstance(layer, DenseStore)
-        return Entries(layer.keys, layer.values, self._lengths[:, None])
+        return Entries(layer.keys, layer.values, self._held.on(layer.keys.device)[:, None])
 
     def columns(self, layer: EvictingStore) -> Mapping[str, torch.Tensor]:
         assert isinstance(layer, DenseStore)
         return layer.columns
 
     def new_rows(self, layer: EvictingStore) -> torch.Tensor:
-        heads = layer.geometry.kv_heads
-        if heads not in self._at:
-            base = torch.arange(self.cache.slots * heads, device=self._lengths.device).view(-1, heads)
-            self._at[heads] = (base * self.cache.shape.rows + self._lengths[:, None]).view(-1)
-        return self._at[heads]
+        heads, where = layer.geometry.kv_heads, layer.queries.device
+        if (heads, where) not in self._at:
+            base = torch.arange(self.cache.slots * heads, device=where).view(-1, heads)
+            self._at[heads, where] = (base * self.cache.shape.rows + self._held.on(where)[:, None]).view(-1)
+        return self._at[heads, where]
 
     def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
         assert isinstance(layer, DenseStore)
         write_rows(layer.keys, layer.values, self.new_rows(layer), call)
         self.write_columns(layer, call)
-        if self._bias is None:
-            self._bias = live_bias(self._lengths[:, None, None] + 1, self.cache.shape.rows, call.query.dtype)
+        where = layer.keys.device
+        if where not in self._bias:
+            held = self._held.on(where)[:, None, None] + 1
+            self._bias[where] = live_bias(held, self.cache.shape.rows, call.query.dtype)
         if self.fixed:
-            return call.attend(call.query, layer.keys, layer.values, self._bias)
-        return self.slot_by_slot(call, layer.keys, layer.values, self._bias)
+            return call.attend(call.query, layer.keys, layer.values, self._bias[where])
+        return self.slot_by_slot(call, layer.keys, layer.values, self._bias[where])
 
 
 class PagedStepWriter(StepWriter):
@@ -221,7 +231,7 @@ class PagedStepWriter(StepWriter):
     def __init__(self, cache: PagedCache, rules: Rules, decode: Decode | None = None) -> None:
         super().__init__(cache, rules, decode)
         self._stack_lengths = [
-            torch.zeros(stack.blocks.lengths.shape, dtype=torch.int32, device=cache.device) for stack in cache.stacks
+            torch.zeros(stack.blocks.lengths.shape, dtype=torch.int32, device=stack.device) for stack in cache.stacks
         ]
         self._stores = [layer for layer in cache.layers if isinstance(layer, PagedStore)]
         self._lengths: dict[int, torch.Tensor] = {}  # [S, Hk] int32 by layer
@@ -238,9 +248,9 @@ class PagedStepWriter(StepWriter):
             self.version += 1  # a table grew
         self._tables = tables
 
-    def add(self, live: torch.Tensor) -> None:
+    def add(self, live: Replicas) -> None:
         for lengths in self._stack_lengths:
-            lengths.view(-1, len(live), lengths.shape[1]).add_(live[:, None])
+            lengths.view(-1, self.cache.slots, lengths.shape[1]).add_(live.on(lengths.device)[:, None])
 
     def entries(self, layer: EvictingStore) -> Entries:
         assert isinstance(layer, PagedStore)
@@ -255,7 +265,9 @@ class PagedStepWriter(StepWriter):
         table, lengths = self._tables[layer.geometry.index], self._lengths[layer.geometry.index]
         last = (lengths // PAGE).clamp(max=table.shape[-1] - 1)  # the pages of an ended sequence may be full
         page = table.gather(-1, last.long()[..., None])[..., 0]
-        at = torch.where(self.live[:, None] > 0, page * PAGE + lengths % PAGE, 0)  # no head owns page 0
+        at = torch.where(
+            self.live.on(lengths.device)[:, None] > 0, page * PAGE + lengths % PAGE, 0
+        )  # no head owns page 0
         return at.view(-1).long()
 
     def prepare(self) -> None:
@@ -314,6 +326,11 @@ def step_writer(cache: SlotCache, rules: Rules, decode: Decode | None = None) ->
         return DenseStepWriter(cache, rules, decode)
     assert isinstance(cache, PagedCache)
     return PagedStepWriter(cache, rules, decode)
+
+
+def on_device(device: torch.device | None) -> AbstractContextManager[Any]:
+    """Make a layer's own device the current one inside the block: Triton launches there. None: change nothing."""
+    return contextlib.nullcontext() if device is None else torch.cuda.device(device)
 
 
 def write_rows(keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, call: AttentionCall) -> None:

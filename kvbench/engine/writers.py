@@ -11,6 +11,7 @@ from kvbench.engine.attention.interface import AttentionCall, causal_bias
 from kvbench.engine.attention.sdpa import newest_rows
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PromptLayer
+from kvbench.engine.replicas import Replicas
 from kvbench.eviction.modality import MODALITY
 
 # (layer, queries [b, Hq, r, D], their positions [r], number of entries that the last query sees)
@@ -41,7 +42,7 @@ class BlockWriter:
     ) -> None:
         self.cache, self.block, self.observer, self.flash = cache, block, observer, flash
         self.finished, self.heard = finished, heard
-        self.start, self.positions = 0, torch.empty(0, dtype=torch.int64)
+        self.start, self._positions = 0, Replicas(torch.empty(0, dtype=torch.int64))
         self.modality: torch.Tensor | None = None
         self._bias: tuple[object, torch.Tensor] | None = None
 
@@ -51,9 +52,9 @@ class BlockWriter:
         modality: [count] or [b, 1, count], the tokens' values of the column `modality`; None: all are text.
         """
         self.start, self.modality = start, modality
-        self.positions = torch.arange(start, start + count, device=self.cache.device)
-        self._bias = None
-        return self.positions
+        positions = torch.arange(start, start + count, device=self.cache.device)
+        self._positions, self._bias = Replicas(positions), None
+        return positions
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         layer = self.cache.layer(call.layer, call.key)
@@ -65,10 +66,10 @@ class BlockWriter:
         if self.modality is not None and MODALITY.name in layer.columns:
             layer.columns[MODALITY.name][:, :, before : layer.rows] = self.modality
         self.cache.measure()
-        parts = []
+        parts, at = [], self._positions.on(call.query.device)
         for first in range(0, call.query.shape[2], self.block):
             r = slice(first, first + self.block)
-            queries, positions = call.query[:, :, r], self.positions[r]
+            queries, positions = call.query[:, :, r], at[r]
             rows = before + first + queries.shape[2]
             if self.observer is not None and layer.geometry.evicts:
                 self.observer(layer, queries, positions, rows)
@@ -105,13 +106,13 @@ class BlockWriter:
         if call.query.is_cuda and call.plain and call.window is None and layer.valid is None:
             return newest_rows(count, rows)
         first = start - self.start
-        positions = self.positions[first : first + count]
+        positions = self._positions.on(call.query.device)[first : first + count]
         if layer.valid is not None:
             seen = layer.positions[:, :, :rows]
             return causal_bias(positions, seen, call.window, call.query.dtype, layer.valid[:, :, :rows])
         # If all heads hold equally many entries, every earlier one is older than the block, so the mask needs no true
         # positions, except for a sliding window.
-        key = (start, count, rows, call.window)
+        key = (start, count, rows, call.window, call.query.device)
         if self._bias is None or self._bias[0] != key:
             if call.window is None:
                 seen = torch.arange(rows, device=positions.device) + (start + count - rows)

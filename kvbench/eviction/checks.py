@@ -60,7 +60,7 @@ def read(numbers: torch.Tensor) -> torch.Tensor:
     The first of these checks that fails raises its error.
     """
     noted = _noted.get() or []
-    copy = torch.cat([numbers, *(amount.long().view(1) for amount, _ in noted)]).cpu()
+    copy = torch.cat([numbers, *(amount.long().view(1).to(numbers.device) for amount, _ in noted)]).cpu()
     for value, (_, error) in zip(copy[len(numbers) :].tolist(), noted):
         if value:
             raise error(value)

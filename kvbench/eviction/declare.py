@@ -105,6 +105,11 @@ class ScoreOut:
         """Return the result of `Method.score` as a `ScoreOut`."""
         return result if isinstance(result, ScoreOut) else cls(result)
 
+    def at(self, device: torch.device) -> ScoreOut:
+        """Return the result on a device; tensors that are there already are not copied."""
+        columns, stats = ({k: x.to(device) for k, x in part.items()} for part in (self.columns, self.stats))
+        return ScoreOut(self.score.to(device), columns, stats)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:

@@ -29,6 +29,10 @@ class Decision:
     keep: torch.Tensor  # [b, Hk, N] bool
     columns: dict[str, torch.Tensor]
 
+    def at(self, device: torch.device) -> Decision:
+        """Return the decision on a device; itself if it is there."""
+        return Decision(self.keep.to(device), {name: column.to(device) for name, column in self.columns.items()})
+
 
 def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
     """Choose the entries that stay in several layers of the same sequences.
@@ -36,7 +40,9 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
     views: all layers that evict. For a `layerwise` method some of these layers are enough; for a `stacked` method the
     views may be `StackView`s. The views may hold different numbers of entries, but have the same budget.
     """
-    outs = [_score(method, view) for view in views]
+    outs, wheres = [_score(method, view) for view in views], [view.positions.device for view in views]
+    if len(set(wheres)) > 1:  # a model divided among devices
+        views, outs = [view.at(wheres[0]) for view in views], [out.at(wheres[0]) for out in outs]
     if method.joint:
         outs = method.settled(views, outs)
     musts = [protected(kept_always(method, v), v.positions, v.seen, v.prompt_len, v.mask) for v in views]
@@ -62,7 +68,7 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
         each,
         total,
     )
-    return [Decision(keep, out.columns) for keep, out in zip(keeps, outs)]
+    return [Decision(keep, out.columns).at(where) for keep, out, where in zip(keeps, outs, wheres)]
 
 
 def _score(method: Method, view: LayerView) -> ScoreOut:

@@ -7,7 +7,7 @@ below: `pool` smooths along the text, `recent` and `older` separate the newest t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvbench.eviction import noise
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from kvbench.eviction.api import Probe
     from kvbench.eviction.own_attention import OwnAttention
     from kvbench.eviction.rope import Rope
+
+
+VECTORS = frozenset({"keys", "values", "queries", "hidden", "probe_keys", "weights"})  # what single layers score by
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,6 +133,17 @@ class LayerView:
         """
         assert self.rope is not None, "the method must declare Needs(rope=True)"
         return self.rope.rotate(x, by)
+
+    def at(self, device: torch.device) -> LayerView:
+        """Return the view for a decision over layers of several devices: `VECTORS` stay where they are."""
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {name: x.to(device) for name, x in value.items()}
+            return value.to(device) if isinstance(value, torch.Tensor) else value
+
+        shown = {f.name: moved(getattr(self, f.name)) for f in fields(self) if f.init and f.name not in VECTORS}
+        return replace(self, **shown)
 
     def held(self) -> torch.Tensor:
         """Return the number of entries that each head holds, [b, Hk] int64."""

@@ -31,6 +31,7 @@ from kvbench.console import terminal
 from kvbench.console.faults import words
 from kvbench.engine.cache.layout import check_prefill
 from kvbench.engine.loop import Engine
+from kvbench.engine.model.division import mover
 from kvbench.engine.model.load import load
 from kvbench.engine.model.shape import shape_of_model, use_threads
 from kvbench.engine.plan import measure, plan_cell
@@ -66,10 +67,10 @@ class KVBenchLM(TemplateLM):
         info = models.describe(run.model, run.revision)
         if info.folder is not None:
             models.check_tokenizer(run.model, info.folder)
-        where = str(info.folder or info.name)
-        adapter = adapters.find(run.adapter)
+        where, adapter = str(info.folder or info.name), adapters.find(run.adapter)
         self.adapter = adapter.identity if adapter else None
-        self.loaded = load(where, revision=run.revision, device=run.device, dtype=run.dtype, adapter=adapter)
+        move = mover(run.device_map, run.device)
+        self.loaded = load(where, revision=run.revision, device=run.device, dtype=run.dtype, adapter=adapter, move=move)
         self.tokenizer = self.loaded.tokenizer
         if run.chat_template is not None:
             self.tokenizer.chat_template = prompts.load_template(run.chat_template)
@@ -78,8 +79,7 @@ class KVBenchLM(TemplateLM):
         use_threads(self.shape, self.loaded.device)
         self.machine = measure(self.loaded.device, self.loaded.dtype)
         self._device = self.loaded.device
-        self._templated = False
-        self._used: list[Usage] = []
+        self._templated, self._used = False, list[Usage]()
 
     # --- text and tokens ----------------------------------------------------------------------------------------------
 

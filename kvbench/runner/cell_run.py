@@ -50,7 +50,7 @@ class CellRun:
 
     def run(self) -> None:
         """Generate until all rows are written, or logits stay NaN (`_numbers_fail`), or rows cannot be scored."""
-        memory.reset_peak(self.loaded.device)
+        memory.reset_peak(*self.loaded.devices)
         while True:
             try:
                 self._generate()
@@ -70,7 +70,7 @@ class CellRun:
             with contextlib.closing(engine.generate(batch)) as answers:
                 for answer in answers:
                     row = self.missing.pop((answer.request.doc_id, answer.sample))
-                    self.writer.add(row, answer, self.cell_plan, memory.peak(self.loaded.device))
+                    self.writer.add(row, answer, self.cell_plan, memory.peak(*self.loaded.devices))
                     if self.writer.refused is not None or self._numbers_fail(answer):
                         return
 
@@ -121,7 +121,7 @@ class CellRun:
         [[request]] = self.work.batches([row], self.config.seed)
         note = f"one sequence does not fit into memory: {cause}"
         failed = Generation.failed(request, row.sample, "oom", note)
-        self.writer.add(row, failed, self.cell_plan, memory.peak(self.loaded.device))
+        self.writer.add(row, failed, self.cell_plan, memory.peak(*self.loaded.devices))
 
     def _longest(self) -> list[Key]:
         """Return the keys of the longest missing rows, whose length determines the engine's size.

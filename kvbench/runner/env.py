@@ -107,11 +107,12 @@ def machine() -> dict[str, Any]:
     return {"platform": platform.platform(), "processor": processor(), "cores": cores(), "memory_bytes": memory_bytes()}
 
 
-def device_name(device: torch.device) -> str:
-    """Return ``cpu``, or the GPU's name."""
+def device_name(device: torch.device, number: int = 0) -> str:
+    """Return ``cpu``, or the GPU's name. number: of GPUs, if a model is divided among several."""
     import torch
 
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"{number} x {name}" if number > 1 else name
 
 
 def devices() -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from kvbench.config import plugins
 from kvbench.config.run_config import OPERATIONAL, MethodChoice, RunConfig
 from kvbench.engine.attention.flash import check_attn
 from kvbench.engine.attention.geometry import ProbeFailed
+from kvbench.engine.model.division import Division, divide, with_parts
 from kvbench.engine.model.load import LoadedModel, load, pick_device, pick_dtype
 from kvbench.engine.model.shape import ModelShape, estimate_shape, known_shape, read_shape, use_threads
 from kvbench.engine.plan import measure
@@ -42,6 +43,7 @@ class RunPlan:
     device: torch.device
     dtype: torch.dtype
     threads: int  # of torch
+    division: Division | None  # of a model that is divided among GPUs
     early: LoadedModel | None  # the loaded model, if only its weights could show its shape
 
     @classmethod
@@ -59,9 +61,12 @@ class RunPlan:
         same_run.check_model(name, before, model)
         form = _form(config, info, dtype, say, dry_run=dry_run)
         inputs = read_inputs(config, say, info, adapter)
-        shape, early = (
-            (_plan_shape(inputs, say), None) if dry_run else known_shape(inputs.config, _loader(config, inputs, device))
-        )
+        division = divide(inputs.config, config.device_map, config.device, dtype)
+        if division is not None:
+            say(division.line())
+        loader = _loader(config, inputs, device, division)
+        shape, early = (_plan_shape(inputs, say), None) if dry_run else known_shape(inputs.config, loader)
+        shape = with_parts(shape, division)
         if form is not None and form.kept and info.folder is not None:
             shape = replace(shape, stored=quantised.stored_bytes(info.folder, dtype.itemsize))
         threads = use_threads(shape, device)
@@ -90,6 +95,7 @@ class RunPlan:
             device=device,
             dtype=dtype,
             threads=threads,
+            division=division,
             early=early,
         )
 
@@ -100,7 +106,7 @@ class RunPlan:
 
     def load(self) -> LoadedModel:
         """Load the model's weights and return the model. Raises KVBenchError."""
-        return self.early or _loader(self.config, self.inputs, self.device)()
+        return self.early or _loader(self.config, self.inputs, self.device, self.division)()
 
     def record(self, sources: Mapping[str, Any]) -> dict[str, Any]:
         """Return the part `environment` of run.json. sources: where each setting comes from."""
@@ -158,7 +164,7 @@ def _form(config: RunConfig, info: models.ModelInfo, dtype: torch.dtype, say: No
     return form
 
 
-def _loader(config: RunConfig, inputs: Inputs, device: torch.device) -> partial[LoadedModel]:
+def _loader(config: RunConfig, inputs: Inputs, device: torch.device, division: Division | None) -> partial[LoadedModel]:
     revision = inputs.info.commit or config.revision
     return partial(
         load,
@@ -168,6 +174,7 @@ def _loader(config: RunConfig, inputs: Inputs, device: torch.device) -> partial[
         dtype=config.dtype,
         attn=config.attn,
         adapter=inputs.adapter,
+        move=None if division is None else division.dispatch,
     )
 
 

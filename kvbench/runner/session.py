@@ -78,7 +78,8 @@ class Runner:
 
         Raises KVBenchError; KeyError if a job has a row that the plan does not have.
         """
-        host = {"device": env.device_name(self.plan.device), "dtype": dtype_name(self.plan.dtype)}
+        device = env.device_name(self.plan.device, len(self.plan.shape.parts))
+        host = {"device": device, "dtype": dtype_name(self.plan.dtype)}
         works, keep = self.plan.inputs.works, self.plan.config.keep_prompts
         with ScorePool() as pool:
             self.writer = RowWriter(journal, pool, works, host, keep_prompts=keep)

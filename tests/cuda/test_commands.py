@@ -56,6 +56,28 @@ def test_run_gives_the_rows_of_the_cpu(command, tmp_path, methods):
     assert (cuda.kv_bytes_peak < cuda.device_bytes_peak).all()
 
 
+def test_a_model_divided_among_gpus_gives_the_rows_of_the_cpu(command, tmp_path):
+    line = f"run --method gkv,retention {FEW} --slots 2 --max-new-tokens 12 --decode-attn torch -q"
+    command(f"{line} --device cpu --run-name cpu")
+    with pretended_cuda(devices=2) as device:
+        command(f"{line} --device-map auto --run-name both")
+        assert all(each.peak for each in device.memories)
+    cpu, both = (read_run(tmp_path / "results" / name).rows.sort_values("row_key") for name in ("cpu", "both"))
+    assert list(both.output_sha256) == list(cpu.output_sha256)
+    assert set(both.device) == {"2 x pretended"}
+    assert set(both.decoding) == {"torch"}
+    assert (both.device_bytes_peak < sum(each.peak for each in device.memories)).all()  # of the fuller one
+
+
+def test_a_model_is_divided_among_gpus_only(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(f"run --method gkv {FEW} --device-map auto")) == 3
+    assert "--device-map auto divides a model among GPUs, and this run has none." in capsys.readouterr().err
+    assert main(shlex.split(f"run --method gkv {FEW} --device-map auto --workers 2")) == 2
+    assert "with --device-map auto one process uses all GPUs." in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
 def test_replay_gives_the_losses_of_the_cpu(command):
     line = f"replay --method knorm,h2o {FEW} --max-new-tokens 24 -q --json"
     cpu = json.loads(command(f"{line} --device cpu"))

@@ -54,6 +54,41 @@ def test_a_cpu_tensor_takes_no_index_of_the_gpu(device):
         torch.ones(3)[cuda(0, dtype=torch.long)]
 
 
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda one, other: one + other,
+        lambda one, other: one.add_(other.sum()),
+        lambda one, other: torch.cat([one, other]),
+        lambda one, other: torch.where(one > 0, one, other),
+        lambda one, other: one[other.long()],
+        lambda one, other: one.index_put_((one.long(),), other),
+        lambda one, other: one.index_copy_(0, one.long(), other),
+    ],
+)
+def test_two_gpus_do_not_mix(mix):
+    with pretended_cuda(devices=2), pytest.raises(RuntimeError, match=r"two devices, cuda:0 and cuda:1|same device"):
+        mix(torch.zeros(1, device="cuda:0"), torch.zeros(1, device="cuda:1"))
+
+
+def test_two_gpus_have_their_own_tensors_and_memory():
+    with pretended_cuda(devices=2) as device:
+        first, second = torch.ones(4, device="cuda"), torch.ones(8, device="cuda:1")
+        with torch.cuda.device(1):
+            third = torch.ones(16, device="cuda")
+        copy = first.to("cuda:1")
+        target = torch.zeros(4, device="cuda:1").copy_(first * 2)
+        assert [str(x.device) for x in (first, second, second + 1, third, third[1:], copy)] == ["cuda:0"] + [
+            "cuda:1"
+        ] * 5
+        assert target.tolist() == [2, 2, 2, 2]
+        first.zero_()
+        assert copy.sum().item() == 4
+        assert (device.memories[0].live(), torch.cuda.memory_allocated(0)) == (16, 16)
+        assert torch.cuda.memory_allocated("cuda:1") == 32 + 64 + 16 + 16
+        assert torch.cuda.device_count() == 2
+
+
 def test_a_number_of_the_host_may_join(device):
     assert (cuda(1, 2) * torch.tensor(3.0)).tolist() == [3, 6]
 

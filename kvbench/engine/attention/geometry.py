@@ -37,7 +37,8 @@ class LayerGeometry:
 
     window: the sliding window in tokens, None for full attention. latent: in latent attention, how many of a key's
     first numbers also serve as the value (`value_dim` is then 0); otherwise 0. See the module `latent`. hidden: how
-    many numbers a hidden state (the input of the layer's attention) has.
+    many numbers a hidden state (the input of the layer's attention) has. device: the layer's own device in a model that
+    is divided among several, else None.
     """
 
     index: int
@@ -51,6 +52,11 @@ class LayerGeometry:
     sinks: bool = False
     latent: int = 0
     hidden: int = 0
+    device: torch.device | None = None
+
+    def on(self, device: torch.device) -> torch.device:
+        """Return the layer's own device; for a model that is on one device, that is `device`."""
+        return self.device or device
 
     def entry_bytes(self, element: int) -> int:
         """Return the bytes of one token in all KV heads. element: bytes per number of K and V.
@@ -99,6 +105,7 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
     stateful = getattr(model, "_is_stateful", False) or not STATEFUL.isdisjoint(kinds)
     states = RecurrentStates(wanted, getattr(text, "number_of_conv_states", 1)) if stateful else None
     layers: dict[int, LayerGeometry] = {}
+    divided = len(devices_of(model)) > 1
 
     def record(call: AttentionCall) -> torch.Tensor:
         index = call.layer
@@ -120,6 +127,7 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
             sinks=call.sinks is not None,
             latent=0 if call.latent is None else call.latent.rank,
             hidden=int(getattr(text, "hidden_size", 0) or 0),
+            device=call.query.device if divided else None,
         )
         return call.value.new_zeros(b, t, hq, layers[index].read_dim)
 
@@ -129,7 +137,7 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
     with torch.no_grad(), route(model, record, latent=True), own_failures(model, failure):
         first = torch.zeros(1, 1, dtype=torch.long, device=device)
         run(model, states, input_ids=first, position_ids=first)
-    found = states.shapes() if states is not None else ()
+    found = states.shapes(divided) if states is not None else ()
     served = {*layers, *(s.layer for s in found), *(at for at, kind in enumerate(kinds) if kind in MEMORYLESS)}
     if not layers or len(served) != wanted:
         missing = [at for at in range(wanted) if not layers or at not in served]
@@ -141,6 +149,11 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
     geometry = tuple(layers[i] for i in sorted(layers))
     _check_windows(model.config, geometry)
     return geometry, found
+
+
+def devices_of(model: Any) -> tuple[torch.device, ...]:
+    """Return the devices of a model's parameters, in the order of its modules."""
+    return tuple(dict.fromkeys(parameter.device for parameter in model.parameters()))
 
 
 def layer_type(model: Any, index: int) -> str:

@@ -121,9 +121,11 @@ class DenseCache(SlotCache):
     ) -> None:
         super().__init__(geometry, shape, device, dtype)
         self.lengths = [0] * shape.slots  # live entries of each slot in the evicting layers
-        self.stacks = [DenseStack(members, shape, device, dtype, self.lengths) for members in alike(geometry)]
+        self.stacks = [
+            DenseStack(members, shape, members[0].on(device), dtype, self.lengths) for members in alike(geometry)
+        ]
         stores = {store.geometry.index: store for stack in self.stacks for store in stack.layers}
-        self.layers = [stores.get(g.index) or RingStore(g, shape, device, dtype) for g in geometry]
+        self.layers = [stores.get(g.index) or RingStore(g, shape, g.on(device), dtype) for g in geometry]
         heads = sum(g.kv_heads for g in geometry if g.evicts)
         self._beside_bytes = 4 * (1 + len(shape.columns)) * heads  # of one entry in every head: position and columns
         entry = sum(g.entry_bytes(dtype.itemsize) - 4 * g.kv_heads for g in geometry if g.evicts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -208,4 +208,5 @@ def make_cache(
 
 def plan_slot_bytes(geometry: Sequence[LayerGeometry], method: Method, shape: Shape, dtype: torch.dtype) -> int:
     """Return the bytes of one slot of a cache, without allocating the cache."""
-    return make_cache(geometry, method, shape, torch.device("meta"), dtype).slot_bytes()
+    nowhere = [replace(g, device=None) for g in geometry]
+    return make_cache(nowhere, method, shape, torch.device("meta"), dtype).slot_bytes()

@@ -1,10 +1,10 @@
 """PagedCache: every layer and KV head of a slot has its own number of entries, in its own pages.
 
-K, V, positions and columns lie in a pool of pages, one pool per shape of entry; a page belongs to one head of one layer
-of one slot. A block table lists the pages of a head in order, so the head's entry i lies at place i % PAGE of its page
-i // PAGE. Free pages are a list. Compaction fills holes within a head, in the same order as in the dense layout. Both
-layouts therefore give the same tokens for a method that keeps equally many entries in all heads. Empty pages return to
-the list.
+K, V, positions and columns lie in a pool of pages, one pool per shape of entry and device; a page belongs to one head
+of one layer of one slot. A block table lists the pages of a head in order, so the head's entry i lies at place
+i % PAGE of its page i // PAGE. Free pages are a list. Compaction fills holes within a head, in the same order as in the
+dense layout. Both layouts therefore give the same tokens for a method that keeps equally many entries in all heads.
+Empty pages return to the list.
 
 Block tables and lengths are kept on the host (numpy), because the host allocates the pages. `BlockTable` keeps copies
 of both on the device, and updates them when they are asked for. Page 0 belongs to no head. Idle slots write to it, and
@@ -158,19 +158,20 @@ class PagedCache(SlotCache):
         self, geometry: Sequence[LayerGeometry], shape: Shape, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__(geometry, shape, device, dtype)
-        kinds: dict[tuple[int, int], list[LayerGeometry]] = {}
+        kinds: dict[tuple[int, int, torch.device], list[LayerGeometry]] = {}
         for g in geometry:
             if g.evicts:
-                kinds.setdefault((g.head_dim, g.value_dim), []).append(g)
+                kinds.setdefault((g.head_dim, g.value_dim, g.on(device)), []).append(g)
         self.pools = {
-            kind: Pool(members[0], shape, 1 + pages(members, shape), device, dtype) for kind, members in kinds.items()
+            kind: Pool(members[0], shape, 1 + pages(members, shape), kind[2], dtype) for kind, members in kinds.items()
         }
         self.stacks = []
         for members in alike(geometry):
-            pool = self.pools[members[0].head_dim, members[0].value_dim]
-            self.stacks.append(PagedStack(members, shape, pool, device, dtype))
+            where = members[0].on(device)
+            pool = self.pools[members[0].head_dim, members[0].value_dim, where]
+            self.stacks.append(PagedStack(members, shape, pool, where, dtype))
         stores = {store.geometry.index: store for stack in self.stacks for store in stack.layers}
-        self.layers = [stores.get(g.index) or RingStore(g, shape, device, dtype) for g in geometry]
+        self.layers = [stores.get(g.index) or RingStore(g, shape, g.on(device), dtype) for g in geometry]
         self._heads = sum(g.kv_heads for g in geometry if g.evicts)
 
     def make_room(self, ahead: Sequence[int]) -> None:
@@ -199,7 +200,8 @@ class PagedCache(SlotCache):
         cuts = [(stack, cut) for stack in self.stacks for cut in stack.cuts()]
         if not cuts:
             return
-        numbers = read(torch.cat([part for _, cut in cuts for part in (cut.movers, cut.counts.view(-1))])).numpy()
+        parts = (part for _, cut in cuts for part in (cut.movers, cut.counts.view(-1)))
+        numbers = read(torch.cat([part.to(self.device) for part in parts])).numpy()
         first = 0
         for stack, cut in cuts:
             end = first + 1 + cut.counts.numel()

@@ -97,14 +97,14 @@ class PromptCache:
         b = len(self.noise_keys)
 
         def same(value: int) -> torch.Tensor:
-            return torch.full((b,), value, device=self.device)
+            return torch.full((b,), value, device=layer.keys.device)
 
         batch = Batch(
             seen=same(self.seen),
             longest=self.seen,
             prompt_len=same(self.prompt_len),
             evictions=same(self.evictions),
-            noise_key=torch.tensor(self.noise_keys, device=self.device),
+            noise_key=torch.tensor(self.noise_keys, device=layer.keys.device),
             allowed=self.allowed() if probe is None else self.rules.budget or 0,
         )
         return self.rules.view(
@@ -182,7 +182,7 @@ class PromptCache:
 
     def evicted_by(self, method: Method) -> PromptCache:
         """Return a copy of the cache, for probes, in which `method` has evicted entries down to the same budget."""
-        rules = replace(self.rules, method=method, weights={})
+        rules = replace(self.rules, method=method, weights={}, elsewhere={})
         other = PromptCache(
             self.geometry,
             rules,
@@ -221,7 +221,7 @@ class PromptCache:
 
     def _newest_queries(self, layer: PromptLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the newest `count` queries of a layer, and their positions."""
-        positions = torch.arange(self.seen - count, self.seen, device=self.device)
+        positions = torch.arange(self.seen - count, self.seen, device=layer.keys.device)
         return layer.queries[:, :, layer.queries.shape[2] - count :], positions
 
     def _decide(self, method: Method, layers: Sequence[PromptLayer]) -> list[select.Decision]:

@@ -20,7 +20,8 @@ from transformers.cache_utils import LinearAttentionLayer
 class StateShape:
     """One state of one layer. `kind`: "conv" or "recurrent"; `place`: its number among the layer's states of this kind.
 
-    shape: the state's shape without the batch dimension.
+    shape: the state's shape without the batch dimension. device: the layer's own device in a model that is divided
+    among several, else None.
     """
 
     layer: int
@@ -28,6 +29,7 @@ class StateShape:
     place: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    device: torch.device | None = None
 
     @property
     def bytes(self) -> int:
@@ -58,20 +60,29 @@ class RecurrentStates(Cache):
         """Return zero states for `rows` sequences, which a forward pass continues; None if the model has no states."""
         if (states := cls.like(shapes)) is not None:
             for s in shapes:
-                states._put(s.layer, s.kind, s.place, torch.zeros(rows, *s.shape, dtype=s.dtype, device=device))
+                states._put(
+                    s.layer, s.kind, s.place, torch.zeros(rows, *s.shape, dtype=s.dtype, device=s.device or device)
+                )
         return states
 
-    def shapes(self) -> tuple[StateShape, ...]:
-        """Return the shapes of all states that exist."""
+    def shapes(self, divided: bool = False) -> tuple[StateShape, ...]:
+        """Return the shapes of all states that exist. divided: whether the model's layers are on several devices."""
         return tuple(
-            StateShape(layer=layer, kind=kind, place=place, shape=tuple(state.shape[1:]), dtype=state.dtype)
+            StateShape(
+                layer=layer,
+                kind=kind,
+                place=place,
+                shape=tuple(state.shape[1:]),
+                dtype=state.dtype,
+                device=state.device if divided else None,
+            )
             for layer, kind, place, state in self.each()
         )
 
     def install(self, source: RecurrentStates, row: int, rows: torch.Tensor) -> None:
         """Copy one sequence's states, row `row` of `source`, to the rows `rows` of these states."""
         for (*_, mine), (*_, theirs) in zip(self.each(), source.each(), strict=True):
-            mine[rows] = theirs[row].to(mine.dtype)
+            mine[rows.to(mine.device)] = theirs[row].to(mine.dtype)
 
     def copy(self, rows: Sequence[int] | None = None) -> RecurrentStates:
         """Return an independent copy of these rows (None: of all rows), for forward passes to change."""

@@ -129,6 +129,8 @@ class EvictingStore(Store):
 class SlotCache(ABC):
     """The KV memory of all layers and slots.
 
+    device: the device that the model's inputs are on. Each layer's tensors are on the layer's own device
+    (`LayerGeometry.on`); devices: all of them, `device` first.
     seen: tokens read so far per slot, which is also the sequence's next absolute position. 0 marks an idle slot.
     fresh: per slot, how many of the newest entries in each head lack positions and columns (see `Stack.complete`).
     """
@@ -141,6 +143,7 @@ class SlotCache(ABC):
     ) -> None:
         self.geometry, self.shape, self.device, self.dtype = geometry, shape, device, dtype
         self.slots = shape.slots
+        self.devices = tuple(dict.fromkeys((device, *(g.on(device) for g in geometry))))
         self.seen, self.fresh = [0] * shape.slots, [0] * shape.slots
         self.recurrent = RecurrentStates.allocate(shape.recurrent, shape.slots, device)
 
@@ -150,9 +153,9 @@ class SlotCache(ABC):
 
     def install(self, packed: Mapping[int, PackedLayer], slots: Sequence[int], seen: int) -> None:
         """Copy one sequence of `seen` tokens to several slots."""
-        index = torch.tensor(slots, device=self.device)
+        index = {device: torch.tensor(slots, device=device) for device in self.devices}
         for layer in self.layers:
-            layer.install(packed[layer.geometry.index], slots, index, seen)
+            layer.install(packed[layer.geometry.index], slots, index[layer.geometry.on(self.device)], seen)
         for slot in slots:
             self.seen[slot], self.fresh[slot] = seen, 0
 

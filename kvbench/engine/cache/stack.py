@@ -1,4 +1,4 @@
-"""`Stack`: all evicting layers of one geometry in common tensors, so that one view can show them all to a method.
+"""`Stack`: all evicting layers of one geometry, on one device, in common tensors, so that one view can show them all.
 
 Axis 0 of its tensors runs over rows. A row is one layer of one slot: row i * slots + s belongs to slot s in the i-th
 layer of the stack. Decode steps see a layer through its `EvictingStore`, evictions see rows.

@@ -14,7 +14,7 @@ import transformers
 from kvbench.console import faults
 from kvbench.console.faults import words
 from kvbench.engine.attention.flash import Attn, check_attn
-from kvbench.engine.attention.geometry import LayerGeometry, read_layers
+from kvbench.engine.attention.geometry import LayerGeometry, devices_of, read_layers
 from kvbench.engine.attention.positions import check_latents, check_positions, check_states
 from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.model.adapter import merge, refuse_quantised
@@ -47,6 +47,12 @@ class LoadedModel:
     fingerprint: str | None = None  # of the loaded parameters
     attn: Attn = "sdpa"  # attention kernel for prompts
     states: tuple[StateShape, ...] = ()  # of recurrent layers
+    devices: tuple[torch.device, ...] = ()  # of the weights: several if the model is divided, `device` is the first
+
+    @property
+    def divided(self) -> bool:
+        """Whether the model's layers are on several devices."""
+        return len(self.devices) > 1
 
     def decode(self, ids: list[int]) -> str:
         return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
@@ -87,8 +93,11 @@ def load(
     dtype: str = "auto",
     attn: Attn = "sdpa",
     adapter: Adapter | None = None,
+    move: Callable[[Any], Any] | None = None,
 ) -> LoadedModel:
     """Load weights and tokenizer from a folder or hub id, and merge the adapter into the weights.
+
+    move: moves the model from the host to its devices; None: to `device`.
 
     Raises SetupError (weights missing, damaged or not safetensors; hub unreachable; device or flash-attn missing) and
     UserError (architecture not supported, unknown device or dtype, adapter of another model).
@@ -113,12 +122,24 @@ def load(
         raise SetupError(f"model {quote(path)} cannot be loaded: {reason}") from error
     if form is not None and form.kept:
         refuse_quantised(adapter, form)
+        if move is not None:
+            refuse_kept(form)
         return replace(prepare(model.eval(), tokenizer), attn=attn)
     if form is not None:
         _convert(model, kind)
     if adapter is not None:  # before the model moves: every device then has the same weights
         model = merge(model, adapter)
-    return replace(prepare(_move(model, where).eval(), tokenizer), attn=attn)
+    model = move(model) if move is not None else _move(model, where)
+    return replace(prepare(model.eval(), tokenizer), attn=attn)
+
+
+def refuse_kept(form: Form | None) -> None:
+    """Raise UserError for weights that stay quantised in memory, which are not divided among GPUs."""
+    if form is not None and form.kept:
+        raise UserError(
+            f"--device-map auto does not divide weights that stay quantised in memory ({form.name}). Leave it out, or "
+            "use weights that are not quantised."
+        )
 
 
 def _in_its_form(config: Any, where: torch.device) -> tuple[Form | None, dict[str, Any]]:
@@ -194,6 +215,7 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
         folder if (folder := Path(getattr(model.config, "_name_or_path", ""))).is_dir() and folder.name else None,
         fingerprint(model),
         states=states,
+        devices=devices_of(model),
     )
 
 

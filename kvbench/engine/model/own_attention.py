@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
+
+import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.attention.interface import text_model
@@ -28,4 +31,14 @@ def own_attention(model: Any, geometry: Sequence[LayerGeometry], classes: Sequen
             f"the method reads the attention of {', '.join(classes)}; model type {quote(model.config.model_type)} has "
             "a layer without them, or no rotary embedding for all layers. Use another method."
         )
-    return {index: OwnAttention(modules[index], rotary) for index in evicted}
+    where = {g.index: g.device for g in geometry}
+    return {
+        index: OwnAttention(modules[index], rotary if where[index] is None else partial(_beside, rotary))
+        for index in evicted
+    }
+
+
+def _beside(rotary: Any, like: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return RoPE's cosines and sines on the device of `like`: in a divided model RoPE may be on another device."""
+    cosines, sines = rotary(like, positions)
+    return cosines.to(like.device), sines.to(like.device)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from kvbench.console.faults import words
-from kvbench.engine.attention.geometry import LayerGeometry, ProbeFailed, read_layers, refuse_unsupported
+from kvbench.engine import memory
+from kvbench.engine.attention.geometry import LayerGeometry, ProbeFailed, devices_of, read_layers, refuse_unsupported
 from kvbench.engine.attention.interface import text_model
 from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.model.activations import pass_bytes
@@ -24,6 +25,19 @@ from kvbench.sources.quantised import StoredBytes
 SMALL = 20_000_000  # parameters below which one CPU thread is fastest
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 USED = ("num_experts_per_tok", "moe_topk")  # experts that a token uses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one device holds of a model that is divided among several.
+
+    layers: indices of its layers; parameters: their number on this device; memory: the device's bytes.
+    """
+
+    device: torch.device
+    layers: frozenset[int]
+    parameters: int
+    memory: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +55,7 @@ class ModelShape:
             so many tokens; None for models without states.
         images: function of images and dtype that returns the vision part's peak of bytes and the bytes that remain;
             see `tower`.
+        parts: what each device holds, if the model is divided among several; else empty.
     """
 
     geometry: tuple[LayerGeometry, ...]
@@ -56,6 +71,7 @@ class ModelShape:
     images: Callable[[Mapping[str, torch.Tensor], torch.dtype], tuple[int, int]] | None = field(
         default=None, compare=False, repr=False
     )
+    parts: tuple[Part, ...] = ()
 
     def activations(self, tokens: int, dtype: torch.dtype) -> int:
         """Return the bytes of activations, without attention, while one sequence reads `tokens` tokens in a pass."""
@@ -179,6 +195,26 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateS
         vocabulary=int(head.weight.shape[0]) if head is not None else 0,
         traced=traced if states else None,
         images=images,
+        parts=_parts(model, geometry, states),
+    )
+
+
+def _parts(model: Any, geometry: Sequence[LayerGeometry], states: Sequence[StateShape]) -> tuple[Part, ...]:
+    """Return what each device of a divided model holds; () if the model is on one device."""
+    devices = devices_of(model)
+    held = {g.index: g.device for g in geometry} | {s.layer: s.device for s in states}
+    return (
+        ()
+        if len(devices) == 1
+        else tuple(
+            Part(
+                device=device,
+                layers=frozenset(layer for layer, where in held.items() if where == device),
+                parameters=sum(p.numel() for p in model.parameters() if p.device == device),
+                memory=memory.total(device),
+            )
+            for device in devices
+        )
     )
 
 

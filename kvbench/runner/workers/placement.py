@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvbench.errors import UserError
 from kvbench.runner.workers.executor import Executor, Order
 from kvbench.runner.workers.local import VISIBLE, LocalExecutor
 
@@ -26,6 +27,17 @@ class Placement:
 
     name: str = "local"
     workers: int | None = None
+
+    def alone(self) -> Placement:
+        """Return the placement of a run whose model is divided among all GPUs: this process executes it.
+
+        Raises UserError if the user asked for several workers.
+        """
+        if self.workers not in (None, 1):
+            raise UserError(
+                f"--workers {self.workers}: with --device-map auto one process uses all GPUs. Leave one of the two out."
+            )
+        return HERE
 
     def executor(self, order: Order, device: torch.device) -> Executor | None:
         """Return the executor for a run on this device; None if this process executes all jobs itself."""

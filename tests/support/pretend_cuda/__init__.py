@@ -1,4 +1,4 @@
-"""A pretended CUDA device: runs the ``--device cuda`` paths of a program on a machine without a GPU.
+"""One or more pretended CUDA devices: run the ``--device cuda`` paths of a program on a machine without a GPU.
 
     with pretended_cuda() as device:
         loaded = prepare(model.to("cuda"), tokenizer)
@@ -6,10 +6,11 @@
         ...                                # any code with device="cuda"
     assert steps[-1].syncs == 0, device.report()
 
-Tensors made on "cuda" wrap CPU tensors and report ``device='cuda:0'``. Every ATen call is checked as CUDA checks it,
+Tensors made on "cuda:N" wrap CPU tensors and report that device. Every ATen call is checked as CUDA checks it,
 computed on the CPU, and counted (`counts.Count`):
 
-    mixed devices   raise CUDA's own RuntimeError; 0-dim CPU tensors may join, CPU indices are copied and counted
+    mixed devices   raise CUDA's own RuntimeError, two GPUs too; 0-dim CPU tensors may join, CPU indices are copied and
+                    counted
     syncs           the host waits for the device: .item(), bool(), .tolist(), .cpu(), nonzero, boolean indices,
                     blocking copies from or to the host, synchronize(); `report()` names the file and line of each
     waits           the host waits for an event; copies to the host that do not block arrive no sooner
@@ -17,8 +18,8 @@ computed on the CPU, and counted (`counts.Count`):
     memory          live and peak bytes of tensors; beyond `pretended_cuda(memory=...)` OutOfMemoryError is raised
     CUDA graphs     `torch.cuda.graph` records; a sync or a host copy inside raises; nothing that is written inside
                     is visible before `replay()`, which runs the recorded calls on the same memory as one launch
-    Triton          kernels run in Triton's interpreter on the wrapped tensors, one launch each; set
-                    TRITON_INTERPRET=1 before the module that defines the kernels is imported
+    Triton          kernels run in Triton's interpreter on the wrapped tensors, one launch each; tensors must be on the
+                    current device; set TRITON_INTERPRET=1 before the module that defines the kernels is imported
 
 The device proves neither numerics nor speed of a GPU: sums have the CPU's order. `backward` and `grad` give zeros,
 because autograd's engine needs a real device: a training step shows its devices and syncs, not what it learns. Copies
@@ -43,15 +44,15 @@ TESTED = ("2.13",)  # torch versions; the guard's virtual functions and some pri
 
 
 @contextlib.contextmanager
-def pretended_cuda(memory: int = 141 * 10**9) -> Iterator[Device]:
-    """Pretend one CUDA device of `memory` bytes inside the block. Skips the test where this torch cannot."""
+def pretended_cuda(memory: int = 141 * 10**9, devices: int = 1) -> Iterator[Device]:
+    """Pretend CUDA devices of `memory` bytes each inside the block. Skips the test where this torch cannot."""
     if torch.cuda.is_available():
         pytest.skip("a real CUDA device is here; the pretended device would hide it")
     if not torch.__version__.startswith(TESTED):
         pytest.skip(
             f"the pretended CUDA device depends on torch's internals: {', '.join(TESTED)}, not {torch.__version__}"
         )
-    device = Device(memory)
+    device = Device(memory, devices)
     with pytest.MonkeyPatch.context() as patch:
         device.patch = patch
         driver.install(device, patch)

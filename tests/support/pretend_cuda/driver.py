@@ -12,30 +12,27 @@ import torch
 from torch.nn.attention.bias import CausalBias
 from torch.utils._python_dispatch import _disable_current_modes
 
+from support.pretend_cuda.allocations import Allocations
 from support.pretend_cuda.graph import Graph, recording
-from support.pretend_cuda.tensor import CUDA, Device
+from support.pretend_cuda.tensor import Device
 
-SILENT = ("_lazy_init", "init", "_lazy_call", "set_device", "empty_cache", "ipc_collect")
+SILENT = ("_lazy_init", "init", "_lazy_call", "empty_cache", "ipc_collect")
 SILENT += ("manual_seed", "manual_seed_all")
 
 
 def install(device: Device, patch: pytest.MonkeyPatch) -> None:
     """Replace torch.cuda's functions until `patch` is undone."""
-    cuda, memory = torch.cuda, device.memory
-    for name, value in _answers(device).items():
+    cuda = torch.cuda
+    for name, value in _answers(len(device.memories)).items():
         patch.setattr(cuda, name, lambda *_, _value=value, **__: _value)
     for name in SILENT:
         patch.setattr(cuda, name, lambda *_, **__: None)  # each its own: dynamo wants to tell them apart
     patch.setattr(cuda, "synchronize", lambda *_, **__: device.sync("synchronize"))
     patch.setattr(cuda, "is_current_stream_capturing", lambda: device.capturing is not None)
-    patch.setattr(cuda, "memory_allocated", lambda *_: memory.live())
-    patch.setattr(cuda, "memory_reserved", lambda *_: memory.live())
-    patch.setattr(cuda, "max_memory_allocated", lambda *_: memory.peak)
-    patch.setattr(cuda, "max_memory_reserved", lambda *_: memory.peak)
-    patch.setattr(cuda, "reset_peak_memory_stats", lambda *_: memory.reset_peak())
-    patch.setattr(cuda, "mem_get_info", lambda *_: (memory.capacity - memory.live(), memory.capacity))
     patch.setattr(cuda, "get_sync_debug_mode", lambda: 2 * device.refuses_waits)
     patch.setattr(cuda, "set_sync_debug_mode", device.set_sync_debug_mode)
+    _memory(device, patch)
+    _selection(device, patch)
     _streams(device, patch)
     _graphs(device, patch)
     _pinning(device, patch)
@@ -45,29 +42,64 @@ def install(device: Device, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CausalBias, "__new__", _causal_bias)
 
 
-def _answers(device: Device) -> dict[str, Any]:
-    about = types.SimpleNamespace(
-        name="pretended", total_memory=device.memory.capacity, major=9, minor=0, multi_processor_count=132
-    )
+def _answers(number: int) -> dict[str, Any]:
     return {
         "is_available": True,
         "is_initialized": True,
-        "device_count": 1,
-        "current_device": 0,
-        "get_device_name": about.name,
-        "get_device_capability": (about.major, about.minor),
-        "get_device_properties": about,
+        "device_count": number,
+        "get_device_name": "pretended",
+        "get_device_capability": (9, 0),
         "is_bf16_supported": True,
         "_is_in_bad_fork": False,
         "graph_pool_handle": (0, 0),
     }
 
 
+def _memory(device: Device, patch: pytest.MonkeyPatch) -> None:
+    cuda = torch.cuda
+
+    def of(where: Any = None, *_: Any) -> Allocations:
+        return device.memories[_index(where, device.selected)]
+
+    def about(*where: Any) -> types.SimpleNamespace:
+        names = {"name": "pretended", "major": 9, "minor": 0, "multi_processor_count": 132}
+        return types.SimpleNamespace(**names, total_memory=of(*where).capacity)
+
+    patch.setattr(cuda, "get_device_properties", about)
+    for name in ("memory_allocated", "memory_reserved"):
+        patch.setattr(cuda, name, lambda *where: of(*where).live())
+    for name in ("max_memory_allocated", "max_memory_reserved"):
+        patch.setattr(cuda, name, lambda *where: of(*where).peak)
+    patch.setattr(cuda, "reset_peak_memory_stats", lambda *where: of(*where).reset_peak())
+    patch.setattr(cuda, "mem_get_info", lambda *where: ((m := of(*where)).capacity - m.live(), m.capacity))
+
+
+def _selection(device: Device, patch: pytest.MonkeyPatch) -> None:
+    """The current device: `set_device`, and `with torch.cuda.device(...)`."""
+
+    def select(where: Any) -> int:
+        before, device.selected = device.selected, _index(where, device.selected)
+        return before
+
+    patch.setattr(torch.cuda, "current_device", lambda: device.selected)
+    patch.setattr(torch.cuda, "set_device", select)
+    patch.setattr(torch.cuda, "_exchange_device", select)  # of `torch.cuda.device`
+    patch.setattr(torch.cuda, "_maybe_exchange_device", select)
+
+
+def _index(where: Any, current: int) -> int:
+    """Return a device's index. where: a device, its name, its index, or None for the current device."""
+    if isinstance(where, int):
+        return where
+    index = None if where is None else torch.device(where).index
+    return current if index is None else index
+
+
 def _streams(device: Device, patch: pytest.MonkeyPatch) -> None:
     class Stream:
         """One queue for all streams: work is done when it is called."""
 
-        cuda_stream, device = 0, CUDA
+        cuda_stream, device = 0, torch.device("cuda", 0)
 
         def __init__(self, *_: Any, **__: Any) -> None: ...
         def wait_event(self, event: Any) -> None: ...

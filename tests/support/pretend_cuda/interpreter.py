@@ -22,8 +22,10 @@ def install(device: Device, patch: pytest.MonkeyPatch) -> None:
 
     def launch(self: Any, *args: Any, **kwargs: Any) -> None:
         for x in (*args, *kwargs.values()):
-            if isinstance(x, torch.Tensor) and not isinstance(x, CudaTensor):
-                raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
+            if isinstance(x, torch.Tensor) and (not isinstance(x, CudaTensor) or x.device.index != device.selected):
+                raise ValueError(
+                    "Pointer argument cannot be accessed from Triton (cpu tensor, or one of another device?)"
+                )
         args, kwargs = tree_map(lambda x: x.inner if isinstance(x, CudaTensor) else x, (args, kwargs))
         device.launch("triton")
         with _disable_current_modes():

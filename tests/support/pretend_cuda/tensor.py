@@ -19,8 +19,8 @@ from support.pretend_cuda.graph import Graph
 from support.pretend_cuda.transfers import Transfers
 
 aten = torch.ops.aten
-CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
-MIXED = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+CPU = torch.device("cpu")
+MIXED = "Expected all tensors to be on the same device, but found at least two devices, {} and {}!"
 # Composite operators that CUDA computes in one or two kernels; all other composite operators are counted in parts.
 WHOLE = {aten.linear.default, aten.matmul.default, aten.scaled_dot_product_attention.default, aten.rms_norm.default}
 NO_KERNEL = {
@@ -42,14 +42,14 @@ class CudaTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> CudaTensor:
-        about = dict(strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype, device=CUDA)
+    def __new__(cls, inner: torch.Tensor, device: torch.device) -> CudaTensor:
+        about = dict(strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype, device=device)
         self = torch.Tensor._make_wrapper_subclass(cls, inner.shape, **about, requires_grad=False)
         self.inner = inner
         return self
 
     def __repr__(self) -> str:
-        return f"cuda({self.inner!r})"
+        return f"{self.device}({self.inner!r})"
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -58,7 +58,7 @@ class CudaTensor(torch.Tensor):
         return self.clone()
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
+        raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first.")
 
     __array__ = numpy
 
@@ -70,11 +70,16 @@ class CudaTensor(torch.Tensor):
 
 
 class Device(Ledger):
-    """The pretended device: computes ATen calls on CPU tensors, and counts them. memory: bytes."""
+    """The pretended devices: compute ATen calls on CPU tensors, and count them. memory: bytes of each device.
 
-    def __init__(self, memory: int) -> None:
+    number: how many devices there are. `memory` belongs to the first of them, `memories` to all.
+    """
+
+    def __init__(self, memory: int, number: int = 1) -> None:
         super().__init__()
-        self.memory = Allocations(memory)
+        self.memories = [Allocations(memory) for _ in range(number)]
+        self.memory = self.memories[0]
+        self.selected = 0  # index of the current device
         self.transfers = Transfers()
         self.capturing: Graph | None = None
         self.stream: Any = None
@@ -132,6 +137,10 @@ class Device(Ledger):
         if not ours and (device is None or device.type != "cuda"):
             return self._on_host(func, args, kwargs)
         name, to_cuda = func._schema.name.partition("::")[2], device is None or device.type == "cuda"
+        if device is None:
+            device = ours[0].device
+        elif to_cuda and device.index is None:
+            device = torch.device("cuda", self.selected)
         host = [x for x in flat if isinstance(x, torch.Tensor) and not isinstance(x, CudaTensor)]
         if name in ("_to_copy", "copy_"):
             later = self._copy(name, args, kwargs, to_cuda)
@@ -140,7 +149,9 @@ class Device(Ledger):
         elif name in INDEXING:
             self._index(name, args)
         elif any(x.dim() > 0 or (name.endswith("_") and x is args[0]) for x in host):
-            raise RuntimeError(f"{MIXED} (aten.{name})")
+            raise _mixed(name, ours[0].device, CPU)
+        elif len(places := {x.device for x in ours}) > 1:
+            raise _mixed(name, *sorted(places, key=str)[:2])
         if name in SYNCS or (name == "repeat_interleave" and kwargs.get("output_size") is None):
             self.sync(name)
         if not func.is_view and name not in NO_KERNEL:
@@ -148,7 +159,7 @@ class Device(Ledger):
         plain_args, plain_kwargs = tree_unflatten([self._plain(x) for x in flat], spec)
         plain_kwargs.pop("pin_memory", None)
         out = self._compute(func, plain_args, plain_kwargs)
-        return self._wrap(func, out, ours, args) if to_cuda else out
+        return self._wrap(func, out, ours, args, device) if to_cuda else out
 
     def _on_host(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         pin = kwargs.pop("pin_memory", False)
@@ -172,7 +183,7 @@ class Device(Ledger):
             graph.after(run, args, kwargs, out)
         return out
 
-    def _wrap(self, func: Any, out: Any, ours: list[CudaTensor], args: Sequence[Any]) -> Any:
+    def _wrap(self, func: Any, out: Any, ours: list[CudaTensor], args: Sequence[Any], device: torch.device) -> Any:
         known = {id(x.inner): x for x in ours}
         for x in ours:
             if x.inner.shape != x.shape:
@@ -182,8 +193,8 @@ class Device(Ledger):
             if not isinstance(x, torch.Tensor):
                 return x
             if id(x) not in known:
-                self.memory.note(x)
-                return CudaTensor(x)
+                self.memories[device.index].note(x)
+                return CudaTensor(x, device)
             return known[id(x)]
 
         # A view is an inference tensor exactly if its base is.
@@ -214,10 +225,14 @@ class Device(Ledger):
     def _index(self, name: str, args: Sequence[Any]) -> None:
         if not isinstance(args[0], CudaTensor):
             raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
-        values = args[2] if len(args) > 2 else None
-        if isinstance(values, torch.Tensor) and not isinstance(values, CudaTensor) and values.dim() > 0:
-            raise RuntimeError(f"{MIXED} (aten.{name})")
+        where, values = args[0].device, args[2] if len(args) > 2 else None
+        if isinstance(values, torch.Tensor) and values.device != where and (values.is_cuda or values.dim() > 0):
+            raise _mixed(name, where, values.device)
         for index in args[1]:
+            if isinstance(index, CudaTensor) and index.device != where:
+                raise RuntimeError(
+                    f"indices should be either on cpu or on the same device as the indexed tensor ({where})"
+                )
             if index is not None and not isinstance(index, CudaTensor):
                 self.note("h2d", f"{name} with a CPU index")
                 self.sync(f"{name} with a CPU index")
@@ -246,6 +261,10 @@ def _composite(func: Any) -> bool:
     return (
         func not in WHOLE and func._can_decompose() and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
     )
+
+
+def _mixed(name: str, one: torch.device, other: torch.device) -> RuntimeError:
+    return RuntimeError(f"{MIXED.format(one, other)} (aten.{name})")
 
 
 def _inner(x: torch.Tensor) -> torch.Tensor:

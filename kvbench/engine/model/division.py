@@ -1,0 +1,164 @@
+"""`--device-map auto`: which GPU holds which layers of a model that is larger than one GPU.
+
+accelerate assigns whole layers to GPUs, in the order in which the model runs them, and moves hidden states from one GPU
+to the next. Each layer's entries lie beside its weights. Equal shares of the weights therefore also leave equal room
+for entries: every GPU gets at most the smallest share with which the model fits.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kvbench.engine import memory
+from kvbench.engine.attention.geometry import ProbeFailed
+from kvbench.engine.attention.interface import text_model
+from kvbench.engine.model.load import pick_device, refuse_kept
+from kvbench.engine.model.shape import ModelShape, Part, on_meta
+from kvbench.errors import SetupError, UserError, quote
+from kvbench.sources import quantised
+
+WEIGHTS = 0.75  # most of a GPU's memory that weights may take, so that entries find room
+STEPS = 4  # how finely the share of a GPU is raised: parts of a layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """modules: the device of each part of the model, by the part's name, as accelerate takes them."""
+
+    modules: Mapping[str, torch.device]
+    parts: tuple[Part, ...]
+
+    def line(self) -> str:
+        """Return a sentence on where the layers are."""
+        held = (f"{len(part.layers)} on {part.device}" for part in self.parts)
+        return (
+            f"--device-map auto: layers are divided among {len(self.parts)} GPUs ({', '.join(held)}); decode steps run "
+            "without CUDA graph and compiled layers, which serve a single GPU."
+        )
+
+    def dispatch(self, model: Any) -> Any:
+        """Move a model's parts to their devices; return the model, which from now on moves hidden states itself."""
+        from accelerate import dispatch_model
+
+        return dispatch_model(model, dict(self.modules), skip_keys=model._skip_keys_device_placement)
+
+
+def divide(config: Any, device_map: str, device: str, dtype: torch.dtype) -> Division | None:
+    """Divide a model among all visible GPUs; None if it stays on one device.
+
+    config: the model's configuration; device_map, device: the settings of these names. Raises SetupError if no GPU or
+    no accelerate is here, or if the weights are too large, and UserError for a model or setting that it cannot serve.
+    """
+    if device_map == "none":
+        return None
+    if device == "cpu" or not torch.cuda.is_available():
+        raise SetupError("--device-map auto divides a model among GPUs, and this run has none. Leave it out.")
+    if re.fullmatch(r"cuda:\d+", device):
+        raise UserError(
+            f"--device-map auto uses all visible GPUs, --device {device} only one. Leave one of the two out; "
+            "CUDA_VISIBLE_DEVICES chooses among GPUs."
+        )
+    if torch.cuda.device_count() == 1:
+        return None
+    _check(config)
+    return _divided(_weightless(config).to(dtype))
+
+
+def with_parts(shape: ModelShape, division: Division | None) -> ModelShape:
+    """Return the shape of a model, with its parts on several devices if it is divided."""
+    return shape if division is None else replace(shape, parts=division.parts)
+
+
+def mover(device_map: str, device: str) -> Callable[[Any], Any] | None:
+    """Return the function that moves a loaded model to its devices, as `load` takes it; None for a single device."""
+
+    def move(model: Any) -> Any:
+        division = divide(model.config, device_map, device, model.dtype)
+        return model.to(pick_device(device)) if division is None else division.dispatch(model)
+
+    return None if device_map == "none" else move
+
+
+def _check(config: Any) -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        raise SetupError("--device-map auto needs accelerate: pip install 'kvbench[device-map]'.")
+    refuse_kept(quantised.form_of(config.to_dict()))
+
+
+def _weightless(config: Any) -> Any:
+    try:
+        return on_meta(config)
+    except ProbeFailed as error:
+        raise UserError(
+            f"--device-map auto cannot plan model type {quote(config.model_type)}, which cannot be built without its "
+            "weights. Leave it out."
+        ) from error
+
+
+def _divided(model: Any) -> Division:
+    names = _spread(model)
+    used = sorted(set(names.values()))
+    devices = {index: torch.device("cuda", index) for index in used}
+
+    def of(name: str) -> int:
+        while name not in names and name:
+            name = name.rpartition(".")[0]
+        return names[name]
+
+    layers, numbers = dict[int, set[int]](), dict.fromkeys(used, 0)
+    for at, name in enumerate(_layers(model)):
+        layers.setdefault(of(name), set()).add(at)
+    for name, parameter in model.named_parameters():
+        numbers[of(name)] += parameter.numel()
+    parts = (
+        Part(
+            device=devices[index],
+            layers=frozenset(layers.get(index, ())),
+            parameters=numbers[index],
+            memory=memory.total(devices[index]),
+        )
+        for index in used
+    )
+    return Division(modules={name: devices[index] for name, index in names.items()}, parts=tuple(parts))
+
+
+def _spread(model: Any) -> dict[str, int]:
+    """Return the GPU of each part of a model. Raises SetupError when the weights do not fit into `WEIGHTS`."""
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import compute_module_sizes
+
+    sizes, whole = compute_module_sizes(model), list(model._no_split_modules or ())
+    blocks = [sizes[name] for name, module in model.named_modules() if type(module).__name__ in whole]
+    room = {i: int(WEIGHTS * memory.total(torch.device("cuda", i))) for i in range(torch.cuda.device_count())}
+    most = sizes[""] // len(room)
+    while True:
+        share = {index: min(most, size) for index, size in room.items()}
+        found = infer_auto_device_map(model, max_memory=share, no_split_module_classes=whole)
+        if all(isinstance(index, int) for index in found.values()):
+            return dict(found)
+        if share == room:
+            raise SetupError(
+                f"the weights ({sizes[''] / 2**30:.3g} GiB) do not fit into {WEIGHTS:.0%} of the memory of "
+                f"{len(room)} GPUs ({sum(room.values()) / 2**30:.3g} GiB); the rest is for entries. Use more GPUs or a "
+                "smaller dtype."
+            )
+        most += max(blocks, default=sizes[""]) // STEPS
+
+
+def _layers(model: Any) -> list[str]:
+    """Return the names of a model's decoder layers, in order. Raises UserError when they are not a list of modules."""
+    inside, count = {id(m) for m in text_model(model).modules()}, model.config.get_text_config().num_hidden_layers
+    for name, module in model.named_modules():
+        layers = isinstance(module, torch.nn.ModuleList) and len(module) == count and id(module) in inside
+        if layers and type(module[0]).__name__ in (model._no_split_modules or ()):
+            return [f"{name}.{at}" for at in range(count)]
+    raise UserError(
+        f"--device-map auto does not know where model type {quote(model.config.model_type)} may be divided. Leave it "
+        "out."
+    )

@@ -1,0 +1,19 @@
+"""Copies of one tensor on the devices of a model that is divided among several, each made on first use."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Replicas:
+    """A tensor of the model's first device, with its copies on the devices of further layers."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._copies = {tensor.device: tensor}
+        self._tensor = tensor
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """Return the tensor itself on its own device, else its copy there. The copy does not follow later changes."""
+        if device not in self._copies:
+            self._copies[device] = self._tensor.to(device)
+        return self._copies[device]
