@@ -107,7 +107,7 @@ _OPTIONS = [
     _option(
         "executor",
         str,
-        "local: processes of this machine. Default: local.",
+        "local: processes of this machine; ray: actors of a Ray cluster; slurm: jobs of a Slurm array. Default: local.",
         _ENGINE,
         metavar="WHERE",
         default="local",
@@ -115,9 +115,26 @@ _OPTIONS = [
     _option(
         "workers",
         Text,
-        "Processes that share the work. Default: one per visible GPU, or one.",
+        "Workers that share the run. Default: one per GPU; without GPUs, one per machine.",
         _ENGINE,
         metavar="N",
+    ),
+    _option(
+        "address",
+        Text,
+        "Ray cluster: auto, HOST:PORT or ray://HOST:PORT. Default: a Ray of its own on this machine.",
+        _ENGINE,
+        metavar="ADDRESS",
+    ),
+    _option(
+        "slurm",
+        Texts,
+        "An option of sbatch for every Slurm job, as in partition=gpu,time=240 (minutes). Repeatable.",
+        _ENGINE,
+        metavar="NAME=VALUE",
+    ),
+    _option(
+        "print_sbatch", bool, "Print a Slurm script that runs this command in shards, and end.", _ENGINE, default=False
     ),
     _option("out", str, "Folder of all runs. Default: results.", _RESULTS, metavar="DIR", default="results"),
     _option("run_name", Text, "Name of the run's folder; the same name continues the run.", _RESULTS, metavar="NAME"),

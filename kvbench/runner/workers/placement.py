@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvbench.errors import UserError
+from kvbench.errors import SetupError, UserError
 from kvbench.runner.workers.executor import Executor, Order
 from kvbench.runner.workers.local import VISIBLE, LocalExecutor
+from kvbench.runner.workers.slurm_parameters import Parameters
 
 if TYPE_CHECKING:
     import torch
 
-NAMES = ("local",)
+PACKAGES = {"local": None, "ray": "ray", "slurm": "submitit"}  # by executor; the extra has the executor's name
+NAMES = tuple(PACKAGES)
 MOST = 4096  # workers
 
 
@@ -21,26 +24,50 @@ MOST = 4096  # workers
 class Placement:
     """Where the jobs of a run are executed.
 
-    name: one of `NAMES`. workers: how many; None: one per GPU that this process sees, if the device is CUDA without a
-    number, else one.
+    name: one of `NAMES`. workers: how many; None: one per GPU, or one per machine. address: of a Ray cluster; None: a
+    Ray of its own. slurm: parameters of Slurm jobs.
     """
 
     name: str = "local"
     workers: int | None = None
+    address: str | None = None
+    slurm: Parameters = field(default_factory=dict)
+
+    def require_package(self) -> None:
+        """Raise SetupError if the executor's package is missing."""
+        package = PACKAGES[self.name]
+        if package and importlib.util.find_spec(package) is None:
+            raise SetupError(f"--executor {self.name} needs {package}: pip install 'kvbench[{self.name}]'.")
 
     def alone(self) -> Placement:
         """Return the placement of a run whose model is divided among all GPUs: this process executes it.
 
-        Raises UserError if the user asked for several workers.
+        Raises UserError if the user asked for several workers or for a cluster.
         """
-        if self.workers not in (None, 1):
-            raise UserError(
-                f"--workers {self.workers}: with --device-map auto one process uses all GPUs. Leave one of the two out."
-            )
+        if self.name != "local" or self.workers not in (None, 1):
+            option = f"--workers {self.workers}" if self.name == "local" else f"--executor {self.name}"
+            raise UserError(f"{option}: with --device-map auto one process uses all GPUs. Leave one of the two out.")
         return HERE
 
     def executor(self, order: Order, device: torch.device) -> Executor | None:
-        """Return the executor for a run on this device; None if this process executes all jobs itself."""
+        """Return the executor for a run on this device; None if this process executes all jobs itself.
+
+        Raises KVBenchError if the cluster cannot be used.
+        """
+        if self.name == "local":
+            return self._local(order, device)
+        if device.index is not None:
+            raise UserError(f"--executor {self.name} gives every worker a GPU of its own; give --device {device.type}.")
+        gpus = device.type == "cuda"
+        if self.name == "ray":
+            from kvbench.runner.workers.ray_cluster import RayExecutor
+
+            return RayExecutor(order, address=self.address, workers=self.workers, gpus=gpus)
+        from kvbench.runner.workers.slurm import SlurmExecutor
+
+        return SlurmExecutor(order, workers=self.workers or 1, parameters=self.slurm, gpus=gpus)
+
+    def _local(self, order: Order, device: torch.device) -> Executor | None:
         gpus = _visible() if device.type == "cuda" and device.index is None else [None]
         count = len(gpus) if self.workers is None else self.workers
         if count == 1:

@@ -1,0 +1,46 @@
+"""Reads the options that say where a run's jobs are executed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from kvbench.config.parsers import choice, parse, whole
+from kvbench.config.run_config import RunConfig
+from kvbench.errors import UserError
+from kvbench.runner.workers.placement import MOST, NAMES, Placement
+from kvbench.runner.workers.sbatch import script
+from kvbench.runner.workers.slurm_parameters import parse_parameters
+
+OWNERS = {"address": "ray", "slurm": "slurm", "print_sbatch": "slurm"}  # the executor that an option belongs to
+
+
+def placement(params: Mapping[str, Any]) -> Placement:
+    """Return where the user wants the run's jobs to be executed. Raises UserError, or SetupError if a package is
+    missing."""
+    name, workers = parse("--executor", choice(*NAMES), params["executor"]), params["workers"]
+    for option, owner in OWNERS.items():
+        if params[option] and name != owner:
+            raise UserError(f"--{option.replace('_', '-')} needs --executor {owner}.")
+    if name == "slurm" and workers is None:
+        raise UserError("--executor slurm needs --workers N, the number of Slurm jobs.")
+    if params["print_sbatch"] and params["resume"] is not None:
+        raise UserError("--print-sbatch takes no --resume; a script that is submitted again continues its shards.")
+    if params["print_sbatch"] and params["shard"] is not None:
+        raise UserError("--print-sbatch divides the run into shards itself; leave --shard out.")
+    placed = Placement(
+        name=name,
+        workers=None if workers is None else parse("--workers", whole(1, MOST), workers),
+        address=params["address"],
+        slurm=parse_parameters(params["slurm"] or ()),
+    )
+    if not params["print_sbatch"]:
+        placed.require_package()
+    return placed
+
+
+def slurm_script(params: Mapping[str, Any], placed: Placement, chosen: RunConfig) -> str:
+    """Return a Slurm script that executes the user's command in shards."""
+    name, gpus = params["run_name"] or chosen.run_name(), chosen.device != "cpu"
+    return script(sys.argv[1:], name, params["out"], placed.workers or 1, placed.slurm, gpus=gpus)

@@ -1,0 +1,177 @@
+"""Workers in actors of a Ray cluster, one per GPU.
+
+An actor takes one GPU from Ray and starts a worker's process there, as `LocalExecutor` does on this machine. The
+process is the actor's child, so that it has kvbench's own handling of signals and saves its rows when it is asked to
+end. Only jobs, figures and messages pass through Ray; rows go to the run's folder, which every machine must see.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from kvbench.console import faults, signals
+from kvbench.errors import SetupError, UserError, bare, counted, quote
+from kvbench.runner.jobs import Job
+from kvbench.runner.workers.executor import Event, Failed, Lost, Order
+from kvbench.runner.workers.local import LocalExecutor
+
+ADDRESS = "RAY_ADDRESS"
+OWN = "local"  # the address that makes Ray start a cluster of its own on this machine
+THREADS = "OMP_NUM_THREADS"
+STORE = 100_000_000  # bytes of the object store of a Ray of its own; jobs and figures are small
+WAIT = 0.5  # seconds that an actor waits for something to say
+ENDING = 1.0  # seconds for an actor's answer after its worker has ended
+FIRST = "1"  # the name of an actor's only worker
+
+
+class Actor:
+    """Runs one worker in a child process. Ray makes it on the machine that it chooses.
+
+    folder: the coordinator's current folder, from which relative paths of the run's settings count. variables:
+    environment variables of the worker.
+    """
+
+    def __init__(self, order: Order, folder: str, variables: Mapping[str, str]) -> None:
+        if os.path.isdir(folder):
+            os.chdir(folder)
+        os.environ.pop(THREADS, None)  # Ray sets it to the number of CPUs that the actor reserved
+        os.environ.update(variables)
+        self._workers = LocalExecutor(order, [None])
+        self._workers.start(FIRST)
+
+    def send(self, jobs: Sequence[Job]) -> None:
+        self._workers.send(FIRST, jobs)
+
+    def said(self) -> list[Event]:
+        """Return what the worker said since the last call. Waits a moment for the first event."""
+        return list(self._workers.events(WAIT))
+
+    def stop(self, seconds: float) -> None:
+        self._workers.stop(seconds)
+
+
+class RayExecutor:
+    """Workers in actors of a Ray cluster.
+
+    address: of the cluster, as `ray.init` takes it; None: the one in RAY_ADDRESS, or a cluster of its own on this
+    machine, which ends with the run. workers: how many; None: one per GPU that the cluster has now or, if the run's
+    device is no GPU, one per machine. gpus: reserve a GPU per worker. Raises SetupError if Ray does not answer.
+    """
+
+    name: str = "ray"
+    ahead: int | None = 1
+
+    def __init__(self, order: Order, *, address: str | None, workers: int | None, gpus: bool) -> None:
+        self._order = order
+        self._actors: dict[str, Any] = {}
+        self._asked: dict[Any, str] = {}  # pending answers of actors
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import
+        self._ray = importlib.import_module("ray")
+        self._errors = self._ray.exceptions.RayError
+        self._guest = self._ray.is_initialized()
+        self._own = not self._guest and (address or os.environ.get(ADDRESS) or OWN) == OWN
+        if not self._guest:
+            _connect(self._ray, address or os.environ.get(ADDRESS) or OWN, 1 if gpus else workers or 1)
+        try:
+            self.size = self._size(workers, gpus)
+        except BaseException:
+            self._leave()
+            raise
+        options = {"num_cpus": 1, "num_gpus": int(gpus), "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        self._make = self._ray.remote(Actor).options(**options).remote
+
+    def start(self, worker: str) -> None:
+        """Ask Ray for an actor. It begins when the cluster has room for it."""
+        threads = {name: value for name, value in os.environ.items() if name == THREADS}
+        self._actors[worker] = self._make(self._order, os.getcwd(), threads)
+
+    def send(self, worker: str, jobs: Sequence[Job]) -> None:
+        if worker in self._actors:
+            self._actors[worker].send.remote(list(jobs))
+
+    def events(self, seconds: float) -> Iterator[Event]:
+        silent = self._actors.keys() - self._asked.values()
+        self._asked |= {self._actors[worker].said.remote(): worker for worker in silent}
+        if not self._asked:
+            time.sleep(seconds)
+            return
+        ready, _ = self._ray.wait(list(self._asked), num_returns=1, timeout=seconds)
+        if ready:
+            ready, _ = self._ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+        for answer in ready:
+            yield from self._said(self._asked.pop(answer), answer)
+
+    def _said(self, worker: str, answer: Any) -> Iterator[Event]:
+        if worker not in self._actors:
+            return
+        try:
+            events = self._ray.get(answer)
+        except self._errors as error:
+            events = [Lost(worker, _why(error))]
+        for event in events:
+            if isinstance(event, Lost | Failed):
+                self._ray.kill(self._actors.pop(worker))  # frees its GPU
+            yield replace(event, worker=worker)
+
+    def stop(self, seconds: float) -> None:
+        """Let all actors end their workers at once, then end the actors and, if it began with this run, Ray."""
+        with suppress(self._errors):
+            ends = [actor.stop.remote(seconds) for actor in self._actors.values()]
+            if ends:
+                self._ray.wait(ends, num_returns=len(ends), timeout=seconds + WAIT + ENDING)
+            for actor in self._actors.values():
+                self._ray.kill(actor)
+        self._actors.clear()
+        self._leave()
+
+    def _leave(self) -> None:
+        if not self._guest:
+            self._ray.shutdown()
+
+    def _size(self, workers: int | None, gpus: bool) -> int:
+        """Return the number of workers, which depends on the cluster as it is now if the user did not say it."""
+        if not gpus:
+            return workers or sum(node["Alive"] for node in self._ray.nodes())
+        count = int(self._ray.cluster_resources().get("GPU", 0))
+        if self._own and count < (workers or 1):
+            raise UserError(f"--workers {workers or 1}: this machine has {counted(count, 'GPU')}, and each needs one.")
+        if not (workers or count):
+            raise SetupError("the Ray cluster has no GPU now. Give --workers N to wait for N machines.")
+        return workers or count
+
+
+def _connect(ray: Any, address: str, cpus: int) -> None:
+    """Connect to a cluster, or start one. cpus: the least number of CPUs that a cluster of its own says it has."""
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == OWN:
+        options |= {
+            "include_dashboard": False,
+            "object_store_memory": STORE,
+            "num_cpus": max(os.cpu_count() or 1, cpus),
+        }
+    ray._private.worker._worker_logs_enabled = False  # it would print what the coordinator says in its own words
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address, **options)
+    except SystemExit:  # Ray's own handler of SIGTERM
+        raise signals.Signalled(signal.SIGTERM) from None
+    except Exception as error:
+        where = "does not start on this machine" if address == OWN else f"does not answer at {quote(address)}"
+        raise SetupError(f"Ray {where} ({bare(_why(error))}).") from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _why(error: Exception) -> str:
+    """Return the line of a message of Ray that says what happened: the error's own line, or the last sentence."""
+    lines = [line for line in faults.words(error).splitlines() if line[:1].strip()]
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    return (named or lines)[-1].partition(". ")[0]

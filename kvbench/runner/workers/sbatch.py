@@ -1,0 +1,62 @@
+"""Writes a Slurm script that executes a run in shards (``--print-sbatch``)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from kvbench.runner.workers.slurm_parameters import CLUSTER, LINES, Parameters, names_gpus
+from kvbench.store.again import OUT, line
+
+REPLACED = {"--executor": 1, "--workers": 1, "--slurm": 1, "--run-name": 1, "--print-sbatch": 0}  # values of an option
+
+_TEXT = """#!/bin/bash
+{flags}
+# Save this script as FILE; these lines run all shards and join them. The first line again continues unfinished shards.
+#   job=$(sbatch --parsable FILE)
+#   sbatch --dependency=afterok:$job --wrap {join}
+{lines}"""
+
+
+def script(command: Sequence[str], name: str, out: str, shards: int, parameters: Parameters, *, gpus: bool) -> str:
+    """Return the script: a Slurm array with a job per shard.
+
+    command: the words of the user's command line after ``kvbench``. name: of the run. out: its results folder. gpus: a
+    job needs a GPU.
+    """
+    flags = {"job_name": f"kvbench-{name}", "array": f"1-{shards}", "open_mode": "append", "requeue": "true"}
+    if gpus and not names_gpus(parameters):
+        flags["gpus_per_node"] = "1"
+    flags |= {name: values[0] for name, values in parameters.items() if name not in (CLUSTER, *LINES)}
+    own = line(["kvbench", *_without_replaced(command), "--run-name", name])
+    srun = line(["srun", *parameters.get("srun_args", ())])
+    place = [] if out == OUT else ["--out", out]
+    join = f"kvbench join {line([f'{out}/{name}'])}-*-of-{shards} {line(['--run-name', name, *place])}"
+    lines = [
+        *parameters.get("setup", ()),
+        f'{srun} {own} --shard "$SLURM_ARRAY_TASK_ID/{shards}"',
+        *parameters.get("teardown", ()),
+    ]
+    return _TEXT.format(
+        flags="\n".join(f"#SBATCH --{name.replace('_', '-')}{_value(value)}" for name, value in flags.items()),
+        join=shlex.quote(join),
+        lines="\n".join(lines),
+    )
+
+
+def _value(value: str) -> str:
+    return "" if value.lower() == "true" else f"={shlex.quote(value)}"
+
+
+def _without_replaced(command: Sequence[str]) -> list[str]:
+    """Return the words without the options that the script sets itself or does not need."""
+    kept, skip = [], 0
+    for word in command:
+        option, equals, _ = word.partition("=")
+        if skip:
+            skip -= 1
+        elif option in REPLACED:
+            skip = 0 if equals else REPLACED[option]
+        else:
+            kept.append(word)
+    return kept

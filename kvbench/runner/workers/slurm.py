@@ -1,0 +1,212 @@
+"""Workers in the jobs of a Slurm array, through submitit.
+
+Each job of the array receives its share of the run's jobs when it is submitted, executes it in a child process, and
+ends. Nothing is sent to a Slurm job afterwards; its rows in the run's journal show its progress. submitit keeps its
+calls, results and logs in a folder of the user's cache, because a results folder holds no code and no pickles.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvbench.console import faults, signals
+from kvbench.console.figures import Figures
+from kvbench.errors import SetupError, bare
+from kvbench.runner.jobs import Job
+from kvbench.runner.workers.executor import Done, Event, Failed, Lost, Order, Ready, Shown
+from kvbench.runner.workers.local import LocalExecutor
+from kvbench.runner.workers.slurm_parameters import CLUSTER, REQUEUES, Parameters, for_submitit
+from kvbench.sources.data import cache
+from kvbench.store.recovery import read_journal
+from kvbench.store.tail import JournalTail
+
+POLL = 2.0  # seconds between two looks at the Slurm jobs and the journal
+LATE = 10.0  # seconds for a result to show on a shared disk after its Slurm job has ended
+SAVING = 8.0  # seconds in which a worker saves its rows before its Slurm job ends
+FIRST = "1"  # the name of a Slurm job's only worker
+OF_SUBMITIT = {signal.SIGUSR1, signal.SIGUSR2}
+
+
+class Share:
+    """One worker's share of the jobs, as a call that submitit stores in a file. A call that is repeated, because Slurm
+    has requeued its job, leaves out the rows that are saved."""
+
+    def __init__(self, order: Order, jobs: Sequence[Job]) -> None:
+        self._order, self._jobs = order, tuple(jobs)
+        self._workers: LocalExecutor | None = None
+
+    def __call__(self) -> list[Event]:
+        """Execute the jobs. Return `Done` for each, warnings, and `Lost` or `Failed` if the worker ended so."""
+        saved = read_journal(Path(self._order.out) / self._order.name).done
+        left = [rest for job in self._jobs if (rest := job.without(saved)).keys]
+        events: list[Event] = [Done(FIRST)] * (len(self._jobs) - len(left))
+        return events + (self._execute(left) if left else [])
+
+    def _execute(self, jobs: list[Job]) -> list[Event]:
+        self._workers = LocalExecutor(self._order, [None])
+        try:
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, OF_SUBMITIT)  # the child would die of them
+            self._workers.start(FIRST)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            return _until_done(self._workers, jobs)
+        finally:
+            self._workers.stop(SAVING)
+
+    def checkpoint(self) -> Any:
+        """Save the finished rows and return the call of the requeued job. submitit calls this when Slurm is about to
+        end the job."""
+        if self._workers is not None:
+            self._workers.stop(SAVING)
+        return importlib.import_module("submitit").helpers.DelayedSubmission(Share(self._order, self._jobs))
+
+
+def _until_done(workers: LocalExecutor, jobs: list[Job]) -> list[Event]:
+    told: list[Event] = []
+    while sum(isinstance(event, Done) for event in told) < len(jobs):
+        for event in workers.events(1.0):
+            match event:
+                case Ready():
+                    workers.send(FIRST, jobs)
+                case Shown():
+                    pass
+                case Lost() | Failed():
+                    return [*told, event]
+                case _:
+                    told.append(event)
+    return told
+
+
+@dataclass(slots=True)
+class _Running:
+    """A submitted share. done: how many of its jobs the coordinator knows to be done. ended: when its Slurm job was
+    first seen to have ended without a result."""
+
+    jobs: list[Job]
+    job: Any
+    done: int = 0
+    ended: float | None = None
+
+
+class SlurmExecutor:
+    """Workers in the jobs of a Slurm array. Raises SetupError if this machine cannot submit jobs.
+
+    workers: how many. parameters: of `slurm_parameters`. gpus: a worker needs a GPU.
+    """
+
+    name: str = "slurm"
+    ahead: int | None = None
+
+    def __init__(self, order: Order, *, workers: int, parameters: Parameters, gpus: bool) -> None:
+        self.size, self._order = workers, order
+        self._fresh: list[str] = []  # workers that want their share
+        self._shares: dict[str, list[Job]] = {}  # not yet submitted
+        self._running: dict[str, _Running] = {}
+        self._polled = 0.0
+        self._whole = True  # no worker was lost
+        place = cache.folder() / "slurm"
+        place.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{order.name}-", dir=place))
+        self._submitit = importlib.import_module("submitit")
+        self._executor = self._connect(parameters, gpus)
+        self._tail = JournalTail(Path(order.out) / order.name)
+        signals.at_end(self._cancel)
+
+    def _connect(self, parameters: Parameters, gpus: bool) -> Any:
+        cluster = parameters.get(CLUSTER, ("slurm",))[0]
+        try:
+            executor = self._submitit.AutoExecutor(self._folder, cluster=cluster, slurm_max_num_timeout=REQUEUES)
+            known = self._submitit.SlurmExecutor._valid_parameters()
+            given = for_submitit(parameters, known, gpus=gpus)
+            at_once = {"slurm_array_parallelism": self.size}  # submitit's own limit is 256
+            executor.update_parameters(name=f"kvbench-{self._order.name}", **at_once | given)
+        except Exception as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise SetupError(f"Slurm cannot be used from this machine ({bare(faults.first_line(error))}).") from error
+        return executor
+
+    def start(self, worker: str) -> None:
+        self._fresh.append(worker)
+
+    def send(self, worker: str, jobs: Sequence[Job]) -> None:
+        self._shares[worker] = list(jobs)
+
+    def events(self, seconds: float) -> Iterator[Event]:
+        self._submit()
+        while self._fresh:
+            yield Ready(self._fresh.pop())
+            seconds = 0
+        if time.monotonic() - self._polled < POLL:
+            time.sleep(seconds)
+            return
+        self._polled = time.monotonic()
+        self._tail.read()
+        for worker in list(self._running):
+            yield from self._poll(worker, self._running[worker])
+
+    def _submit(self) -> None:
+        """Submit all shares as one array."""
+        if not self._shares:
+            return
+        shares, self._shares = self._shares, {}
+        try:
+            jobs = self._executor.submit_array([Share(self._order, share) for share in shares.values()])
+        except (self._submitit.core.utils.FailedJobError, subprocess.CalledProcessError, OSError) as error:
+            raise SetupError(f"Slurm refuses the jobs ({bare(faults.first_line(error))}).") from error
+        for (worker, share), job in zip(shares.items(), jobs):
+            self._running[worker] = _Running(share, job)
+
+    def _poll(self, worker: str, running: _Running) -> Iterator[Event]:
+        keys = [[key in self._tail.statuses for key in job.keys] for job in running.jobs]
+        yield Shown(worker, Figures(saved=sum(map(sum, keys))))
+        while running.done < len(keys) - 1 and all(keys[running.done]):  # the last one ends with its Slurm job
+            running.done += 1
+            yield Done(worker)
+        if (events := self._ended(running)) is not None:
+            del self._running[worker]
+            yield from self._last_words(worker, running, events)
+
+    def _ended(self, running: _Running) -> list[Event] | None:
+        """Return what a share told at its end; None if it has not ended."""
+        job = running.job
+        if not job.done():
+            return None
+        if job.paths.result_pickle.exists():
+            outcome, told = self._submitit.core.utils.pickle_load(job.paths.result_pickle)
+            return list(told) if outcome == "success" else [Lost(FIRST, told.strip().splitlines()[-1])]
+        running.ended = running.ended or time.monotonic()
+        if time.monotonic() - running.ended < LATE:
+            return None
+        return [Lost(FIRST, f"job {job.job_id} is {job.state.lower()}; its log is {job.paths.stderr}")]
+
+    def _last_words(self, worker: str, running: _Running, events: list[Event]) -> Iterator[Event]:
+        done = sum(isinstance(event, Done) for event in events)
+        yield from [Done(worker)] * (done - running.done)
+        for event in events:
+            if isinstance(event, Lost | Failed):
+                self._whole = False
+                running.job.cancel(check=False)  # Slurm may have requeued it
+            if not isinstance(event, Done):
+                yield replace(event, worker=worker)
+
+    def stop(self, seconds: float) -> None:
+        """Cancel the Slurm jobs, which lets their workers save rows. Remove submitit's folder if all work was done."""
+        deadline = time.monotonic() + seconds
+        self._cancel()
+        signals.not_at_end(self._cancel)
+        while time.monotonic() < deadline and not all(running.job.done() for running in self._running.values()):
+            time.sleep(0.1)
+        if self._whole and not self._running:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _cancel(self) -> None:
+        for running in self._running.values():
+            running.job.cancel(check=False)

@@ -1,0 +1,66 @@
+"""Parameters of Slurm jobs, as the user gives them with ``--slurm NAME=VALUE``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kvbench.errors import UserError, quote
+
+CLUSTER = "cluster"  # "slurm", or "local": submitit's stand-in for Slurm on this machine
+TIME = "time"
+MINUTES = 240  # of a job, if the user does not say it; submitit requeues a job whose time is over
+REQUEUES = 1000
+LINES = ("setup", "teardown", "srun_args")  # submitit's parameters that are lists
+_PAIR = re.compile(r"([a-z][a-z0-9_-]*)=(.+)", re.DOTALL)
+_GPUS = ("gpus", "gres", "tres")
+
+Parameters = Mapping[str, tuple[str, ...]]
+
+
+def parse_parameters(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the values of each parameter. texts: such as "partition=gpu,time=240"; a comma ends a value if another
+    NAME= follows. Names are returned with underscores. Raises UserError."""
+    found: dict[str, tuple[str, ...]] = {}
+    for pair in (pair for text in texts for pair in re.split(r",(?=[a-z][a-z0-9_-]*=)", text)):
+        if not (match := _PAIR.fullmatch(pair)):
+            raise UserError(f"--slurm {quote(pair)} is not NAME=VALUE, as in --slurm partition=gpu.")
+        name, value = match[1].replace("-", "_"), match[2]
+        if name in found and name not in LINES:
+            raise UserError(f"--slurm gives {name} twice; give it once.")
+        found[name] = (*found.get(name, ()), value)
+    if found.get(CLUSTER, ("slurm",))[0] not in ("slurm", "local"):
+        raise UserError(f"--slurm cluster={found[CLUSTER][0]}: choose slurm, local.")
+    if not re.fullmatch(r"[1-9][0-9]{0,6}", found.get(TIME, ("1",))[0]):
+        raise UserError(f"--slurm time={found[TIME][0]}: give the minutes per job as a whole number.")
+    return found
+
+
+def minutes(parameters: Parameters) -> int:
+    return int(parameters[TIME][0]) if TIME in parameters else MINUTES
+
+
+def names_gpus(parameters: Parameters) -> bool:
+    """Return whether the user says which GPUs a job needs, so that kvbench does not."""
+    return any(name.startswith(_GPUS) for name in parameters)
+
+
+def for_submitit(parameters: Parameters, valid: Iterable[str], *, gpus: bool) -> dict[str, Any]:
+    """Return the parameters for submitit's `AutoExecutor.update_parameters`. valid: names that submitit knows; sbatch
+    receives the others as they are. gpus: a job needs a GPU."""
+    given: dict[str, Any] = {
+        name: list(values) if name in LINES else _typed(values[0])
+        for name, values in parameters.items()
+        if name not in (CLUSTER, TIME)
+    }
+    known = {f"slurm_{name}": given.pop(name) for name in tuple(given) if name in {*valid, *LINES}}
+    if gpus and not names_gpus(parameters):
+        known["gpus_per_node"] = 1
+    return known | {"timeout_min": minutes(parameters), "slurm_additional_parameters": given}
+
+
+def _typed(value: str) -> str | int | bool:
+    if value in ("true", "True"):
+        return True  # a flag of sbatch without a value
+    return int(value) if re.fullmatch(r"[0-9]{1,9}", value) else value
