@@ -25,6 +25,10 @@ COMMANDS = {
         "run.run",
         "Run methods at budgets on tasks: every method at every budget on every task, on the same questions.",
     ),
+    "join": Entry(
+        "join.join",
+        "Join the shards of a run ('kvbench run --shard') into one run; join again when more rows are there.",
+    ),
     "list": Entry(
         "list.list_",
         "List methods, tasks, recipes, models, suites or runs; with a name, show one in full, with its defaults.",

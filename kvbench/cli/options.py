@@ -122,6 +122,13 @@ _OPTIONS = [
     _option("out", str, "Folder of all runs. Default: results.", _RESULTS, metavar="DIR", default="results"),
     _option("run_name", Text, "Name of the run's folder; the same name continues the run.", _RESULTS, metavar="NAME"),
     _option("resume", Text, "Continue a run with its own settings.", _RESULTS, metavar="NAME"),
+    _option(
+        "shard",
+        Text,
+        "Run only the I-th of N parts of the run, in a folder of its own; 'kvbench join' joins the parts.",
+        _RESULTS,
+        metavar="I/N",
+    ),
     _option("dry_run", bool, "Print the plan; generate nothing.", _RESULTS, default=False),
     _option(
         "allow_version_change",

@@ -20,6 +20,7 @@ from kvbench.console.progress import Progress, size
 from kvbench.console.redact import holds_secret
 from kvbench.errors import IncompleteError, UserError, quote
 from kvbench.eviction.budget import label
+from kvbench.runner.shard import Shard, parse_shard
 from kvbench.runner.workers.placement import MOST, NAMES, Placement
 from kvbench.sources import hub
 from kvbench.sources.models import TINY, ModelInfo, describe
@@ -38,7 +39,7 @@ def start(params: Mapping[str, Any]) -> None:
     """Run what the user typed. All checks that do not need torch come before its import."""
     resume, quiet = params["resume"], bool(params["quiet"])
     placement = _placement(params)
-    chosen, gathered = _checked(params)
+    chosen, gathered, shard = _checked(params)
     if chosen.device_map == "auto":
         placement = placement.alone()
     with hub.only(asked(chosen, gathered) if resume is not None else None):
@@ -55,6 +56,7 @@ def start(params: Mapping[str, Any]) -> None:
                 out=Path(params["out"]),
                 run_name=resume or params["run_name"],
                 resume=resume is not None,
+                shard=shard,
                 dry_run=params["dry_run"],
                 progress=progress,
                 allow_version_change=params["allow_version_change"],
@@ -75,12 +77,18 @@ def _placement(params: Mapping[str, Any]) -> Placement:
     return Placement(name=name, workers=count)
 
 
-def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered]:
-    """Return the run's settings, after all checks of what the user typed. Raises one error that lists all problems."""
+def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered, Shard | None]:
+    """Return the run's settings and shard, after all checks of what the user typed.
+
+    Raises one error that lists all problems.
+    """
     resume, run_name, out, dry = params["resume"], params["run_name"], Path(params["out"]), params["dry_run"]
     problems = Problems()
     with problems.collect():
         refuse_key(params["judge_key"])
+    shard = None
+    with problems.collect():
+        shard = None if params["shard"] is None else parse("--shard", parse_shard, params["shard"])
     gathered = _gather(params, problems)
     with problems.collect():
         _check_names(run_name, resume)
@@ -95,8 +103,8 @@ def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered]:
     assert gathered is not None
     assert chosen is not None
     if not dry and resume is None:
-        check_same(out, run_name or chosen.run_name(), chosen.stored())
-    return chosen, gathered
+        check_same(out, (run_name or chosen.run_name()) + (shard.suffix if shard else ""), chosen.stored())
+    return chosen, gathered, shard
 
 
 def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> None:
@@ -105,22 +113,30 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
     if result.run_dir is None and not (json or quiet):
         _print_plan(result)
     elif result.run_dir is not None:
-        if result.repeated and not quiet:
+        if not result.planned:
+            terminal.note(f"{quote(result.run_dir)} has no rows: the run has more shards than questions in its cells.")
+        elif result.repeated and not quiet:
             terminal.note(f"nothing was run: all {result.planned} rows of {quote(result.run_dir)} were there already.")
-        report_on(result.run_dir, quiet=quiet)
-    failed = sum(result.failed.values())
+        if result.planned:
+            report_on(result.run_dir, quiet=quiet)
     if json:
         folder = None if result.run_dir is None else str(result.run_dir)
         counts = {"rows_done": result.done, "rows_planned": result.planned, "failed": dict(result.failed)}
         plan = {"plan": _plan(result)} if result.run_dir is None else {}
         terminal.data({"run": folder, "hash": chosen.hash(), **counts, **plan})
-    if result.run_dir is not None and (failed or result.done < result.planned):
-        not_run = result.planned - result.done
-        lacking = dict(result.failed) | ({"not run": not_run} if not_run else {})
+    if result.run_dir is not None:
+        check_scored(result.run_dir, result.planned, result.done, result.failed)
+
+
+def check_scored(run_dir: Path, planned: int, done: int, failed: Mapping[str, int], why: str = "") -> None:
+    """Raise IncompleteError if rows of a run have no score. failed: their numbers by status. why: begins the
+    message."""
+    not_run = max(0, planned - done)
+    lacking = dict(failed) | ({"not run": not_run} if not_run else {})
+    if lacking:
         reasons = ", ".join(f"{count} {status}" for status, count in lacking.items())
-        raise IncompleteError(
-            f"{not_run + failed} of {result.planned} rows have no score ({reasons}); {_again(result.run_dir, lacking)}."
-        )
+        count = sum(lacking.values())
+        raise IncompleteError(f"{why}{count} of {planned} rows have no score ({reasons}); {_again(run_dir, lacking)}.")
 
 
 def _again(run_dir: Path, lacking: Iterable[str]) -> str:

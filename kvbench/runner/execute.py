@@ -21,6 +21,7 @@ from kvbench.runner.inputs import Notice
 from kvbench.runner.rescore import Rescored, rescore
 from kvbench.runner.run_plan import RunPlan
 from kvbench.runner.session import failures
+from kvbench.runner.shard import Shard, agreed
 from kvbench.runner.work import Work
 from kvbench.runner.workers.executor import Order
 from kvbench.runner.workers.placement import HERE, Placement
@@ -50,6 +51,7 @@ def execute(
     out: Path,
     run_name: str | None = None,
     resume: bool = False,
+    shard: Shard | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
     allow_version_change: bool = False,
@@ -61,18 +63,22 @@ def execute(
 ) -> RunResult:
     """Run a configuration to the end; if its run was begun before, generate and score only what is missing.
 
-    resume: require that the run exists. placement: where its jobs are executed. notice: receives one-line warnings; by
-    default they go to stderr. Raises KVBenchError. After Ctrl-C, SIGTERM or SIGHUP it saves all finished rows and
-    raises Interrupted.
+    resume: require that the run exists. shard: generate only this part of the rows, in a folder whose name ends with
+    `Shard.suffix`; with `resume`, `run_name` is the whole name of the folder, whose record states the shard. placement:
+    where its jobs are executed. notice: receives one-line warnings; by default they go to stderr. Raises KVBenchError.
+    After Ctrl-C, SIGTERM or SIGHUP it saves all finished rows and raises Interrupted.
     """
     say = notice or terminal.warning
-    name = run_name or config.run_name()
+    name = (run_name or config.run_name()) + ("" if shard is None or resume else shard.suffix)
     progress = progress or Progress(quiet=True)
     progress.prepare("reading the model's configuration and the prompts")
-    plan = RunPlan.make(config, same_run.began(out, name, config, resume=resume), name, dry_run=dry_run, say=say)
+    began = same_run.began(out, name, config, resume=resume)
+    shard = agreed(name, began, shard, resume=resume)
+    whole = RunPlan.make(config, began, name, dry_run=dry_run, say=say)
+    plan = whole if shard is None else shard.divide(whole)
     if dry_run:
         return RunResult(run_dir=None, done=0, planned=plan.rows, plans=plan.cells)
-    record = plan.record(sources or {})
+    record = plan.record(sources or {}) | ({} if shard is None else shard.record(whole.rows))
     opener = RunFolder.resume if resume else RunFolder.open
     new: dict[str, Any] = {} if resume else {"config": config.stored(), "command": command, "planned": plan.rows}
     with opener(

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvbench.config import plugins
 from kvbench.config.run_config import MethodChoice, RunConfig
 from kvbench.errors import NEW_RUN, UserError, bare, few, quote
-from kvbench.runner.cell import MethodState
 from kvbench.runner.workload import template_hash
 from kvbench.sources import hub
 from kvbench.sources.adapters import Adapter
 from kvbench.sources.model_files import makes_prompts
 from kvbench.sources.models import State
 from kvbench.store import check_run_name, manifest
+
+if TYPE_CHECKING:
+    from kvbench.runner.cell import MethodState
 
 MOST = 4  # files or methods that a message lists
 
@@ -178,7 +180,7 @@ def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterab
     """Return the names of changed source files as text for a message. own: the labels of all files of the changed
     methods."""
     was, has = (_hashes(record.get("method_files", [])) for record in (before, now))
-    return few(sorted(bare(file) for file in own if was.get(file) != has[file]), MOST) or "it imports other files"
+    return few(sorted(bare(file) for file in own if was.get(file) != has.get(file)), MOST) or "it imports other files"
 
 
 def _check_template(run: str, was: Mapping[str, str] | None, has: Mapping[str, str] | None) -> None:

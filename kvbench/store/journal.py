@@ -77,14 +77,19 @@ class Journal:
         row does not fit the schema. Raises SetupError if the disk or the folder fails; the journal then takes no more
         rows.
         """
-        if self.failed or os.getpid() != self._pid:
-            raise RuntimeError("this journal has failed, or belongs to another process")
         text = {"prompt": prompt, "output": output, "turns": json.dumps(turns) if len(turns) > 1 else None}
         text = {name: None if value is None else clean_text(value) for name, value in text.items()}
         hashes = {f"{n}_sha256": _sha256(v) for n in ("prompt", "output") if (v := text[n]) is not None}
         checked = check_row({**hashes, **row})
-        self._write(encode({"kind": "row", "row": checked, "text": text}))
-        self._waiting.append(checked["row_key"])
+        return self.copy(checked["row_key"], encode({"kind": "row", "row": checked, "text": text}))
+
+    def copy(self, key: str, record: bytes) -> list[str]:
+        """Write a record of another journal as it is, and return keys as `append` does. key: the key of its row. Raises
+        SetupError as `append` does."""
+        if self.failed or os.getpid() != self._pid:
+            raise RuntimeError("this journal has failed, or belongs to another process")
+        self._write(record)
+        self._waiting.append(key)
         return self.poll()
 
     def poll(self) -> list[str]:

@@ -85,9 +85,12 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
     run's record, and a sum over the planned cells (combinations of task, method, options, budget and interval), in
     which each cell adds the rows of the largest present cell of its task.
 
-    The sum is right because all cells of a task have equally many rows when the run is complete.
+    The sum is right because all cells of a task have equally many rows when the run is complete. A shard's cells have
+    not: for a shard, only the number in its record counts.
     """
     stated: int | None = info.get("planned")
+    if "shard" in info["environment"]:  # its cells differ in their number of rows
+        return stated
     tasks = info["environment"].get("tasks", {})
     cells = Counter(
         max((task for task in tasks if plan["cell"].startswith(f"{task} ")), key=len, default="")

@@ -55,6 +55,11 @@ class Entry:
         """How many times `kvbench score` has scored the answer again."""
         return int(self.row.get("score_pass") or 0)
 
+    @property
+    def outcome(self) -> tuple[object, ...]:
+        """Output and score: two answers to one sample that differ in them were not generated deterministically."""
+        return tuple(self.row.get(name) for name in ("output_sha256", "output_tokens", "score"))
+
 
 @dataclass(slots=True)
 class JournalContent:
@@ -80,7 +85,7 @@ class JournalContent:
             self.entries[key] = entry
         elif entry.ok and entry.scored == former.scored:
             self.duplicates += 1
-            self.nondeterministic_duplicates += _outcome(former) != _outcome(entry)
+            self.nondeterministic_duplicates += former.outcome != entry.outcome
 
 
 class TextReader:
@@ -92,15 +97,25 @@ class TextReader:
 
     def read(self, entry: Entry) -> tuple[str | None, str | None, str | None]:
         """Return prompt, output and turns (a JSON list) of a row. Each is None if the row does not have it."""
-        if entry.segment not in self._fds:
-            self._fds[entry.segment] = open_plain(self._folder / entry.segment)
-        record = decode(os.pread(self._fds[entry.segment], entry.length, entry.offset))
+        record = decode(self.record(entry))
         if record is None:
-            raise SetupError(
-                f"{quote(self._folder / entry.segment)} changed while it was read. Check the disk, then try again."
-            )
+            raise self._changed(entry)
         text = record["text"]
         return text.get("prompt"), text.get("output"), text.get("turns")
+
+    def record(self, entry: Entry) -> bytes:
+        """Return the record of a row as the journal has it. Raises SetupError if it is no longer what was read."""
+        if entry.segment not in self._fds:
+            self._fds[entry.segment] = open_plain(self._folder / entry.segment)
+        record = os.pread(self._fds[entry.segment], entry.length, entry.offset)
+        if not _intact(record):
+            raise self._changed(entry)
+        return record
+
+    def _changed(self, entry: Entry) -> SetupError:
+        return SetupError(
+            f"{quote(self._folder / entry.segment)} changed while it was read. Check the disk, then try again."
+        )
 
     def __enter__(self) -> TextReader:
         return self
@@ -122,16 +137,19 @@ def decode(line: bytes) -> dict[str, Any] | None:
 def unpack(line: bytes) -> dict[str, Any] | None:
     """Return the record in a line of the journal, whose row is not checked. None if the record is torn or damaged, or
     is not a row. line: with its line end."""
-    payload = line[9:-1]
-    if line[-1:] != b"\n" or line[:9] != b"%08x " % zlib.crc32(payload):
+    if not _intact(line):
         return None
     try:
-        record = parse(payload)
+        record = parse(line[9:-1])
     except ValueError:
         return None
     if not isinstance(record, dict) or record.get("kind") != "row" or not isinstance(record.get("row"), dict):
         return None
     return record
+
+
+def _intact(line: bytes) -> bool:
+    return line[-1:] == b"\n" and line[:9] == b"%08x " % zlib.crc32(line[9:-1])
 
 
 def segments_on_disk(run_dir: Path) -> list[dict[str, Any]]:
@@ -187,7 +205,3 @@ def _is_texts(text: Any) -> bool:
     except ValueError:
         return False
     return isinstance(turns, list) and all(map(is_text, turns))
-
-
-def _outcome(entry: Entry) -> tuple[object, ...]:
-    return tuple(entry.row.get(name) for name in ("output_sha256", "output_tokens", "score"))

@@ -73,6 +73,8 @@ _ENVIRONMENT = {
     "transformers_version?": _perhaps,
     "versions?": {ANY: _text},
     "git?": _perhaps,
+    "shard?": _text,
+    "rows_of_all_shards?": _count,
     "device?": _perhaps,
     "plugin?": [_given],
     "plugins?": [{"path": _given, "sha256": _text}],

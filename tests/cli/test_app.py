@@ -13,7 +13,7 @@ import pytest
 
 from kvbench.cli.index import flowing
 
-COMMANDS = ("run", "list", "show", "report", "repair", "bench", "audit", "doctor")
+COMMANDS = ("run", "join", "list", "show", "report", "repair", "bench", "audit", "doctor")
 LIGHT = [
     line.split()
     for line in (

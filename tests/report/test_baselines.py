@@ -78,5 +78,5 @@ def test_memory_of_the_page_is_that_of_the_table() -> None:
 
 def test_no_kept_cell_exceeds_its_memory() -> None:
     kept = table("memory.csv")
-    assert len(kept) == 189
+    assert len(kept) == 279
     assert all(row["over"] == "False" and int(row["samples"]) == 128 for row in kept)

@@ -1,0 +1,132 @@
+"""Joins the folders of a run's shards into one run that has each row once, with its texts. No torch, no model, no task.
+
+A shard may be unfinished, or still running: its saved rows are joined, and joining again adds the rest. Rows that the
+run has already are not added again, unless a shard has a better record: scored again, or an answer in place of a
+failure. The joined run has the settings and the record of the shards, so ``kvbench run --resume`` generates the rows
+that no shard had.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvbench.errors import UserError, quote
+from kvbench.runner import same_run
+from kvbench.runner.shard import Shard, recorded
+from kvbench.runner.shard_folder import ShardFolder, check_complete
+from kvbench.store import Journal, RunFolder
+from kvbench.store.recovery import Entry, TextReader, read_journal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one shard gave to the joined run: how many rows it has, and how many of them the run did not have.
+
+    different: how many of its answers differ from an answer that the run has to the same sample.
+    """
+
+    folder: ShardFolder
+    rows: int
+    added: int
+    different: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """A joined run: its folder, how many rows it has by status and will have, its shards, and shards not given."""
+
+    run_dir: Path
+    planned: int
+    statuses: Counter[str]
+    parts: tuple[Part, ...]
+    missing: tuple[Shard, ...]
+
+
+class _Known(NamedTuple):
+    """What the joined run has of a row. rank: of two records of a row, the one with the higher rank counts."""
+
+    rank: tuple[int, bool, bool]
+    outcome: tuple[object, ...]
+    status: str
+
+    @classmethod
+    def of(cls, entry: Entry) -> _Known:
+        return cls((entry.scored, entry.ok, entry.generated), entry.outcome, str(entry.row["status"]))
+
+
+def join(
+    shards: Sequence[ShardFolder],
+    out: Path,
+    name: str,
+    *,
+    command: Sequence[str],
+    say: Callable[[str], object],
+    allow_version_change: bool = False,
+    take_over: bool = False,
+) -> Joined:
+    """Write the rows of shards into the run of this name, make its tables, and return the counts.
+
+    shards: from `kvbench.runner.shard_folder.read_shards`. say: receives warnings of one line. Raises UserError if the
+    run exists and is another run, RunInUseError if a process writes to it, SetupError if a disk fails or a journal is
+    damaged.
+    """
+    first = shards[0]
+    environment = {k: v for k, v in first.environment.items() if k not in first.shard.record(0)}
+    with RunFolder.open(
+        out,
+        name,
+        first.info["config"],
+        environment=environment,
+        command=command,
+        planned=first.rows_of_all_shards,
+        take_over=take_over,
+        allow_version_change=allow_version_change,
+    ) as folder:
+        notices = _check_target(folder, environment, allow_version_change)
+        folder.done_keys()
+        for text in (*folder.notices, *notices):
+            say(text)
+        known = {key: _Known.of(entry) for key, entry in read_journal(folder.path).entries.items()}
+        with folder.journal() as journal:
+            parts = tuple(_add(shard, known, journal, say) for shard in shards)
+        folder.seal()
+    here = {shard.shard for shard in shards}
+    every = (Shard(first.shard.of, number) for number in range(1, first.shard.of + 1))
+    return Joined(
+        run_dir=folder.path,
+        planned=max(first.rows_of_all_shards, folder.planned or 0),
+        statuses=Counter(row.status for row in known.values()),
+        parts=parts,
+        missing=tuple(shard for shard in every if shard not in here),
+    )
+
+
+def _add(shard: ShardFolder, known: dict[str, _Known], journal: Journal, say: Callable[[str], object]) -> Part:
+    """Write those rows of a shard that the run lacks, or has a worse record of."""
+    state = read_journal(shard.path)
+    for text in state.notices:
+        say(f"{shard.path.name}: {text}")
+    added = different = 0
+    with TextReader(shard.path) as reader:
+        for key, entry in state.entries.items():
+            has, now = known.get(key), _Known.of(entry)
+            if has is None or now.rank > has.rank:
+                journal.copy(key, reader.record(entry))
+                known[key] = now
+                added += 1
+            else:
+                different += entry.ok and now.rank == has.rank and now.outcome != has.outcome
+    return Part(folder=shard, rows=len(state.done), added=added, different=different)
+
+
+def _check_target(folder: RunFolder, environment: Mapping[str, Any], allowed: bool) -> list[str]:
+    """Raise UserError if a run that exists is not the run of these shards. Returns notices."""
+    before = folder.info["environment"]
+    check_complete(folder.path, before)
+    if (shard := recorded(folder.name, before)) is not None:
+        raise UserError(f"run {quote(folder.name)} is itself shard {shard}; give another --run-name.")
+    return same_run.check(folder.name, before, environment, allow_version_change=allowed)

@@ -1,0 +1,90 @@
+"""A shard: the part of a run's rows that one process generates when several processes divide a run (``--shard 2/4``).
+
+The unit is a question of a cell with all its samples, which share a prefill. Question d of cell c, both counted from 0,
+belongs to shard 1 + (c + d) mod n of n. The division thus depends on the configuration only, never on a machine. It
+begins at another shard in every cell: shards then have almost equally many questions, also in cells with fewer
+questions than shards. Slots and lengths are those of the whole cell, so a row is the same in a shard and in an
+undivided run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from kvbench.config.parsers import BadValue, got, parse
+from kvbench.errors import UserError, quote
+
+if TYPE_CHECKING:
+    from kvbench.runner.cell import CellPlan
+    from kvbench.runner.run_plan import RunPlan
+
+_FORM = re.compile(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shard:
+    """One of `of` shards of a run; `number` counts from 1."""
+
+    of: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    @property
+    def suffix(self) -> str:
+        """The end of the name of a shard's folder: ``-2-of-4``."""
+        return f"-{self.number}-of-{self.of}"
+
+    def divide(self, plan: RunPlan) -> RunPlan:
+        """Return the plan of a run with the rows of this shard only."""
+        return replace(plan, cells=tuple(self._part(number, cell) for number, cell in enumerate(plan.cells)))
+
+    def _part(self, number: int, cell: CellPlan) -> CellPlan:
+        questions: dict[str, int] = {}
+        for row in cell.rows:
+            questions.setdefault(row.prompt.doc.doc_id, len(questions))
+        mine = {doc for doc, question in questions.items() if (number + question) % self.of == self.number - 1}
+        return replace(cell, rows=[row for row in cell.rows if row.prompt.doc.doc_id in mine])
+
+    def record(self, rows: int) -> dict[str, Any]:
+        """Return the part of a run's record about the shard. rows: the number of rows of all shards together."""
+        return {"shard": str(self), "rows_of_all_shards": rows}
+
+
+def parse_shard(raw: object) -> Shard:
+    """Parse I/N, such as 2/4, with I from 1 to N. Raises BadValue."""
+    form = _FORM.fullmatch(str(raw))
+    if form is None or int(form[1]) > int(form[2]):
+        raise BadValue("I/N with I from 1 to N, as in 2/4", got(raw))
+    return Shard(int(form[2]), int(form[1]))
+
+
+def recorded(run: str, record: Mapping[str, Any]) -> Shard | None:
+    """Return the shard that a run's record (`environment` in run.json) names; None for a run that is no shard.
+
+    Raises UserError if the record names an impossible shard.
+    """
+    text = record.get("shard")
+    return None if text is None else parse(f"the shard in the record of run {quote(run)}", parse_shard, text)
+
+
+def agreed(run: str, before: Mapping[str, Any], asked: Shard | None, *, resume: bool) -> Shard | None:
+    """Return the shard that a run has or will have; None if it has all rows.
+
+    before: the record of the run to continue, or empty. asked: the shard that the user asked for. Raises UserError if
+    the run exists with other rows than the user asked for; with `resume`, the user need not ask.
+    """
+    if not before:
+        return asked
+    was = recorded(run, before)
+    if was == asked or (resume and asked is None):
+        return was
+    has = f"run {quote(run)} {'has the rows of all shards' if was is None else f'is shard {was}'}"
+    wants = "without --shard a run has all rows" if asked is None else f"you asked for --shard {asked}"
+    raise UserError(
+        f"{has}; {wants}. {'Leave out --shard' if was is None else f'Give --shard {was}'}, or another --run-name."
+    )
