@@ -8,7 +8,7 @@ and outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +17,12 @@ from kvbench import registry
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError
 from kvbench.eviction.learned import Shapes
-from kvbench.train.foresight_states import FEATURES, WITHIN, Choice, Evictions
+from kvbench.train.foresight_moments import Moments
+from kvbench.train.foresight_states import FEATURES, WITHIN, Evictions
 from kvbench.train.recipe import Settings, TraceRecipe, check_choices, check_least, with_gradient
 from kvbench.train.rehearsal import Answers
 from kvbench.train.traces import Trace
 
-LEAST = 1e-4  # smallest standard deviation, for inputs that are nearly constant
 MEASURED = 32  # traces from which mean and deviation of the inputs are estimated
 
 
@@ -42,24 +42,21 @@ class TrainedScorer:
         self.mean, self.deviation, self.unit = mean, deviation, unit
 
     @classmethod
-    def random(cls, shapes: Shapes, readings: Iterable[Sequence[Choice]], seed: int, unit: float) -> TrainedScorer:
-        """Return a randomly initialised scorer whose tensors have the sizes `shapes`.
-
-        readings: recorded evictions, which give the mean and deviation of the scorer's inputs.
-        """
+    def random(cls, shapes: Shapes, moments: Moments, seed: int, unit: float) -> TrainedScorer:
+        """Return a randomly initialised scorer whose tensors have the sizes `shapes`. moments: of its inputs."""
         generator = torch.Generator().manual_seed(seed)
         inputs, hidden = shapes["w1"][-2:]
         spread = {"w1": inputs**-0.5, "w2": hidden**-0.5, "b1": 0.0, "b2": 0.0}
         start = {name: spread[name] * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-        return cls(start, *moments(shapes, readings), unit)
+        return cls(start, *moments.result(), unit)
 
     @classmethod
-    def of(cls, scorer: Mapping[str, torch.Tensor], readings: Iterable[Sequence[Choice]]) -> TrainedScorer:
+    def of(cls, scorer: Mapping[str, torch.Tensor], moments: Moments) -> TrainedScorer:
         """Return a finished scorer in the form that can be trained further, rewritten for standardised inputs.
 
-        readings: recorded evictions, which give the mean and deviation of the scorer's inputs.
+        moments: of the scorer's inputs.
         """
-        trained = cls(scorer, *moments({name: tuple(t.shape) for name, t in scorer.items()}, readings))
+        trained = cls(scorer, *moments.result())
         trained.put(scorer)
         return trained
 
@@ -84,31 +81,6 @@ class TrainedScorer:
 
     def with_gradient(self, loss: torch.Tensor) -> torch.Tensor:
         return with_gradient(loss, self.parameters.values())
-
-
-def moments(shapes: Shapes, readings: Iterable[Sequence[Choice]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean and standard deviation [L, Hk, D] of a scorer's inputs over recorded evictions.
-
-    They are 0 and 1 in layers without evictions. The readings are taken one after the other and none is kept: one
-    reading of a long answer takes gigabytes. Their moments are combined in float64 (Chan, Golub, LeVeque 1983).
-    """
-    size = shapes["w1"][:-1]
-    counts = [0] * size[0]
-    device = torch.device("cpu")
-    mean, squares = (torch.zeros(size, dtype=torch.float64) for _ in range(2))
-    for choices in readings:
-        device = choices[0].x.device
-        mean, squares = mean.to(device), squares.to(device)
-        for choice in choices:
-            layer, x = choice.layer, choice.x.transpose(0, 1).flatten(1, 2).double()  # [Hk, b * entries, D]
-            before, more = counts[layer], x.shape[1]
-            counts[layer] = before + more
-            delta = x.mean(dim=1) - mean[layer]
-            squares[layer] += x.var(dim=1, correction=0) * more + delta.square() * (before * more / counts[layer])
-            mean[layer] += delta * (more / counts[layer])
-    seen = torch.tensor(counts, device=device)[:, None, None]
-    deviation = (squares / seen.clamp_min(1)).sqrt().clamp_min(LEAST)
-    return mean.float(), torch.where(seen > 0, deviation, 1.0).float()
 
 
 class ScorerRecipe(TraceRecipe):

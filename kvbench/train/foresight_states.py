@@ -8,8 +8,8 @@ Letters: b readings of one trace, Hk KV heads, n competing (unprotected) entries
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -40,11 +40,19 @@ class Choice:
     dropped: torch.Tensor  # [b, Hk, n] bool
 
 
+Take = Callable[[Choice], None]  # receives an eviction in one layer as soon as it is decided, outside inference mode
+
+
+def ignore(choice: Choice) -> None:
+    """Take an eviction and keep nothing of it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReading:
     """The record of reading one trace b times: the evictions, and loss and entropy of each of the m answer tokens."""
 
-    choices: list[Choice]  # in order of the evictions, layer by layer
+    choices: list[Choice]  # in order of the evictions, layer by layer; empty if the caller took them one by one
+    unevicted: int  # tokens read before the first eviction
     losses: torch.Tensor  # [b, m] in nats
     entropy: torch.Tensor  # [b, m] of the model's prediction, in nats
 
@@ -68,15 +76,15 @@ class Evictions:
     ) -> None:
         self.method, self.budget, self.interval, self.within = method, budget, interval, within
         self.recent = method.protect(budget).at(interval).recent
-        self._choices: list[Choice] = []
+        self._take: Take = ignore
 
         def reader(method: Method, budget: int | None) -> TraceReader:
             return TraceReader(loaded, method, budget=budget, interval=interval, max_tokens=longest)
 
         oracle = registry.methods.get("golden")(recent=self.recent, within=within)
         self._full = reader(registry.methods.get("full")(), None)
-        self._golden = reader(_Watched(method, oracle, self._choices), budget)
-        self._drawn = reader(_Watched(method, method, self._choices), budget)
+        self._golden = reader(_Watched(method, oracle, self._taken), budget)
+        self._drawn = reader(_Watched(method, method, self._taken), budget)
 
     def evicts(self, trace: Trace) -> bool:
         """Return whether an eviction comes before the last token of the trace's answer."""
@@ -87,51 +95,69 @@ class Evictions:
         """Read the trace with the full cache; return the record of the reading, which has no evictions."""
         return self._read(self._full, [trace.forced()], {})
 
-    def golden(self, trace: Trace) -> TraceReading:
-        """Read the trace while the oracle `golden` evicts; return the record of the reading."""
-        traces = [trace.forced()]
-        return self._read(self._golden, traces, read_future(self._full, traces, extreme=self.within == "max"))
+    def golden(self, trace: Trace, take: Take | None = None) -> TraceReading:
+        """Read the trace while the oracle `golden` evicts; return the record of the reading.
 
-    def drawn(self, trace: Trace, seeds: Sequence[int], scorer: Mapping[str, torch.Tensor]) -> TraceReading:
-        """Read the trace once per seed, with evictions drawn by the outputs of `scorer`; return the record."""
+        take: receives the evictions, which the record then does not keep.
+        """
+        traces = [trace.forced()]
+        return self._read(self._golden, traces, read_future(self._full, traces, extreme=self.within == "max"), take)
+
+    def drawn(
+        self, trace: Trace, seeds: Sequence[int], scorer: Mapping[str, torch.Tensor], take: Take | None = None
+    ) -> TraceReading:
+        """Read the trace once per seed, with evictions drawn by the outputs of `scorer`; return the record.
+
+        take: as for `golden`.
+        """
         weights = {name: tensor.detach() for name, tensor in scorer.items()}
-        return self._read(self._drawn, [trace.forced(seed) for seed in seeds], weights)
+        return self._read(self._drawn, [trace.forced(seed) for seed in seeds], weights, take)
 
     def _read(
-        self, reader: TraceReader, traces: list[ForcedTrace], weights: Mapping[str, torch.Tensor]
+        self,
+        reader: TraceReader,
+        traces: list[ForcedTrace],
+        weights: Mapping[str, torch.Tensor],
+        take: Take | None = None,
     ) -> TraceReading:
-        self._choices.clear()
+        choices: list[Choice] = []
+        seen = [len(traces[0].prompt) + len(traces[0].answer)]
+
+        def receive(choice: Choice) -> None:
+            seen.append(choice.seen)
+            (take or choices.append)(choice)
+
         predictions = _Predictions(torch.tensor([t.answer for t in traces], device=reader.loaded.device))
-        reader.read(traces, predictions, weights)
-        # The reader's tensors come from inference mode; autograd accepts only copies.
-        choices = [
-            replace(choice, **{name: getattr(choice, name).clone() for name in ("x", "worth", "dropped")})
-            for choice in self._choices
-        ]
-        return TraceReading(
-            choices=choices,
-            losses=torch.cat(predictions.losses, dim=1).clone(),
-            entropy=torch.cat(predictions.entropy, dim=1).clone(),
-        )
+        self._take = receive
+        try:
+            reader.read(traces, predictions, weights)
+        finally:
+            self._take = ignore
+        # The predictions come from inference mode; autograd accepts only copies.
+        losses, entropy = (torch.cat(parts, dim=1).clone() for parts in (predictions.losses, predictions.entropy))
+        return TraceReading(choices=choices, unevicted=min(seen), losses=losses, entropy=entropy)
+
+    def _taken(self, choice: Choice) -> None:
+        self._take(choice)
 
 
 @dataclass(frozen=True)
 class _Watched(Method):
-    """A method that lets the method `judge` decide, and adds each decision with the scorer's inputs to `choices`.
+    """A method that lets the method `judge` decide, and hands each decision with the scorer's inputs to `take`.
 
     scorer: the `foresightkv` method, which declares what the engine must collect.
     """
 
     scorer: Any
     judge: Any
-    choices: list[Choice]
+    take: Take
 
     def __post_init__(self) -> None:
         for name in ("needs", "columns", "states", "protect", "observe"):
             object.__setattr__(self, name, getattr(self.scorer, name))
 
     def score(self, view: LayerView) -> torch.Tensor:
-        """Record the judge's decision; return 1 for entries that the judge keeps, 0 for others."""
+        """Hand on the judge's decision; return 1 for entries that the judge keeps, 0 for others."""
         keep = decide(self.judge, [view])[0].keep
         competes = self.scorer.competing(view)  # equally many in every head: all heads hold the newest
         b, heads, _ = competes.shape
@@ -139,8 +165,10 @@ class _Watched(Method):
         def among(tensor: torch.Tensor) -> torch.Tensor:
             return tensor[competes].unflatten(0, (b, heads, -1))
 
-        x, worth, dropped = map(among, (self.scorer.inputs(view), self.judge.score(view), ~keep))
-        self.choices.append(Choice(layer=view.layer, seen=int(view.seen[0]), x=x, worth=worth, dropped=dropped))
+        inputs, worth = self.scorer.inputs(view), self.judge.score(view)
+        with torch.inference_mode(False):  # autograd does not accept tensors made in inference mode
+            x, worth, dropped = map(among, (inputs, worth, ~keep))
+            self.take(Choice(layer=view.layer, seen=int(view.seen[0]), x=x, worth=worth, dropped=dropped))
         return keep.float()
 
 

@@ -29,6 +29,7 @@ def results(calls: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[s
             "run --resume first-1-of-2 --shard 2/2 -q",
             f"{RUN} --shard 9/9 --json",
             "list runs --json",
+            "show first-1-of-2",
         ),
         "join": lines("join first-1-of-2", "join first-1-of-2 --json", "join first-1-of-2 -q --run-name other"),
         "again": lines("run --resume first -q --json", f"{RUN} --shard 2/2", "join first-1-of-2 first-2-of-2 --json"),
@@ -40,7 +41,7 @@ def document(result: object) -> dict:
 
 
 def test_a_shard_runs_its_rows_in_a_folder_of_its_own(results: dict[str, list]) -> None:
-    first, dry, resumed, other, empty, listed = results["run"]
+    first, dry, resumed, other, empty, listed, shown = results["run"]
     assert (first.code, dry.code, resumed.code) == (0, 0, 0), first.err + dry.err + resumed.err
     counts = [(d["run"], d["rows_done"], d["rows_planned"]) for d in map(document, (first, dry, resumed))]
     assert counts == [("results/first-1-of-2", 3, 3), (None, 0, 3), ("results/first-1-of-2", 3, 3)]
@@ -48,6 +49,7 @@ def test_a_shard_runs_its_rows_in_a_folder_of_its_own(results: dict[str, list]) 
     assert "run 'first-1-of-2' is shard 1/2; you asked for --shard 2/2. Give --shard 1/2" in other.err
     assert (empty.code, document(empty)["rows_planned"]) == (0, 0), empty.err
     runs = {run["name"]: (run["rows"], run["status"]) for run in json.loads(listed.out)}
+    assert "shard     1/2" in shown.out
     assert runs == {"first-1-of-2": ("3 of 3", "complete"), "first-9-of-9": ("0 of 0", "complete")}
 
 

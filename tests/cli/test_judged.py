@@ -105,6 +105,20 @@ def test_pairs_are_judged_against_the_full_caches_answers(judged, tmp_path):
     assert set(rows["score"]) == {0.5}
 
 
+def test_pairs_that_lie_in_two_shards_are_judged_after_join(judged, tmp_path, capsys):
+    judge = [*judged(say("[[A]]")), "--judge-mode", "pair"]
+    for shard in ("1/2", "2/2"):
+        assert main([*RUN, *judge, "--run-name", "r1", "--shard", shard]) == 0
+    assert main(["join", "r1-1-of-2", "r1-2-of-2", "--out", str(tmp_path), "-q"]) == 0
+    rows = read_run(tmp_path / "r1").rows
+    assert sorted(zip(rows["method"], rows["status"])) == [("full", "ok")] * 2 + [("gkv", "unscored")] * 2
+    assert "2 answers have no score yet; 'kvbench run --resume r1 --out " in capsys.readouterr().err
+    assert main(["run", "--resume", "r1", "-q", *judge]) == 0
+    rows = read_run(tmp_path / "r1").rows
+    assert set(rows["status"]) == {"ok"}
+    assert set(rows["score"]) == {0.5}
+
+
 def test_show_prints_every_turn_with_its_question(tmp_path, capsys, monkeypatch):
     assert main([*RUN, "--judge", "none", "--out", str(tmp_path), "--run-name", "r1"]) == 0
     answers = json.loads(read_texts(tmp_path / "r1")["turns"][0])

@@ -29,6 +29,7 @@ from kvbench.records import Request
 from kvbench.replay.reader import TraceReader
 from kvbench.replay.reference import read_full
 from kvbench.replay.traces import ForcedTrace
+from kvbench.train.foresight_moments import Moments
 from kvbench.train.foresight_scorer import TrainedScorer
 from kvbench.train.foresight_states import Evictions
 from kvbench.train.loop import train
@@ -206,7 +207,7 @@ def test_the_scorer_in_training_is_the_one_that_is_written():
     choices = Evictions(loaded, ForesightKV(), budget=24, interval=8, longest=100).golden(trace).choices
     shapes = scorer_shapes("paper6", {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
                                       "head_dim": 16}, 8)  # fmt: skip
-    trained = TrainedScorer.random(shapes, [choices], seed=1, unit=3.0)
+    trained = TrainedScorer.random(shapes, Moments(shapes, choices), seed=1, unit=3.0)
     assert {choice.layer for choice in choices} == {0, 2}
     assert bool((trained.deviation[1] == 1).all())  # the sliding layer
     for choice in choices:
@@ -215,7 +216,7 @@ def test_the_scorer_in_training_is_the_one_that_is_written():
         wanted = 3.0 * drop_scores(trained.parameters, layer, standard)
         torch.testing.assert_close(drop_scores(trained.scorer(), layer, choice.x), wanted, rtol=1e-3, atol=1e-4)
     written = {name: tensor.detach() for name, tensor in trained.scorer().items()}
-    again = TrainedScorer.of(written, [choices])
+    again = TrainedScorer.of(written, Moments(shapes, choices))
     for name, tensor in again.scorer().items():
         torch.testing.assert_close(tensor, written[name], rtol=1e-4, atol=1e-5)
         assert not written[name].requires_grad  # training goes on in copies

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import weakref
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from kvbench.replay.batches import replay
 from kvbench.replay.choices import Chosen
 from kvbench.replay.traces import ForcedTrace
 from kvbench.train.loop import train
+from kvbench.train.policy_gradient import PolicyGradient
 from kvbench.train.recipe import Settings
 from kvbench.train.recipes.foresightkv_grpo import PolicyRecipe, rewards
 from kvbench.train.traces import Trace, built_in, collect
@@ -182,6 +184,24 @@ def test_the_loss_is_that_of_the_definition(tmp_path: Path):
     again, halves = recipe.loss(5, slice(0, 2))[0], [recipe.loss(5, slice(i, i + 1))[0] for i in range(2)]
     assert torch.equal(again, loss)  # the step says it all
     torch.testing.assert_close(torch.stack(halves).mean(), loss)
+
+
+def test_a_step_keeps_the_inputs_of_one_eviction(tmp_path: Path, monkeypatch):
+    """The inputs at all evictions of a long answer would not fit a GPU."""
+    recipe, inputs = recipe_of(build("llama"), tmp_path), []
+    add = PolicyGradient.add
+
+    def watched(policy, choice):
+        assert [x() for x in inputs] == [None] * len(inputs)
+        inputs.append(weakref.ref(choice.x))
+        add(policy, choice)
+
+    monkeypatch.setattr(PolicyGradient, "add", watched)
+    loss, _ = recipe.loss(0, slice(0, 2))
+    evictions = 1 + 29 // 8  # after the prompt, and as often while the answer is read
+    assert len(inputs) == 2 * evictions * len(recipe.loaded.geometry)
+    assert [x() for x in inputs] == [None] * len(inputs)
+    assert loss.requires_grad
 
 
 def test_training_begins_with_the_scorer_that_was_given(tmp_path: Path):

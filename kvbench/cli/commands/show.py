@@ -117,6 +117,7 @@ def _print_summary(document: dict[str, Any]) -> None:
         "created": document["created"],
         "command": again.line(document["command"]),
         "rows": f"{document['rows']} ({', '.join(f'{n} {s}' for s, n in document['status'].items()) or 'none yet'})",
+        "shard": environment.get("shard"),
         "versions": ", ".join(f"{k} {v}" for k, v in environment.get("versions", {}).items()),
         "kvbench": f"commit {git}" if (git := environment.get("git")) else None,
         "device": environment.get("device"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -134,21 +135,36 @@ def _spread(model: Any) -> dict[str, int]:
     from accelerate.utils import compute_module_sizes
 
     sizes, whole = compute_module_sizes(model), list(model._no_split_modules or ())
-    blocks = [sizes[name] for name, module in model.named_modules() if type(module).__name__ in whole]
+    layers = [sizes[name] for name, module in model.named_modules() if type(module).__name__ in whole] or [sizes[""]]
+    single = [sizes.get(name, 0) for name, module in model.named_modules() if not any(module.children())]
     room = {i: int(WEIGHTS * memory.total(torch.device("cuda", i))) for i in range(torch.cuda.device_count())}
     most = sizes[""] // len(room)
     while True:
         share = {index: min(most, size) for index, size in room.items()}
-        found = infer_auto_device_map(model, max_memory=share, no_split_module_classes=whole)
-        if all(isinstance(index, int) for index in found.values()):
-            return dict(found)
+        for spare in (
+            max(layers + single),
+            0,
+        ):  # accelerate keeps room on the first GPU for a layer loaded from the host
+            found = infer_auto_device_map(
+                model, max_memory=share | {0: share[0] + spare}, no_split_module_classes=whole
+            )
+            if _within(share, found, sizes):
+                return dict(found)
         if share == room:
             raise SetupError(
                 f"the weights ({sizes[''] / 2**30:.3g} GiB) do not fit into {WEIGHTS:.0%} of the memory of "
                 f"{len(room)} GPUs ({sum(room.values()) / 2**30:.3g} GiB); the rest is for entries. Use more GPUs or a "
                 "smaller dtype."
             )
-        most += max(blocks, default=sizes[""]) // STEPS
+        most += max(layers) // STEPS
+
+
+def _within(share: Mapping[int, int], found: Mapping[str, int | str], sizes: Mapping[str, int]) -> bool:
+    """Return whether all parts of a model are on GPUs, and no GPU holds more bytes than its share."""
+    held = Counter[int | str]()
+    for name, place in found.items():
+        held[place] += sizes.get(name, 0)
+    return all(isinstance(place, int) and size <= share[place] for place, size in held.items())
 
 
 def _layers(model: Any) -> list[str]:

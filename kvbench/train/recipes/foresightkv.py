@@ -21,6 +21,7 @@ import torch
 from kvbench.engine.model.weights import model_fields
 from kvbench.eviction.terms.foresight import drop_scores, scorer_shapes
 from kvbench.eviction.terms.objectives import ranking_losses
+from kvbench.train.foresight_moments import Moments
 from kvbench.train.foresight_scorer import MEASURED, ScorerRecipe, TrainedScorer
 from kvbench.train.foresight_states import Choice
 from kvbench.train.traces import Trace
@@ -47,7 +48,7 @@ class ForesightRecipe(ScorerRecipe):
         self._bytes = 0
         more = self.settings.more
         shapes = scorer_shapes(more["features"], model_fields(self.loaded.model.config), more["hidden"])
-        measured = map(self._choices, self.traces[:MEASURED])
+        measured = Moments(shapes, (choice for trace in self.traces[:MEASURED] for choice in self._choices(trace)))
         self.trained = TrainedScorer.random(shapes, measured, self.settings.seed, unit=more["margin"])
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:

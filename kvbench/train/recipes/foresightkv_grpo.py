@@ -17,7 +17,8 @@ prediction has the least entropy; `high`, the others; `all`, both together. The 
 
 phi is the scorer's output; the softmax is over all competing entries. As in the released code, it approximates the
 probability of a draw without replacement among the entries with the largest phi. Every draw is used once, so the ratio
-in the policy loss is 1 and its clip never binds. The model is frozen.
+in the policy loss is 1 and its clip never binds; its gradient is added up while an answer is read
+(`kvbench.train.policy_gradient`). The model is frozen.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ import torch
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import card_path, find, load_weights, model_fields
 from kvbench.errors import UserError
-from kvbench.eviction.terms.foresight import Features, drop_scores, scorer_shapes
-from kvbench.eviction.terms.objectives import advantages, chosen_log_probs, policy_loss
+from kvbench.eviction.terms.foresight import Features, scorer_shapes
+from kvbench.eviction.terms.objectives import advantages
 from kvbench.registry import methods
+from kvbench.train.foresight_moments import Moments
 from kvbench.train.foresight_scorer import MEASURED, ScorerRecipe, TrainedScorer
-from kvbench.train.foresight_states import TraceReading
+from kvbench.train.foresight_states import Take, TraceReading, ignore
+from kvbench.train.policy_gradient import PolicyGradient
 from kvbench.train.recipe import check_choices, check_least, draw_batch
 from kvbench.train.traces import Trace
 
@@ -66,7 +69,9 @@ class PolicyRecipe(ScorerRecipe):
         # Settings name the initial scorer by its hash: its path may differ on another machine.
         where = {"init": Path(more["init"]).name, "init_sha256": self.origin["sha256"]}
         self.settings = replace(self.settings, more={**more, **where})
-        measured = (self.evictions_of(trace).golden(trace).choices for trace in self.traces[:MEASURED])
+        measured = Moments({name: tuple(t.shape) for name, t in self.before.items()})
+        for trace in self.traces[:MEASURED]:
+            self.evictions_of(trace).golden(trace, measured.add)
         self.trained = TrainedScorer.of(self.before, measured)
         self._full: dict[str, TraceReading] = {}
 
@@ -80,14 +85,14 @@ class PolicyRecipe(ScorerRecipe):
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
         first = 1 + self.settings.batch * step
         drawn = list(enumerate(draw_batch(self.traces, self.settings, step), start=first))[share]
-        losses, rewards, divergences = [], [], []
+        losses, rewards, divergences, more = [], [], [], self.settings.more
         for number, trace in drawn:
-            reading = self._drawn(trace, number)
-            reward = self._rewards(trace, reading)
-            loss, divergence = self._policy(reading, advantages(reward))
-            losses.append(self.trained.with_gradient(loss))
+            policy = PolicyGradient(self.trained.scorer(), self.before, more["group"], more["clip"])
+            reward = self._rewards(trace, self._drawn(trace, number, policy.add))
+            loss, divergence = policy.loss(advantages(reward), more["kl"])
+            losses.append(loss)
             rewards.append(float(reward.mean()))
-            divergences.append(float(divergence.detach()))
+            divergences.append(float(divergence))
         figures = {"reward": sum(rewards) / len(drawn), "kl": sum(divergences) / len(drawn)}
         return torch.stack(losses).mean(), figures
 
@@ -96,7 +101,7 @@ class PolicyRecipe(ScorerRecipe):
         rewards, more, base = [], 0.0, 0.0
         tokens = 0
         for trace in self.test:
-            reading = self._drawn(trace, 0)
+            reading = self._drawn(trace, 0, ignore)
             rewards.append(float(self._rewards(trace, reading).mean()))
             first = _first(trace, reading)
             full = self._full_reading(trace).losses[0, first:]
@@ -112,14 +117,14 @@ class PolicyRecipe(ScorerRecipe):
     def stored(self) -> dict[str, list[torch.Tensor]]:
         return {name: [reading.losses, reading.entropy] for name, reading in self._full.items()}
 
-    def _drawn(self, trace: Trace, number: int) -> TraceReading:
+    def _drawn(self, trace: Trace, number: int, take: Take) -> TraceReading:
         """Read a trace `group` times; each time the scorer draws other evictions.
 
-        number: makes the seeds of these draws, together with the training's seed.
+        number: makes the seeds of these draws, together with the training's seed. take: receives the evictions.
         """
         group = self.settings.more["group"]
         seeds = [(self.settings.seed << 32) + number * group + i for i in range(group)]
-        return self.evictions_of(trace).drawn(trace, seeds, self.trained.scorer())
+        return self.evictions_of(trace).drawn(trace, seeds, self.trained.scorer(), take)
 
     def _full_reading(self, trace: Trace) -> TraceReading:
         if trace.name not in self._full:
@@ -131,22 +136,6 @@ class PolicyRecipe(ScorerRecipe):
         full, first = self._full_reading(trace), _first(trace, reading)
         added = reading.losses[:, first:] - full.losses[:, first:]
         return rewards(added, full.entropy[0, first:], self.settings.more["reward"])
-
-    def _policy(self, reading: TraceReading, worth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the policy loss of the G readings of a trace, and its term for the divergence from the initial scorer.
-
-        worth: the advantage of each reading, [G].
-        """
-        scorer = self.trained.scorer()
-        now, reference, gains = [], [], []
-        for choice in reading.choices:
-            now.append(chosen_log_probs(drop_scores(scorer, choice.layer, choice.x), choice.dropped))
-            before = drop_scores(self.before, choice.layer, choice.x)
-            reference.append(chosen_log_probs(before, choice.dropped))
-            gains.append(worth.to(before).repeat_interleave(len(now[-1]) // len(worth)))
-        log_probs = torch.cat(now)
-        weights = {"clip": self.settings.more["clip"], "kl_weight": self.settings.more["kl"]}
-        return policy_loss(log_probs, log_probs.detach(), torch.cat(reference), torch.cat(gains), **weights)
 
 
 def rewards(added: torch.Tensor, entropy: torch.Tensor, kind: str) -> torch.Tensor:
@@ -167,7 +156,7 @@ def rewards(added: torch.Tensor, entropy: torch.Tensor, kind: str) -> torch.Tens
 
 def _first(trace: Trace, reading: TraceReading) -> int:
     """Return the index of the first answer token that the model predicts after an eviction."""
-    return min(choice.seen for choice in reading.choices) - len(trace.prompt) + 1
+    return reading.unevicted - len(trace.prompt) + 1
 
 
 def _initial(loaded: LoadedModel, location: str, features: Features) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -1,0 +1,74 @@
+"""The gradient of `foresightkv-grpo`'s loss, added up one eviction at a time while a trace is read.
+
+The advantages A_g of the G readings are known only after the last token. The scorer's inputs at all evictions of a long
+trace would by then take more memory than a GPU has. But every draw is used once: the ratio in the policy loss
+(`kvbench.eviction.terms.objectives`) is 1, so loss and gradient are linear in the advantages. With p_g the policy loss
+of reading g at advantage 1, and D the divergence from the initial scorer,
+
+    gradient of the loss = sum over g of A_g * gradient of p_g, plus kl * gradient of D
+
+Neither gradient on the right side needs an advantage. Both are computed at each eviction and added up, so that no
+inputs are kept. The sums take as much memory as G + 1 scorers.
+
+Letters: G readings of one trace, Hk KV heads, n competing entries, D inputs of the scorer per entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from kvbench.eviction.terms.foresight import drop_scores
+from kvbench.eviction.terms.objectives import chosen_log_probs, policy_loss
+from kvbench.train.foresight_states import Choice
+
+
+class PolicyGradient:
+    """Sums the gradients of the policy loss over the evictions of one trace's G readings.
+
+    scorer: the scorer in training, which made the draws; reference: the initial scorer; clip: of the policy loss.
+    """
+
+    def __init__(
+        self, scorer: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor], group: int, clip: float
+    ) -> None:
+        self.scorer, self.reference, self.group, self.clip = scorer, reference, group, clip
+        self._entries = 0  # evicted entries so far, in all readings
+        # Sums over evicted entries: gradients of each reading's policy loss, [G, ...] per tensor; the divergence
+        # and its gradient.
+        self._policy = {name: t.new_zeros((group, *t.shape)) for name, t in scorer.items()}
+        self._pull = {name: torch.zeros_like(t) for name, t in scorer.items()}
+        self._divergence = scorer["b2"].new_zeros(())
+
+    @torch.enable_grad()
+    def add(self, choice: Choice) -> None:
+        """Add one eviction in one layer. Call it outside inference mode."""
+        layer = choice.layer
+        # Each reading has its own copy of the layer's tensors, so that each has its own gradient.
+        own = {name: t[layer].detach().expand(self.group, *t.shape[1:]) for name, t in self.scorer.items()}
+        leaves = [t.requires_grad_() for t in own.values()]
+        now = chosen_log_probs(drop_scores({name: t[None] for name, t in own.items()}, 0, choice.x), choice.dropped)
+        with torch.no_grad():
+            before = chosen_log_probs(drop_scores(self.reference, layer, choice.x), choice.dropped)
+        loss, divergence = policy_loss(now, now.detach(), before, torch.ones_like(now), clip=self.clip, kl_weight=0.0)
+        policy = torch.autograd.grad(loss, leaves, retain_graph=True)
+        pull = torch.autograd.grad(divergence, leaves)
+        for name, mine, ours in zip(own, policy, pull):
+            self._policy[name][:, layer] += mine * len(now)
+            self._pull[name][layer] += ours.sum(dim=0) * len(now)
+        self._divergence += divergence.detach() * len(now)
+        self._entries += len(now)
+
+    def loss(self, advantages: torch.Tensor, kl_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the policy loss of the G readings, and its divergence term without the weight.
+
+        It is the mean over layers, heads, evictions and evicted entries. advantages: of each reading, [G].
+        """
+        divergence = self._divergence / self._entries
+        total = kl_weight * divergence - advantages.to(divergence).mean()
+        for name, tensor in self.scorer.items():
+            policy = torch.tensordot(advantages.to(tensor), self._policy[name], dims=1)
+            slope = (policy + kl_weight * self._pull[name]) / self._entries
+            total = total + ((tensor - tensor.detach()) * slope).sum()
+        return total, divergence
