@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ def adapted(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
                     f"the adapter of {quote(name)} maps {theirs[0]} to {theirs[1]} features, the model's layer "
                     f"{ours[0]} to {ours[1]}. Use weights that were trained for this model."
                 )
-            where = next(module.parameters()).device
+            where = next(chain(module.parameters(), module.buffers()), a).device  # quantised layers have buffers
             hooks.append(module.register_forward_hook(_add(*(x.to(where) for x in (a, b, weights["scaling"])))))
         yield
     finally:

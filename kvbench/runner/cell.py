@@ -88,6 +88,10 @@ class CellPlan:
         """Return the plan of the same cell with this number of slots from the beginning."""
         return self if slots == self.plan.slots else replace(self, plan=self.plan_with(slots), planned_slots=slots)
 
+    def after_lack_of_memory(self, slots: int, retries: int) -> CellPlan:
+        """Return the plan of the same cell after memory ran out so often, with the slots that were left then."""
+        return replace(self, plan=self.plan_with(slots), oom_retries=retries)
+
     def smaller(self) -> CellPlan:
         """Return the plan of the same cell with half the slots."""
         return replace(self, plan=self.plan_with(self.plan.slots // 2))

@@ -48,6 +48,11 @@ class CellRun:
     say: Notice
     not_numbers: int = 0  # how many of the newest rows, without a good row between them, have NaN or infinite logits
 
+    @property
+    def ended_early(self) -> bool:
+        """Whether the cell ended because logits stayed NaN or infinite."""
+        return self.not_numbers >= NOT_NUMBERS
+
     def run(self) -> None:
         """Generate until all rows are written, or logits stay NaN (`_numbers_fail`), or rows cannot be scored."""
         memory.reset_peak(*self.loaded.devices)

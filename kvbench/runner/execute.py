@@ -25,6 +25,7 @@ from kvbench.runner.shard import Shard, agreed
 from kvbench.runner.work import Work
 from kvbench.runner.workers.executor import Order
 from kvbench.runner.workers.placement import HERE, Placement
+from kvbench.sources import hub
 from kvbench.store import RunFolder
 
 
@@ -94,6 +95,8 @@ def execute(
             out=str(out.absolute()),
             name=name,
             slots=tuple(cell.plan.slots for cell in plan.cells),
+            device=plan.device.type,
+            downloads=hub.allowed(),
             allow_version_change=allow_version_change,
         )
         return _run(folder, plan, done, placement, order, progress, say)

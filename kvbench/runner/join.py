@@ -55,7 +55,7 @@ class _Known(NamedTuple):
 
     @classmethod
     def of(cls, entry: Entry) -> _Known:
-        return cls((entry.scored, entry.ok, entry.generated), entry.outcome, str(entry.row["status"]))
+        return cls(entry.rank, entry.outcome, str(entry.row["status"]))
 
 
 def join(

@@ -15,13 +15,12 @@ from kvbench.console.figures import Figures
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import Interrupted, SetupError
 from kvbench.runner import env
-from kvbench.runner.cell import CellPlan, dtype_name
+from kvbench.runner.cell import dtype_name
 from kvbench.runner.cell_run import CellRun
 from kvbench.runner.inputs import Notice
 from kvbench.runner.jobs import Job
 from kvbench.runner.row_writer import RowWriter
 from kvbench.runner.run_plan import RunPlan
-from kvbench.runner.workload import PlannedRow
 from kvbench.scoring.pool import ScorePool
 from kvbench.store import Journal
 
@@ -57,6 +56,8 @@ class Runner:
         self.plan, self.show, self.say = plan, show, say
         self.writer: RowWriter | None = None
         self._cells = {index: {row.key: row for row in cell.rows} for index, cell in enumerate(plan.cells)}
+        self._slots: dict[int, tuple[int, int]] = {}  # by cell whose memory ran out: slots left, and how often
+        self._ended: set[int] = set()  # cells that ended early
         self._label = ""
         self._tokens = self._kv_now = self._kv_peak = 0
         self._shown = 0.0
@@ -85,28 +86,36 @@ class Runner:
             self.writer = RowWriter(journal, pool, works, host, keep_prompts=keep)
             try:
                 for job in jobs:
-                    rows = self._cells[job.cell]
-                    self._execute(loaded, self.plan.cells[job.cell], [rows[key] for key in job.keys], self.writer)
+                    if job.cell not in self._ended:
+                        self._execute(loaded, job, self.writer)
                     ended()
             except (signals.Signalled, Exception):
                 if not journal.failed:
                     self.writer.leave(AFTER_STOP)
                 raise
 
-    def _execute(self, loaded: LoadedModel, cell_plan: CellPlan, missing: list[PlannedRow], writer: RowWriter) -> None:
+    def _execute(self, loaded: LoadedModel, job: Job, writer: RowWriter) -> None:
+        cell_plan, rows = self.plan.cells[job.cell], [self._cells[job.cell][key] for key in job.keys]
+        if job.cell in self._slots:
+            cell_plan = cell_plan.after_lack_of_memory(*self._slots[job.cell])
         if cell_plan.cell.label != self._label:
             self._label, writer.scores, self._kv_peak = cell_plan.cell.label, [], 0
             self._tell(now=True)
-        CellRun(
+        run = CellRun(
             loaded=loaded,
             cell_plan=cell_plan,
-            missing={(row.prompt.doc.doc_id, row.sample): row for row in missing},
+            missing={(row.prompt.doc.doc_id, row.sample): row for row in rows},
             work=self.plan.inputs.works[cell_plan.cell.task],
             config=self.plan.config,
             writer=writer,
             on_step=self._step,
             say=self.say,
-        ).run()
+        )
+        run.run()
+        if run.cell_plan.oom_retries:
+            self._slots[job.cell] = run.cell_plan.plan.slots, run.cell_plan.oom_retries
+        if run.ended_early:
+            self._ended.add(job.cell)
         writer.finish()
         self._tell(now=True)
         if writer.refused is not None:

@@ -66,6 +66,11 @@ def only(names: Collection[str] | None) -> Iterator[None]:
         _named = before
 
 
+def allowed() -> tuple[str, ...] | None:
+    """Return the models and tasks that kvbench may download; None: all."""
+    return None if _named is None else tuple(sorted(_named))
+
+
 def may_ask(name: str) -> bool:
     """Return whether kvbench may download this model, or the data of this task."""
     return _named is None or name in _named

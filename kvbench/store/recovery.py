@@ -6,7 +6,7 @@ the beginning. Texts are not kept in memory; `TextReader` fetches them one by on
 A torn last record is dropped, and a damaged record is skipped. Both are reported, and their rows are generated again. A
 record with a right checksum that is not a row counts as damaged, because a journal may come from anyone. If a row has
 several records, only those with the highest `score_pass` count. Of these the first "ok" record is taken, in the order
-of segment names and positions; if none is "ok", the last record is taken.
+of segment names and positions; if none is "ok", the last one with an answer, or else the last one.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ class Entry:
     @property
     def ok(self) -> bool:
         return bool(self.row["status"] == OK)
+
+    @property
+    def rank(self) -> tuple[int, bool, bool]:
+        """Of two records of a row, the one with the higher rank counts."""
+        return self.scored, self.ok, self.generated
 
     @property
     def generated(self) -> bool:
@@ -81,7 +86,7 @@ class JournalContent:
     def add(self, entry: Entry) -> None:
         key = entry.row["row_key"]
         former = self.entries.get(key)
-        if former is None or entry.scored > former.scored or not (former.ok or former.scored > entry.scored):
+        if former is None or entry.rank > former.rank or (entry.rank == former.rank and not entry.ok):
             self.entries[key] = entry
         elif entry.ok and entry.scored == former.scored:
             self.duplicates += 1

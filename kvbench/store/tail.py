@@ -31,13 +31,13 @@ class JournalTail:
 
     def _take(self, name: str, begin: int, length: int) -> int:
         """Read whole records from a segment, and return how many bytes they have."""
+        whole = 0
         with open(open_plain(self._run_dir / FOLDER / name), "rb") as file:
             file.seek(begin)
-            block = file.read(length)
-        whole = block.rfind(b"\n") + 1
-        for line in block[:whole].split(b"\n")[:-1]:
-            if record := unpack(line + b"\n"):
-                self.statuses[record["row"].get("row_key")] = record["row"].get("status")
+            while (line := file.readline(length - whole)).endswith(b"\n"):
+                whole += len(line)
+                if record := unpack(line):
+                    self.statuses[record["row"].get("row_key")] = record["row"].get("status")
         return whole
 
     def _sizes(self) -> dict[str, int]:

@@ -77,7 +77,7 @@ def order_of_another_folder(folder: Path, **order: object) -> Order:
 def test_the_number_of_workers_comes_from_the_cluster(
     address: str, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = Order(config=config, out="results", name="r", slots=(1,))
+    order = Order(config=config, out="results", name="r", slots=(1,), device="cpu")
     with pytest.raises(SetupError, match=r"the Ray cluster has no GPU now\. Give --workers N to wait for N machines"):
         RayExecutor(order, address=address, workers=None, gpus=True)
     monkeypatch.setenv(ray_cluster.ADDRESS, address)

@@ -60,7 +60,7 @@ def test_a_share_leaves_out_saved_rows_and_a_good_end_removes_the_cache(cache: P
     result = execute(config, out=tmp_path, run_name="r")
     assert result.run_dir is not None
     keys = tuple(row.key for row in result.plans[0].rows)
-    order = Order(config=config, out=str(tmp_path), name="r", slots=(5,))
+    order = Order(config=config, out=str(tmp_path), name="r", slots=(5,), device="cpu")
     assert slurm.Share(order, [Job(0, keys)])() == [slurm.Done(slurm.FIRST)]
     executor = slurm.SlurmExecutor(order, workers=1, parameters=LOCAL, gpus=False)
     assert len(list(cache.iterdir())) == 1
@@ -70,7 +70,7 @@ def test_a_share_leaves_out_saved_rows_and_a_good_end_removes_the_cache(cache: P
 
 def test_a_machine_without_slurm_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    order = Order(config=None, out="results", name="r", slots=())  # type: ignore[arg-type]
+    order = Order(config=None, out="results", name="r", slots=(), device="cpu")  # type: ignore[arg-type]
     with pytest.raises(SetupError, match=r"^Slurm cannot be used from this machine \(.*srun.*\)\.$"):
         slurm.SlurmExecutor(order, workers=1, parameters={}, gpus=False)
     assert list(cache.iterdir()) == []
@@ -90,7 +90,7 @@ def test_slurm_receives_an_array_with_the_parameters_and_a_stop_cancels_it(
         command.write_text(f"#!/bin/sh\ncd {tmp_path}\n{says}\n")
         command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    order = Order(config=None, out=str(tmp_path), name="r", slots=())  # type: ignore[arg-type]
+    order = Order(config=None, out=str(tmp_path), name="r", slots=(), device="cpu")  # type: ignore[arg-type]
     parameters = parse_parameters(["partition=gpu,time=90,reservation=mine"])
     executor = slurm.SlurmExecutor(order, workers=3, parameters=parameters, gpus=True)
     for worker in "123":

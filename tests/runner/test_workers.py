@@ -17,6 +17,7 @@ from support.stub_workers import row_of, simulate
 
 from kvbench.cli.app import main
 from kvbench.config.run_config import RunConfig
+from kvbench.console import faults
 from kvbench.console.progress import Progress
 from kvbench.errors import Interrupted, KVBenchError, SetupError, UserError
 from kvbench.runner import env
@@ -24,6 +25,7 @@ from kvbench.runner.execute import execute
 from kvbench.runner.jobs import Job
 from kvbench.runner.workers.coordinator import TRIES, Coordinator
 from kvbench.runner.workers.executor import Done, Event, Failed, Lost, Noticed, Order, Ready
+from kvbench.runner.workers.local import LocalExecutor
 from kvbench.runner.workers.placement import Placement
 from kvbench.runner.workers.worker import Worker
 from kvbench.store import Journal, RunFolder
@@ -103,6 +105,26 @@ def test_workers_that_do_not_start_end_the_run(tmp_path: Path) -> None:
     executor = Scripted(2, *[Lost(worker, "no GPU") for worker in "12" for _ in range(TRIES)])
     with pytest.raises(SetupError, match=r"no worker starts \(the last: no GPU\)"):
         run(tmp_path, executor)
+
+
+def test_a_worker_that_may_still_start_is_waited_for(tmp_path: Path) -> None:
+    events = (
+        [Lost("1", "no GPU")] * 2 + [Lost("2", "no GPU")] * 2 + [Lost("1", "no GPU"), Ready("2"), Done("2"), Done("2")]
+    )
+    executor = Scripted(2, *events)
+    run(tmp_path, executor)
+    assert executor.started == ["1", "2", "1", "1", "2", "2"]
+
+
+def test_workers_that_are_lost_before_any_row_end_the_run(tmp_path: Path) -> None:
+    """Also where each loss has another job as its first one."""
+    jobs = [Job(0, (f"{number:02x}",)) for number in range(40)]
+    script = [event for _ in range(2 * TRIES + 1) for event in (Ready("1"), Lost("1", "no licence"))]
+    executor = Scripted(2, *script)
+    executor.ahead = None
+    with pytest.raises(SetupError, match=r"lost (at the same rows|one after the other).*no licence"):
+        run(tmp_path, executor, jobs)
+    assert len(executor.sent) <= 2 * TRIES + 1
 
 
 def test_one_worker_that_does_not_start_is_done_without(tmp_path: Path) -> None:
@@ -210,7 +232,7 @@ def test_a_signal_stops_all_workers_and_one_process_goes_on(model: Path, tmp_pat
 
 def order(config: RunConfig, out: Path, **changes: Any) -> Order:
     cells = len(config.cells())
-    return replace(Order(config=config, out=str(out), name="r", slots=(4,) * cells), **changes)
+    return replace(Order(config=config, out=str(out), name="r", slots=(4,) * cells, device="cpu"), **changes)
 
 
 def test_a_worker_of_another_version_is_refused(model: Path, tmp_path: Path) -> None:
@@ -236,3 +258,28 @@ def test_a_worker_that_does_not_see_the_folder_is_refused(model: Path, tmp_path:
 def test_wrong_options(typed: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--task", "walk", "--method", "full", *typed.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_worker_without_its_gpu_is_a_failure_of_the_machine(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="sees no GPU") as raised:
+        Worker(order(configuration(model), tmp_path, device="cuda"))
+    assert faults.of_machine(raised.value)
+
+
+def test_a_worker_that_says_it_is_lost_is_started_once_more(model: Path, tmp_path: Path) -> None:
+    """The worker fails while it starts; the next process of its name must not be taken for the lost one."""
+    executor = LocalExecutor(order(configuration(model), tmp_path, device="cuda"), [None])
+    executor.start("1")
+    first = executor._processes["1"]
+    lost = []
+    try:
+        while len(lost) < 2:
+            for event in executor.events(60.0):
+                assert event == Lost("1", "CUDA error: this worker sees no GPU")
+                lost.append(event)
+                executor.start("1")
+        assert first.returncode is not None
+        assert len(psutil.Process().children()) == 1
+    finally:
+        executor.stop(1.0)
+    assert not psutil.Process().children()

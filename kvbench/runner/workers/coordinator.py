@@ -15,7 +15,10 @@ from kvbench.runner.jobs import Job
 from kvbench.runner.workers.executor import Done, Event, Executor, Failed, Lost, Noticed, Ready, Shown
 from kvbench.store.tail import JournalTail
 
+SILENCE = 4 * 3600.0  # seconds without a word after which a worker that has jobs counts as lost
+READ = 5.0  # seconds between two looks at the journal
 TRIES = 3  # how many workers may be lost at the same rows, or may not start one after the other, before the run ends
+GIVEN_UP = TRIES + 1  # starts of a worker that is not started again
 PATIENCE = 5.0  # seconds in which workers save their rows at the end
 WAIT = 0.25  # seconds for the next event
 
@@ -28,6 +31,7 @@ class _State:
     ready: bool = False
     starts: int = 0  # since it was last ready
     since: float = 0.0  # when its oldest job began
+    heard: float = 0.0  # when it last said something
     figures: Figures = field(default_factory=Figures)
     rows_before: int = 0  # saved by lost workers of this name
     tokens_before: int = 0
@@ -65,12 +69,13 @@ class Coordinator:
         self._states = {str(number): _State() for number in range(1, executor.size + 1)}
         self._tries: Counter[Job] = Counter()
         self._tail = JournalTail(run_dir)
-        self._shown = 0.0
+        self._shown = self._looked = 0.0
+        self._rows_at_loss = self._fruitless = 0  # rows on the disk at the last loss; losses since then without a row
 
     @property
     def saved(self) -> int:
         """Number of rows that the workers have saved on the disk, as far as the coordinator knows."""
-        return len(self._tail.statuses)
+        return max(len(self._tail.statuses), sum(state.rows() for state in self._states.values()))
 
     @property
     def failed(self) -> Counter[str]:
@@ -88,6 +93,7 @@ class Coordinator:
                 for event in self.executor.events(WAIT):
                     self._take(event)
                 self._hand_out()
+                self._look()
                 self._show()
         finally:
             self.executor.stop(PATIENCE)
@@ -95,6 +101,7 @@ class Coordinator:
 
     def _take(self, event: Event) -> None:
         state = self._states[event.worker]
+        state.heard = time.monotonic()
         match event:
             case Ready():
                 state.ready, state.starts = True, 0
@@ -117,7 +124,7 @@ class Coordinator:
         for worker, state in self._states.items():
             if state.ready and self._waiting and (given := self._share(state)):
                 if not state.jobs:
-                    state.since = time.monotonic()
+                    state.since = state.heard = time.monotonic()
                 state.jobs += given
                 self.executor.send(worker, given)
 
@@ -134,10 +141,30 @@ class Coordinator:
         del self._waiting[::step]
         return given
 
-    def _replace(self, worker: str, state: _State, why: str) -> None:
-        """Start another worker in place of a lost one, and put back the jobs that it had not finished."""
-        self.lost += 1
+    def _look(self) -> None:
+        """Read new rows of the journal, and replace workers that are silent for too long."""
+        now = time.monotonic()
+        if now - self._looked < READ:
+            return
+        self._looked = now
         self._tail.read()
+        for worker, state in list(self._states.items()):
+            if state.jobs and now - state.heard > SILENCE:
+                self._replace(worker, state, f"it said nothing for {SILENCE / 3600:.0f} hours")
+
+    def _replace(self, worker: str, state: _State, why: str) -> None:
+        """Start another worker in place of a lost one, and put back the jobs that it had not finished.
+
+        Raises SetupError if the same rows have lost `TRIES` workers, or all workers together that many times without a
+        new row on the disk.
+        """
+        self.lost += 1
+        known = self._rows_at_loss
+        self._tail.read()
+        self._rows_at_loss = len(self._tail.statuses)
+        self._fruitless = self._fruitless + 1 if self._rows_at_loss == known else 1
+        if self._fruitless > TRIES * len(self._states):
+            raise SetupError(f"{self._fruitless} workers were lost one after the other (the last: {bare(why)}).")
         left = [job for old in state.jobs if (job := old.without(self._tail.statuses)).keys]
         self._waiting[:0] = left
         self.retried += len(left)
@@ -153,7 +180,9 @@ class Coordinator:
         self._states[worker] = _State(starts=starts, rows_before=state.rows(), tokens_before=state.tokens())
         if starts < TRIES:
             self._start(worker)
-        elif all(s.starts >= TRIES and not s.ready for s in self._states.values()):
+            return
+        self._states[worker].starts = GIVEN_UP
+        if all(s.starts == GIVEN_UP for s in self._states.values()):
             raise SetupError(f"no worker starts (the last: {bare(why)}).")
 
     def _start(self, worker: str) -> None:
@@ -165,6 +194,8 @@ class Coordinator:
 
     def _measure(self, state: _State, figures: Figures) -> None:
         now = time.monotonic()
+        if figures.saved < state.figures.saved:  # the same worker began to count anew
+            state.rows_before += state.figures.saved
         if state.at:
             state.speed = rate(state.speed, figures.tokens - state.figures.tokens, now - state.at)
         state.figures, state.at = figures, now
@@ -190,7 +221,7 @@ class Coordinator:
 
     def _line(self, worker: str, state: _State) -> str:
         if not state.ready:
-            return f"worker {worker}  starting" if state.starts <= TRIES else f"worker {worker}  does not start"
+            return f"worker {worker}  {'does not start' if state.starts == GIVEN_UP else 'starting'}"
         if not state.jobs:
             return f"worker {worker}  idle"
         minutes, seconds = divmod(round(time.monotonic() - state.since), 60)

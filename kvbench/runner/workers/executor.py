@@ -16,13 +16,16 @@ class Order:
     """What a worker needs to execute jobs of a run.
 
     out, name: where the run's folder is. slots: of each cell, as the coordinator planned them: rows must not depend on
-    what else is in a worker's memory.
+    what else is in a worker's memory. device: the type of the coordinator's device. downloads: models and tasks that a
+    worker may download; None: all.
     """
 
     config: RunConfig
     out: str
     name: str
     slots: tuple[int, ...]
+    device: str
+    downloads: tuple[str, ...] | None = None
     allow_version_change: bool = False
 
 

@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing import connection
 from multiprocessing.connection import Connection, Pipe
 
 from kvbench.console import faults, signals
-from kvbench.errors import KVBenchError
+from kvbench.errors import KVBenchError, SetupError
 from kvbench.runner.jobs import Job
 from kvbench.runner.workers.executor import Done, Event, Failed, Lost, Noticed, Order, Ready, Shown
 
@@ -38,8 +37,16 @@ class LocalExecutor:
         signals.at_end(self._kill)
 
     def start(self, worker: str) -> None:
-        """Start the process of a worker. worker: its number, from 1."""
-        device = self._devices[int(worker) - 1]
+        """Start the process of a worker, and end a former one of this name. worker: its number, from 1."""
+        if (former := self._processes.pop(worker, None)) is not None:
+            former.kill()
+            former.wait()
+        try:
+            self._begin(worker, self._devices[int(worker) - 1])
+        except OSError as error:
+            raise SetupError(f"worker {worker} cannot be started ({error.strerror}).") from error
+
+    def _begin(self, worker: str, device: str | None) -> None:
         variables = {} if device is None else {VISIBLE: device}
         ours, theirs = Pipe()
         self._processes[worker] = subprocess.Popen(
@@ -70,6 +77,8 @@ class LocalExecutor:
                 event = link.recv()
                 if isinstance(event, Lost | Failed):
                     self._forget(worker)
+                    yield event
+                    return  # the caller may have started another worker of this name
                 yield event
         except (EOFError, OSError):
             self._forget(worker)
@@ -105,9 +114,13 @@ def main() -> None:
     link = Connection(int(number))
     with signals.handled():
         try:
+            order = link.recv()
+        except (signals.Signalled, EOFError, OSError):
+            sys.exit(1)  # the coordinator ended before it could say what to do
+        try:
             from kvbench.runner.workers.worker import Worker
 
-            here = Worker(link.recv())
+            here = Worker(order)
             link.send(Ready(worker))
             here.run(
                 _arriving(link),
@@ -120,9 +133,12 @@ def main() -> None:
         except KVBenchError as error:
             link.send(Failed(worker, str(error), error.exit_code))
         except Exception as error:
-            if not (faults.out_of_memory(error) or faults.device_failed(error)):
-                traceback.print_exc()
-            link.send(Lost(worker, faults.first_line(error)))
+            if faults.of_machine(error):
+                link.send(Lost(worker, faults.first_line(error)))
+            else:
+                kind = f"{type(error).__name__}: {faults.words(error)}"
+                text = f"internal error in a worker, please report it: {kind}. --workers 1 --debug shows where."
+                link.send(Failed(worker, text, 1))
 
 
 def _arriving(link: Connection) -> Iterator[Job]:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvbench.errors import SetupError, UserError
+from kvbench.errors import SetupError, UserError, counted
 from kvbench.runner.workers.executor import Executor, Order
 from kvbench.runner.workers.local import VISIBLE, LocalExecutor
 from kvbench.runner.workers.slurm_parameters import Parameters
@@ -72,6 +72,8 @@ class Placement:
         count = len(gpus) if self.workers is None else self.workers
         if count == 1:
             return None
+        if device.type == "cuda" and count > len(gpus):
+            raise UserError(f"--workers {count}: {counted(len(gpus), 'GPU')} can be used, and each worker needs one.")
         return LocalExecutor(order, [gpus[number % len(gpus)] for number in range(count)])
 
 
@@ -83,4 +85,5 @@ def _visible() -> list[str | None]:
     import torch
 
     named = [name for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
-    return list(named) or [str(number) for number in range(torch.cuda.device_count())]
+    count = torch.cuda.device_count()  # CUDA ignores all names from the first one that it does not know
+    return list(named[:count]) or [str(number) for number in range(count)]

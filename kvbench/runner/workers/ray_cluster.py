@@ -27,6 +27,7 @@ from kvbench.runner.workers.local import LocalExecutor
 ADDRESS = "RAY_ADDRESS"
 OWN = "local"  # the address that makes Ray start a cluster of its own on this machine
 THREADS = "OMP_NUM_THREADS"
+CARRIED = (THREADS, "KVBENCH_DATA")  # variables of the command that its workers get
 STORE = 100_000_000  # bytes of the object store of a Ray of its own; jobs and figures are small
 WAIT = 0.5  # seconds that an actor waits for something to say
 ENDING = 1.0  # seconds for an actor's answer after its worker has ended
@@ -94,8 +95,10 @@ class RayExecutor:
 
     def start(self, worker: str) -> None:
         """Ask Ray for an actor. It begins when the cluster has room for it."""
-        threads = {name: value for name, value in os.environ.items() if name == THREADS}
-        self._actors[worker] = self._make(self._order, os.getcwd(), threads)
+        if worker in self._actors:
+            self._ray.kill(self._actors[worker])
+        carried = {name: value for name, value in os.environ.items() if name in CARRIED}
+        self._actors[worker] = self._make(self._order, os.getcwd(), carried)
 
     def send(self, worker: str, jobs: Sequence[Job]) -> None:
         if worker in self._actors:

@@ -14,7 +14,7 @@ _TEXT = """#!/bin/bash
 {flags}
 # Save this script as FILE; these lines run all shards and join them. The first line again continues unfinished shards.
 #   job=$(sbatch --parsable FILE)
-#   sbatch --dependency=afterok:$job --wrap {join}
+#   sbatch --dependency=afterany:$job --wrap {join}
 {lines}"""
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from kvbench.config.plugins import load_plugins
 from kvbench.console.figures import Figures
 from kvbench.errors import SetupError, quote
@@ -16,6 +18,7 @@ from kvbench.runner.jobs import Job
 from kvbench.runner.run_plan import RunPlan
 from kvbench.runner.session import Runner
 from kvbench.runner.workers.executor import Order
+from kvbench.sources import hub
 from kvbench.store import Journal, folder, manifest
 
 
@@ -27,6 +30,8 @@ class Worker:
     """
 
     def __init__(self, order: Order) -> None:
+        if order.device == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("CUDA error: this worker sees no GPU")  # the machine's failure, see `faults`
         self._run_dir = Path(order.out) / order.name
         if not (self._run_dir / manifest.NAME).is_file():
             raise SetupError(
@@ -36,12 +41,13 @@ class Worker:
         info = manifest.read(self._run_dir)
         before, allowed = info["environment"], order.allow_version_change
         folder.check_versions(order.name, info, env.compared(), allowed=allowed)
-        load_plugins(order.config.plugin)
-        plan = RunPlan.make(order.config, before, order.name, dry_run=False, say=_ignore)
+        with hub.only(order.downloads):
+            load_plugins(order.config.plugin)
+            plan = RunPlan.make(order.config, before, order.name, dry_run=False, say=_ignore)
+            self._loaded = plan.load()
         cells = tuple(cell.with_slots(slots) for cell, slots in zip(plan.cells, order.slots, strict=True))
         self._plan = replace(plan, cells=cells)
         same_run.check(order.name, before, self._plan.record({}), allow_version_change=allowed)
-        self._loaded = self._plan.load()
         check_weights(self._plan.cells, self._loaded)
 
     def run(
