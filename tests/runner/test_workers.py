@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import psutil
 import pytest
+import torch
 from support.final_tables import differences
 from support.runs import configuration, model_folder
 from support.stub_workers import row_of, simulate
@@ -20,7 +22,7 @@ from kvbench.config.run_config import RunConfig
 from kvbench.console import faults
 from kvbench.console.progress import Progress
 from kvbench.errors import Interrupted, KVBenchError, SetupError, UserError
-from kvbench.runner import env
+from kvbench.runner import env, session
 from kvbench.runner.execute import execute
 from kvbench.runner.jobs import Job
 from kvbench.runner.workers.coordinator import TRIES, Coordinator
@@ -283,3 +285,45 @@ def test_a_worker_that_says_it_is_lost_is_started_once_more(model: Path, tmp_pat
     finally:
         executor.stop(1.0)
     assert not psutil.Process().children()
+
+
+class StubRun:
+    """In place of `CellRun`: memory runs out once in the first job of cell 0, and cell 1 ends early."""
+
+    slots: ClassVar[list[int]] = []
+
+    def __init__(self, *, cell_plan: Any, **_: Any) -> None:
+        self.slots.append(cell_plan.plan.slots)
+        self.ended_early = cell_plan.cell.label == "nan"
+        lacks = cell_plan.cell.label == "oom" and not cell_plan.oom_retries
+        self.cell_plan = cell_plan.after_lack_of_memory(cell_plan.plan.slots // 2, 1) if lacks else cell_plan
+
+    def run(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class StubPlan:
+    """In place of `CellPlan`."""
+
+    cell: Any
+    plan: Any
+    oom_retries: int = 0
+    rows: tuple[Any, ...] = ()
+
+    def after_lack_of_memory(self, slots: int, retries: int) -> StubPlan:
+        return replace(self, plan=SimpleNamespace(slots=slots), oom_retries=retries)
+
+
+def test_later_jobs_of_a_cell_begin_as_the_last_one_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "CellRun", StubRun)
+    cells = [StubPlan(SimpleNamespace(label=label, task="walk"), SimpleNamespace(slots=8)) for label in ("oom", "nan")]
+    inputs, config = SimpleNamespace(works={"walk": None}), SimpleNamespace(keep_prompts=False)
+    machine = {"device": torch.device("cpu"), "dtype": torch.float32, "shape": SimpleNamespace(parts=())}
+    plan: Any = SimpleNamespace(cells=cells, inputs=inputs, config=config, **machine)
+    ended: list[None] = []
+    jobs = [Job(cell, ()) for cell in (0, 0, 1, 1, 0)]
+    with Journal(tmp_path) as journal:
+        runner = session.Runner(plan, lambda figures: None, lambda text: None)
+        runner.run(SimpleNamespace(), journal, jobs, lambda: ended.append(None))  # type: ignore[arg-type]
+    assert StubRun.slots == [8, 4, 8, 4]  # the second job of the cell that ended early is left out
+    assert len(ended) == len(jobs)
