@@ -95,7 +95,7 @@ def is_gone(pid: int) -> bool:
 
 RUNNING = {  # where a run is stopped -> a function, the call of it, the signal
     "loading": ("kvbench.runner.run_plan:load", 1, HUP),
-    "checking weights": ("kvbench.runner.execute:check_weights", 1, INT),
+    "checking weights": ("kvbench.runner.work:check_weights", 1, INT),
     "prefill": ("kvbench.engine.prefill:PromptReader.read", 3, TERM),
     "decode": ("kvbench.engine.loop:Engine._step", 60, INT),
     "decode, SIGTERM": ("kvbench.engine.loop:Engine._step", 60, TERM),

@@ -174,6 +174,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model"))
 
 
+def workers() -> list[psutil.Process]:
+    """The workers that this process has started and that live."""
+    return [child for child in psutil.Process().children() if "kvbench.runner.workers" in str(child.cmdline())]
+
+
 class Signals(Progress):
     """Sends this process SIGTERM as soon as some rows are saved."""
 
@@ -196,7 +201,7 @@ class Kills(Progress):
 
     def update(self, rows_done: int, *_: object) -> None:
         if rows_done >= self.rows and not self.killed:
-            self.killed = psutil.Process().children()[0].pid
+            self.killed = workers()[0].pid
             os.kill(self.killed, signal.SIGKILL)
 
 
@@ -222,7 +227,7 @@ def test_a_signal_stops_all_workers_and_one_process_goes_on(model: Path, tmp_pat
     with pytest.raises(Interrupted, match=r"interrupted: \d+ of 72 rows saved; continue with") as stopped:
         execute(config, out=tmp_path, run_name="two", placement=Placement(workers=2), progress=Signals(10))
     assert stopped.value.exit_code == 143
-    assert not psutil.Process().children()
+    assert not workers()
     with RunFolder.resume(tmp_path, "two", environment=env.compared()) as folder:
         saved = len(folder.done_keys())
     assert f" {saved} of 72 " in str(stopped.value)
@@ -281,10 +286,10 @@ def test_a_worker_that_says_it_is_lost_is_started_once_more(model: Path, tmp_pat
                 lost.append(event)
                 executor.start("1")
         assert first.returncode is not None
-        assert len(psutil.Process().children()) == 1
+        assert len(workers()) == 1
     finally:
         executor.stop(1.0)
-    assert not psutil.Process().children()
+    assert not workers()
 
 
 class StubRun:
