@@ -24,7 +24,7 @@ from kvbench.engine.model.shape import read_shape, shape_of_model
 from kvbench.engine.plan import Machine, plan_cell
 from kvbench.errors import SetupError, UserError
 
-TODO = requests(lengths=(29, 12), new_tokens=(5, 4), samples=1)
+REQUESTS = requests(lengths=(29, 12), new_tokens=(5, 4), samples=1)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def generated(loaded, method, layout="auto"):
         layout=layout,
         backend="torch",
     )
-    answers = {done.request.doc_id: done for done in engine.generate(TODO)}
+    answers = {done.request.doc_id: done for done in engine.generate(REQUESTS)}
     assert made.evicts == any(done.usage.evictions for done in answers.values())
     return {name: (done.token_ids, held(done.usage)) for name, done in answers.items()}, engine
 

@@ -83,8 +83,11 @@ class Coordinator:
         return Counter(status for status in self._tail.statuses.values() if status not in ("ok", "unscored"))
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Execute all jobs. Raises KVBenchError if a worker meets an error that all would meet, if the same rows lose
-        `TRIES` workers, or if no worker starts."""
+        """Execute all jobs.
+
+        Raises KVBenchError if a worker meets an error that all would meet, if no worker starts, if the same rows lose
+        `TRIES` workers, or if `TRIES` times as many workers as there are get lost without a new row.
+        """
         self._waiting = list(jobs)
         try:
             for worker in self._states:

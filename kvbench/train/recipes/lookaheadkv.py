@@ -171,8 +171,10 @@ def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: 
 
 
 def _hit(target: torch.Tensor, guess: torch.Tensor, kv_heads: int, budget: int) -> float:
-    """Return which share of the `budget` entries with the largest target are also among the `budget` entries with the
-    largest guess, a mean over layers and KV heads. Both are first averaged over the query heads of a group."""
+    """Return the share of entries that target and guess both rank among their `budget` largest.
+
+    It is a mean over layers and KV heads. Target and guess are first averaged over the query heads of a group.
+    """
     kept = []
     for shares in (target, guess):
         merged = shares.unflatten(1, (kv_heads, -1)).mean(dim=2)

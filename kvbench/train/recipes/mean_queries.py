@@ -45,7 +45,7 @@ def estimate(loaded: LoadedModel, samples: int, seed: int, on_example: OnExample
 
 
 def _texts(loaded: LoadedModel, samples: int, seed: int) -> list[tuple[int, ...]]:
-    """Return texts as token ids: for the built-in model problems with solutions, for others English texts."""
+    """Return texts as token ids: problems with solutions for the built-in model, English texts for other models."""
     if not is_tiny(loaded):
         longest = min(loaded.context, LONGEST)
         return [e.ids for e in text_examples(encoder(loaded), samples, seed, first_ids(loaded), longest)]
