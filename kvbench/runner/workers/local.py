@@ -133,6 +133,8 @@ def main() -> None:
         except KVBenchError as error:
             link.send(Failed(worker, str(error), error.exit_code))
         except Exception as error:
+            if signals.came():
+                sys.exit(1)
             if faults.of_machine(error):
                 link.send(Lost(worker, faults.first_line(error)))
             else:
