@@ -55,7 +55,7 @@ class Worker:
     ) -> None:
         """Execute jobs. show: receives figures, a few times per second. ended: called after each job, when its rows are
         saved."""
-        with Journal(self._run_dir) as journal:
+        with Journal(self._run_dir, rows_before=None) as journal:
             Runner(self._plan, show, say).run(self._loaded, journal, jobs, ended)
 
 
