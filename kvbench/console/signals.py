@@ -86,9 +86,10 @@ def phase(tell: Callable[[], str]) -> Iterator[None]:
     except Signalled as signalled:
         raise signalled.interruption(tell()) from None
     except Exception as error:
-        if isinstance(error, KVBenchError) or (signalled := came()) is None:
+        first = came()
+        if first is None or isinstance(error, KVBenchError):
             raise
-        raise signalled.interruption(tell()) from error
+        raise first.interruption(tell()) from error
     finally:
         _tellers.remove(tell)
 
