@@ -16,6 +16,7 @@ from kvbench.runner.workers.coordinator import Coordinator
 from kvbench.runner.workers.executor import Done, Event, Failed, Lost, Noticed, Ready
 from kvbench.runner.workers.worker_state import TRIES
 from kvbench.store import Journal
+from kvbench.store import tail as tail_module
 from kvbench.store.tail import JournalTail
 
 
@@ -170,6 +171,19 @@ def test_the_tables_wait_for_rows_that_the_network_disk_shows_late(
     monkeypatch.setattr(reported.time, "sleep", appear)
     said = run(tmp_path, Scripted(1, Ready("1"), Done("1", 2), Done("1", 0)))
     assert said == ["waiting up to 120 s until the network disk shows 2 rows that workers have saved."]
+
+
+def test_a_stale_listing_of_the_journal_is_refreshed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS does it, the folder's entries show when something about the folder was changed."""
+    changed: list[Path] = []
+    listing = tail_module.segments_on_disk
+    monkeypatch.setattr(tail_module, "segments_on_disk", lambda run_dir: listing(run_dir) if changed else [])
+    monkeypatch.setattr(tail_module.os, "chmod", lambda folder, mode: changed.append(folder))
+    with Journal(tmp_path) as journal:
+        for key in JOBS[0].keys:
+            journal.append(row_of(key))
+    assert run(tmp_path, Scripted(1, Ready("1"), Done("1", 2), Done("1", 0))) == []
+    assert changed == [tmp_path, tmp_path / "journal"]
 
 
 def test_rows_that_never_appear_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
