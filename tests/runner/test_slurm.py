@@ -99,8 +99,10 @@ class Silent:
 
     def __init__(self, folder: Path) -> None:
         self.paths, self.cancelled = SimpleNamespace(result_pickle=folder / "none"), False
+        self.asked = 0
 
-    def done(self) -> bool:
+    def done(self, force_check: bool = False) -> bool:
+        self.asked += force_check
         return False
 
     def cancel(self, check: bool) -> None:
@@ -111,7 +113,7 @@ def test_a_share_whose_rows_are_all_saved_has_ended(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The coordinator does not wait for minutes until Slurm is asked again."""
-    for name in ("POLL", "LATE", "SAVING"):
+    for name in ("POLL", "LATE", "SAVING", "ASK"):
         monkeypatch.setattr(slurm, name, 0.0)
     order = Order(config=None, out=str(tmp_path), name="r", slots=(), device="cpu")  # type: ignore[arg-type]
     executor, job = slurm.SlurmExecutor(order, workers=1, parameters=LOCAL, gpus=False), Silent(tmp_path)
@@ -125,6 +127,7 @@ def test_a_share_whose_rows_are_all_saved_has_ended(
         journal.append(row_of("bb"))
     assert slurm.Done("1", 2) in list(executor.events(0))
     assert job.cancelled
+    assert job.asked == 3  # once per look
     executor.stop(0.0)
 
 

@@ -30,6 +30,7 @@ from kvbench.store.recovery import read_journal
 from kvbench.store.tail import JournalTail
 
 POLL = 2.0  # seconds between two looks at the Slurm jobs and the journal
+ASK = 60.0  # seconds between two calls of sacct; submitit alone waits up to ten minutes
 LATE = 10.0  # seconds for a result to show on a shared disk after its Slurm job has ended
 SAVING = 8.0  # seconds in which a worker saves its rows before its Slurm job ends
 FIRST = "1"  # the name of a Slurm job's only worker
@@ -113,7 +114,7 @@ class SlurmExecutor:
         self._fresh: list[str] = []  # workers that want their share
         self._shares: dict[str, list[Job]] = {}  # not yet submitted
         self._running: dict[str, _Running] = {}
-        self._polled = 0.0
+        self._polled, self._asked = 0.0, time.monotonic()
         self._whole = True  # no worker was lost
         place = cache.folder() / "slurm"
         place.mkdir(parents=True, exist_ok=True)
@@ -156,6 +157,9 @@ class SlurmExecutor:
             return
         self._polled = time.monotonic()
         self._tail.read()
+        if self._running and self._polled - self._asked >= ASK:
+            self._asked = self._polled
+            next(iter(self._running.values())).job.done(force_check=True)  # submitit asks for all jobs at once
         for worker in list(self._running):
             yield from self._poll(worker, self._running[worker])
 
