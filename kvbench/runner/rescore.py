@@ -153,7 +153,7 @@ class _Scoring:
 
 def _jobs(chosen: list[Entry], works: Mapping[str, TaskWork], reader: TextReader) -> Iterator[_Job | None]:
     """Yield every chosen answer with its prompt, or None for an answer whose prompt the task no longer makes."""
-    prompts = {(name, p.doc.doc_id): p for name, work in works.items() for p in work.prompts}
+    prompts = {(name, p.doc_id): p for name, work in works.items() for p in work.prompts}
     for entry in chosen:
         prompt = prompts.get((entry.row["task"], entry.row["doc_id"]))
         if prompt is None or prompt.sha256 != entry.row["prompt_sha256"]:
