@@ -16,7 +16,10 @@ def main() -> int:
 
         code = run()
         signals.settle()
-    except signals.Signalled as signalled:
+    except (signals.Signalled, Exception) as failure:
+        signalled = failure if isinstance(failure, signals.Signalled) else signals.came()
+        if signalled is None:
+            raise
         error = signalled.interruption()
         signals.say(error, lambda told: print(told, file=sys.stderr, flush=True))
         return error.exit_code

@@ -152,6 +152,8 @@ def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenc
         return error.interruption()
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return Interrupted(signals.AGAIN, 130)
+    if (signalled := signals.came()) is not None:
+        return signalled.interruption()
     kind = f"{type(error).__name__}: {faults.words(error)}" if str(error) else type(error).__name__
     if faults.out_of_memory(error):
         return SetupError(f"out of memory ({faults.first_line(error)}). Use smaller sizes, or a larger machine.")

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from kvbench.errors import Interrupted
+from kvbench.errors import Interrupted, KVBenchError
 
 PATIENCE = 8.0  # seconds from the first signal until the process ends without waiting for the main thread
 TOGETHER = 0.3  # seconds within which several signals count once: timeout(1) signals both the process and its group
@@ -76,14 +76,31 @@ def install() -> None:
 
 @contextlib.contextmanager
 def phase(tell: Callable[[], str]) -> Iterator[None]:
-    """If a signal ends the block, raise `Interrupted` with the text that `tell` returns. tell: called only then."""
+    """If a signal ends the block, raise `Interrupted` with the text that `tell` returns. tell: called only then.
+
+    A signal also counts as the reason if a library discarded `Signalled` and the block fails afterwards, see `came`.
+    """
     _tellers.append(tell)
     try:
         yield
     except Signalled as signalled:
         raise signalled.interruption(tell()) from None
+    except Exception as error:
+        first = came()
+        if first is None or isinstance(error, KVBenchError):
+            raise
+        raise first.interruption(tell()) from error
     finally:
         _tellers.remove(tell)
+
+
+def came() -> Signalled | None:
+    """Return the exception of the first signal that came, or None.
+
+    A library may discard this exception and then fail in another way: if it is raised while torch imports numpy, torch
+    goes on with half of numpy. An unexpected error after a signal is therefore an interruption.
+    """
+    return None if _handling is None or _handling.number is None else Signalled(_handling.number)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import torch
 
 from kvbench.config import plugins
 from kvbench.config.run_config import OPERATIONAL, MethodChoice, RunConfig
+from kvbench.engine import memory
 from kvbench.engine.attention.flash import check_attn
 from kvbench.engine.attention.geometry import ProbeFailed
 from kvbench.engine.model.division import Division, divide, with_parts
@@ -44,7 +45,7 @@ class RunPlan:
     dtype: torch.dtype
     threads: int  # of torch
     division: Division | None  # of a model that is divided among GPUs
-    early: LoadedModel | None  # the loaded model, if only its weights could show its shape
+    early: list[LoadedModel]  # the loaded model until it is used, if only its weights could show its shape
 
     @classmethod
     def make(cls, config: RunConfig, before: Mapping[str, Any], name: str, *, dry_run: bool, say: Notice) -> RunPlan:
@@ -96,7 +97,7 @@ class RunPlan:
             dtype=dtype,
             threads=threads,
             division=division,
-            early=early,
+            early=[] if early is None else [early],
         )
 
     @property
@@ -106,7 +107,13 @@ class RunPlan:
 
     def load(self) -> LoadedModel:
         """Load the model's weights and return the model. Raises KVBenchError."""
-        return self.early or _loader(self.config, self.inputs, self.device, self.division)()
+        return self.early.pop() if self.early else _loader(self.config, self.inputs, self.device, self.division)()
+
+    def release(self) -> None:
+        """Free the memory that planning took on the device, because workers load the model and this process does
+        not."""
+        self.early.clear()
+        memory.release(self.device)
 
     def record(self, sources: Mapping[str, Any]) -> dict[str, Any]:
         """Return the part `environment` of run.json. sources: where each setting comes from."""

@@ -46,6 +46,10 @@ def failures(device: str, saved: Callable[[], str]) -> Iterator[None]:
         raise
 
 
+def _ignore(rows: int) -> None:
+    """Take the number of saved rows of a job; a process that works alone tells it to no coordinator."""
+
+
 class Runner:
     """Executes jobs of a run in this process.
 
@@ -73,9 +77,9 @@ class Runner:
         return self.writer.failed if self.writer else Counter()
 
     def run(
-        self, loaded: LoadedModel, journal: Journal, jobs: Iterable[Job], ended: Callable[[], object] = lambda: None
+        self, loaded: LoadedModel, journal: Journal, jobs: Iterable[Job], ended: Callable[[int], object] = _ignore
     ) -> None:
-        """Execute jobs one after the other. ended: called after each job, when its rows are saved.
+        """Execute jobs one after the other. ended: called after each job with the number of its rows that were saved.
 
         Raises KVBenchError; KeyError if a job has a row that the plan does not have.
         """
@@ -86,15 +90,14 @@ class Runner:
             self.writer = RowWriter(journal, pool, works, host, keep_prompts=keep)
             try:
                 for job in jobs:
-                    if job.cell not in self._ended:
-                        self._execute(loaded, job, self.writer)
-                    ended()
+                    ended(0 if job.cell in self._ended else self._execute(loaded, job, self.writer))
             except (signals.Signalled, Exception):
                 if not journal.failed:
                     self.writer.leave(AFTER_STOP)
                 raise
 
-    def _execute(self, loaded: LoadedModel, job: Job, writer: RowWriter) -> None:
+    def _execute(self, loaded: LoadedModel, job: Job, writer: RowWriter) -> int:
+        """Execute a job, and return the number of rows that were saved."""
         cell_plan, rows = self.plan.cells[job.cell], [self._cells[job.cell][key] for key in job.keys]
         if job.cell in self._slots:
             cell_plan = cell_plan.after_lack_of_memory(*self._slots[job.cell])
@@ -120,6 +123,7 @@ class Runner:
         self._tell(now=True)
         if writer.refused is not None:
             raise writer.refused
+        return len(rows) - len(run.missing)
 
     def _step(self, tokens: int, kv_bytes: int, slots: int) -> None:
         assert self.writer is not None

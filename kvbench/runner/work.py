@@ -47,6 +47,7 @@ class Work:
             if executor is None:
                 self._alone(done)
                 return
+            self.plan.release()
             self._crew = crew = Coordinator(
                 executor,
                 self.folder.path,

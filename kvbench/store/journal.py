@@ -46,9 +46,10 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 class Journal:
     """Appends rows to a new segment of the run's journal. `rows_before`: the number of finished rows in earlier
-    segments; messages add it to the number of rows that this journal saved."""
+    segments, to which messages add the number of rows that this journal saved; None if other processes save rows, too:
+    messages then state no number."""
 
-    def __init__(self, run_dir: Path, *, rows_before: int = 0) -> None:
+    def __init__(self, run_dir: Path, *, rows_before: int | None = 0) -> None:
         self.run_dir = run_dir
         self.segment: Path | None = None  # made with the first row, so that an idle writer leaves no file
         self.saved = 0  # rows acknowledged by this journal
@@ -205,17 +206,21 @@ class Journal:
             there = None
         if there is None or (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
             self.failed = True
-            saved, waiting = _are(self._rows_before + self.saved), _are(self._unsaved())
+            count = self._count(f", {_are(self._unsaved())} not")
             raise SetupError(
-                f"{quote(self.run_dir)} was moved or deleted during the run: {saved} saved, {waiting} not. "
+                f"{quote(self.run_dir)} was moved or deleted during the run{count}. "
                 f"Put it back, then continue with {resume_command(self.run_dir)}."
             )
+
+    def _count(self, rest: str = "") -> str:
+        """Return the clause of a message that states how many rows are saved; "" if this is unknown."""
+        return "" if self._rows_before is None else f": {_are(self._rows_before + self.saved)} saved{rest}"
 
     def _fail(self, error: OSError) -> NoReturn:
         self.failed = True
         advice = remedy(error)
         raise SetupError(
-            f"cannot write in {quote(self.run_dir)} ({reason(error)}): {_are(self._rows_before + self.saved)} saved. "
+            f"cannot write in {quote(self.run_dir)} ({reason(error)}){self._count()}. "
             f"{advice[:1].upper()}{advice[1:]}, then continue with {resume_command(self.run_dir)}."
         ) from error
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 from kvbench.store.files import open_plain
@@ -28,6 +31,18 @@ class JournalTail:
             begin = self._read.get(name, 0)
             if size > begin:
                 self._read[name] = begin + self._take(name, begin, size - begin)
+
+    def refresh(self) -> None:
+        """Let a network disk show what other machines have written.
+
+        A client of NFS may list a folder, and state the size of a file, as they were up to a minute ago. It asks the
+        server when a file is opened (nfs(5), close-to-open consistency) and when a folder's mode is set.
+        """
+        for folder in (self._run_dir, self._run_dir / FOLDER):
+            with suppress(OSError):
+                os.chmod(folder, stat.S_IMODE(os.stat(folder).st_mode))
+        for name in self._sizes():
+            os.close(open_plain(self._run_dir / FOLDER / name))
 
     def _take(self, name: str, begin: int, length: int) -> int:
         """Read whole records from a segment, and return how many bytes they have."""

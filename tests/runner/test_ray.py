@@ -6,7 +6,6 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from support.final_tables import differences
@@ -83,6 +82,9 @@ def test_the_number_of_workers_comes_from_the_cluster(
     monkeypatch.setenv(ray_cluster.ADDRESS, address)
     default = RayExecutor(order, address=None, workers=None, gpus=False)
     assert default.size == 1  # machine
+    default.start("1")
+    default.release("1")
+    assert list(default.events(0.1)) == []
     default.stop(1.0)
 
 
@@ -104,7 +106,7 @@ class Refuses:
     """A Ray that cannot connect. error: what it raises."""
 
     def __init__(self, error: BaseException) -> None:
-        self.error, self._private = error, SimpleNamespace(worker=SimpleNamespace())
+        self.error = error
 
     def init(self, *_: object, **__: object) -> None:
         signal.signal(signal.SIGTERM, lambda *_: None)

@@ -7,21 +7,24 @@ import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.final_tables import differences
 from support.runs import configuration, model_folder
 from support.signals_to_workers import SignalsParents
+from support.stub_workers import row_of
 
 from kvbench.config.run_config import Grid, MethodChoice
 from kvbench.errors import SetupError, UserError
 from kvbench.runner.execute import execute
 from kvbench.runner.jobs import Job
 from kvbench.runner.workers import slurm
-from kvbench.runner.workers.executor import Order
+from kvbench.runner.workers.executor import Noticed, Order
 from kvbench.runner.workers.placement import Placement
 from kvbench.runner.workers.sbatch import script
 from kvbench.runner.workers.slurm_parameters import for_submitit, parse_parameters
+from kvbench.store import Journal
 
 GRID = Grid(methods=(MethodChoice(name="gkv"),), budgets=(32,), tasks=("walk/orbit-100",))
 LOCAL = parse_parameters(["cluster=local"])
@@ -61,11 +64,71 @@ def test_a_share_leaves_out_saved_rows_and_a_good_end_removes_the_cache(cache: P
     assert result.run_dir is not None
     keys = tuple(row.key for row in result.plans[0].rows)
     order = Order(config=config, out=str(tmp_path), name="r", slots=(5,), device="cpu")
-    assert slurm.Share(order, [Job(0, keys)])() == [slurm.Done(slurm.FIRST)]
+    assert slurm.Share(order, [Job(0, keys)])() == [slurm.Done(slurm.FIRST, len(keys))]
     executor = slurm.SlurmExecutor(order, workers=1, parameters=LOCAL, gpus=False)
     assert len(list(cache.iterdir())) == 1
     executor.stop(1.0)
     assert list(cache.iterdir()) == []
+
+
+def test_a_requeued_share_reports_the_rows_of_all_its_lives(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [Job(0, ("aa", "ab")), Job(0, ("ba", "bb")), Job(1, ("ca",))]
+    (tmp_path / "r").mkdir()
+    with Journal(tmp_path / "r") as journal:
+        for key in ("aa", "ab", "ba"):
+            journal.append(row_of(key))
+    order = Order(config=None, out=str(tmp_path), name="r", slots=(), device="cpu")  # type: ignore[arg-type]
+    executed: list[Job] = []
+
+    def execute_left(self: slurm.Share, left: list[Job]) -> list[slurm.Event]:
+        executed.extend(left)
+        return [slurm.Done(slurm.FIRST, 0), Noticed(slurm.FIRST, "slow"), *[slurm.Done(slurm.FIRST, 1)] * 2]
+
+    monkeypatch.setattr(slurm.Share, "_execute", execute_left)
+    told = slurm.Share(order, jobs)()
+    assert executed == [Job(0, ()), Job(0, ("bb",)), Job(1, ("ca",))]
+    assert [event.rows for event in told if isinstance(event, slurm.Done)] == [2, 2, 1]
+
+
+class Silent:
+    """A Slurm job that works for ever, as far as Slurm has said until now."""
+
+    job_id = "12_0"
+
+    def __init__(self, folder: Path) -> None:
+        self.paths, self.cancelled = SimpleNamespace(result_pickle=folder / "none"), False
+        self.asked = 0
+
+    def done(self, force_check: bool = False) -> bool:
+        self.asked += force_check
+        return False
+
+    def cancel(self, check: bool) -> None:
+        self.cancelled = True
+
+
+def test_a_share_whose_rows_are_all_saved_has_ended(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator does not wait for minutes until Slurm is asked again."""
+    for name in ("POLL", "LATE", "SAVING", "ASK"):
+        monkeypatch.setattr(slurm, name, 0.0)
+    order = Order(config=None, out=str(tmp_path), name="r", slots=(), device="cpu")  # type: ignore[arg-type]
+    executor, job = slurm.SlurmExecutor(order, workers=1, parameters=LOCAL, gpus=False), Silent(tmp_path)
+    executor._running["1"] = slurm._Running([Job(0, ("aa",)), Job(0, ("ba", "bb"))], job)
+    (tmp_path / "r").mkdir()
+    with Journal(tmp_path / "r") as journal:
+        for key in ("aa", "ba"):
+            journal.append(row_of(key))
+        assert slurm.Done("1", 1) in list(executor.events(0))
+        assert slurm.Done("1", 2) not in list(executor.events(0))
+        journal.append(row_of("bb"))
+    assert slurm.Done("1", 2) in list(executor.events(0))
+    assert job.cancelled
+    assert job.asked == 3  # once per look
+    executor.stop(0.0)
 
 
 def test_a_machine_without_slurm_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +166,7 @@ def test_slurm_receives_an_array_with_the_parameters_and_a_stop_cancels_it(
     assert flags >= {"--array=0-1%2", "--partition=gpu", "--time=90", "--reservation=mine", "--gpus-per-node=1"}
     assert flags >= {"--job-name=kvbench-r", "--signal=USR2@90"}
     executor.stop(0.0)
-    assert (tmp_path / "gone").read_text().split() == ["12_0", "12_1"]
+    assert (tmp_path / "gone").read_text() == "12_0 12_1\n"
 
 
 def test_parameters_keep_commas_in_values_and_know_which_names_submitit_has() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,158 +14,20 @@ import pytest
 import torch
 from support.final_tables import differences
 from support.runs import configuration, model_folder
-from support.stub_workers import row_of, simulate
 
 from kvbench.cli.app import main
 from kvbench.config.run_config import RunConfig
 from kvbench.console import faults
 from kvbench.console.progress import Progress
-from kvbench.errors import Interrupted, KVBenchError, SetupError, UserError
+from kvbench.errors import Interrupted, SetupError, UserError
 from kvbench.runner import env, session
 from kvbench.runner.execute import execute
 from kvbench.runner.jobs import Job
-from kvbench.runner.workers.coordinator import TRIES, Coordinator
-from kvbench.runner.workers.executor import Done, Event, Failed, Lost, Noticed, Order, Ready
+from kvbench.runner.workers.executor import Lost, Order
 from kvbench.runner.workers.local import LocalExecutor
 from kvbench.runner.workers.placement import Placement
 from kvbench.runner.workers.worker import Worker
 from kvbench.store import Journal, RunFolder
-from kvbench.store.tail import JournalTail
-
-
-@pytest.mark.parametrize("ahead", [1, 3, None])
-def test_no_row_is_lost_or_doubled_when_workers_die(tmp_path: Path, ahead: int | None) -> None:
-    found = simulate(tmp_path / "run", workers=8, rows=300, job=10, deaths=40, ahead=ahead)
-    assert found["deaths"] > 1
-    assert found["jobs again"] > 1
-    assert (found["lost"], found["doubled"]) == (0, 0)
-
-
-class Scripted:
-    """An executor whose workers say what a script says, an event per call."""
-
-    name: str = "scripted"
-    ahead: int | None = 1
-
-    def __init__(self, size: int, *events: Event) -> None:
-        self.size = size
-        self.script = list(events)
-        self.started: list[str] = []
-        self.sent: list[tuple[str, list[Job]]] = []
-        self.stopped = False
-
-    def start(self, worker: str) -> None:
-        self.started.append(worker)
-
-    def send(self, worker: str, jobs: Sequence[Job]) -> None:
-        self.sent.append((worker, list(jobs)))
-
-    def events(self, seconds: float) -> Iterator[Event]:
-        yield self.script.pop(0)
-
-    def stop(self, seconds: float) -> None:
-        self.stopped = True
-
-
-JOBS = [Job(0, ("aa", "ab")), Job(1, ("ba",))]
-
-
-def run(folder: Path, executor: Scripted, jobs: Sequence[Job] = JOBS) -> list[str]:
-    said: list[str] = []
-    labels = ["walk gkv @48", "walk h2o @48"]
-    try:
-        Coordinator(executor, folder, progress=Progress(quiet=True), say=said.append, labels=labels).run(jobs)
-    finally:
-        assert executor.stopped
-    return said
-
-
-def test_a_lost_worker_s_job_goes_to_the_next_without_its_saved_rows(tmp_path: Path) -> None:
-    class Saves(Scripted):
-        def events(self, seconds: float) -> Iterator[Event]:
-            if isinstance(self.script[0], Lost):
-                with Journal(tmp_path) as journal:
-                    journal.append(row_of("aa"))
-            yield from super().events(seconds)
-
-    script = (Ready("1"), Lost("1", "killed\x1b by SIGKILL"), Ready("2"), Done("2"), Done("2"))
-    executor = Saves(2, *script)
-    said = run(tmp_path, executor)
-    assert executor.sent == [("1", [JOBS[0]]), ("2", [Job(0, ("ab",))]), ("2", [JOBS[1]])]
-    assert executor.started == ["1", "2", "1"]
-    assert said == ["worker 1 was lost (killed\\x1b by SIGKILL); 1 rows run again."]
-
-
-def test_rows_that_lose_every_worker_end_the_run(tmp_path: Path) -> None:
-    executor = Scripted(1, *[Ready("1"), Lost("1", "killed by SIGSEGV")] * TRIES)
-    with pytest.raises(SetupError, match=r"3 workers were lost at the same rows of walk gkv @48 .*SIGSEGV"):
-        run(tmp_path, executor)
-
-
-def test_workers_that_do_not_start_end_the_run(tmp_path: Path) -> None:
-    executor = Scripted(2, *[Lost(worker, "no GPU") for worker in "12" for _ in range(TRIES)])
-    with pytest.raises(SetupError, match=r"no worker starts \(the last: no GPU\)"):
-        run(tmp_path, executor)
-
-
-def test_a_worker_that_may_still_start_is_waited_for(tmp_path: Path) -> None:
-    events = (
-        [Lost("1", "no GPU")] * 2 + [Lost("2", "no GPU")] * 2 + [Lost("1", "no GPU"), Ready("2"), Done("2"), Done("2")]
-    )
-    executor = Scripted(2, *events)
-    run(tmp_path, executor)
-    assert executor.started == ["1", "2", "1", "1", "2", "2"]
-
-
-def test_workers_that_are_lost_before_any_row_end_the_run(tmp_path: Path) -> None:
-    """Also where each loss has another job as its first one."""
-    jobs = [Job(0, (f"{number:02x}",)) for number in range(40)]
-    script = [event for _ in range(2 * TRIES + 1) for event in (Ready("1"), Lost("1", "no licence"))]
-    executor = Scripted(2, *script)
-    executor.ahead = None
-    with pytest.raises(SetupError, match=r"lost (at the same rows|one after the other).*no licence"):
-        run(tmp_path, executor, jobs)
-    assert len(executor.sent) <= 2 * TRIES + 1
-
-
-def test_one_worker_that_does_not_start_is_done_without(tmp_path: Path) -> None:
-    events = (*[Lost("1", "no GPU")] * TRIES, Ready("2"), Done("2"), Done("2"))
-    executor = Scripted(2, *events)
-    run(tmp_path, executor)
-    assert executor.started.count("1") == TRIES
-    assert [worker for worker, _ in executor.sent] == ["2", "2"]
-
-
-def test_an_error_that_all_would_meet_ends_the_run_with_its_code(tmp_path: Path) -> None:
-    with pytest.raises(KVBenchError, match="the judge refuses the key") as raised:
-        run(tmp_path, Scripted(2, Ready("1"), Failed("1", "the judge refuses the key", 3)))
-    assert raised.value.exit_code == 3
-
-
-def test_warnings_of_workers_are_passed_on(tmp_path: Path) -> None:
-    said = run(tmp_path, Scripted(1, Ready("1"), Noticed("1", "out of memory"), Done("1"), Done("1")))
-    assert said == ["out of memory"]
-
-
-def test_a_tail_reads_whole_records_that_are_new(tmp_path: Path) -> None:
-    def write(*keys: str) -> Path:
-        with Journal(tmp_path) as journal:
-            for key in keys:
-                journal.append(row_of(key), output="a\rb\nc")
-            assert journal.segment is not None
-            return journal.segment
-
-    write("aa")
-    tail = JournalTail(tmp_path)
-    segment = write("ab", "ac")
-    whole = segment.read_bytes()
-    segment.write_bytes(whole[:-5])
-    tail.read()
-    assert tail.statuses == {"ab": "ok"}
-    segment.write_bytes(whole)
-    write("ad")
-    tail.read()
-    assert tail.statuses == dict.fromkeys(("ab", "ac", "ad"), "ok")
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +157,7 @@ class StubRun:
     """In place of `CellRun`: memory runs out once in the first job of cell 0, and cell 1 ends early."""
 
     slots: ClassVar[list[int]] = []
+    missing: ClassVar[dict[Any, Any]] = {}
 
     def __init__(self, *, cell_plan: Any, **_: Any) -> None:
         self.slots.append(cell_plan.plan.slots)
@@ -325,10 +187,10 @@ def test_later_jobs_of_a_cell_begin_as_the_last_one_ended(tmp_path: Path, monkey
     inputs, config = SimpleNamespace(works={"walk": None}), SimpleNamespace(keep_prompts=False)
     machine = {"device": torch.device("cpu"), "dtype": torch.float32, "shape": SimpleNamespace(parts=())}
     plan: Any = SimpleNamespace(cells=cells, inputs=inputs, config=config, **machine)
-    ended: list[None] = []
+    ended: list[int] = []
     jobs = [Job(cell, ()) for cell in (0, 0, 1, 1, 0)]
     with Journal(tmp_path) as journal:
         runner = session.Runner(plan, lambda figures: None, lambda text: None)
-        runner.run(SimpleNamespace(), journal, jobs, lambda: ended.append(None))  # type: ignore[arg-type]
+        runner.run(SimpleNamespace(), journal, jobs, ended.append)  # type: ignore[arg-type]
     assert StubRun.slots == [8, 4, 8, 4]  # the second job of the cell that ended early is left out
     assert len(ended) == len(jobs)

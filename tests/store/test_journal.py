@@ -233,6 +233,16 @@ def test_a_full_disk_while_a_sync_is_under_way(tmp_path: Path, row: Row, monkeyp
     assert (state.done, state.notices) == ({row(0)["row_key"], row(1)["row_key"]}, [])
 
 
+def test_a_writer_beside_others_states_no_number(tmp_path: Path, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows its own rows only; the user wants to know how many the run has."""
+    journal = Journal(tmp_path, rows_before=None)
+    journal.append(row(0))
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "write", lambda fd, data: (_ for _ in ()).throw(full))
+    with pytest.raises(SetupError, match=r"\(no space left on device\)\. Free space, then continue with kvbench run"):
+        journal.append(row(1))
+
+
 def test_two_writers_at_once_lose_nothing(tmp_path: Path, row: Row) -> None:
     """Should two runners get past the lock, their rows lie in segments of their own."""
     with Journal(tmp_path) as one, Journal(tmp_path) as two:

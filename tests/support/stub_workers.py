@@ -49,12 +49,14 @@ class StubExecutor:
         self._journals: dict[str, Journal] = {}
         self._life: Counter[str] = Counter()
         self._jobs: dict[str, list[list[str]]] = {}
+        self._lengths: dict[str, list[int]] = {}  # rows of the same jobs when they were given
         self._saved: Counter[str] = Counter()
 
     def start(self, worker: str) -> None:
         began = time.thread_time()
         self._life[worker] += 1
         self._jobs[worker] = []
+        self._lengths[worker] = []
         self._saved[worker] = 0
         self._journals[worker] = Journal(self._run_dir)
         self._later(worker, START * self._random.random())
@@ -63,8 +65,13 @@ class StubExecutor:
     def send(self, worker: str, jobs: Sequence[Job]) -> None:
         idle = not self._jobs[worker]
         self._jobs[worker] += [list(job.keys) for job in jobs]
+        self._lengths[worker] += [len(job.keys) for job in jobs]
         if idle:
             self._later(worker, self._random.expovariate(1 / ROW))
+
+    def release(self, worker: str) -> None:
+        self._life[worker] += 1
+        self._journals[worker].close()
 
     def events(self, seconds: float) -> Iterator[Event]:
         began = time.thread_time()
@@ -95,7 +102,7 @@ class StubExecutor:
         jobs.pop(0)
         if jobs:
             self._later(worker, self._random.expovariate(1 / ROW))
-        return [shown, Done(worker)]
+        return [shown, Done(worker, self._lengths[worker].pop(0))]
 
     def _die(self, worker: str, key: str) -> Lost:
         self.deaths += 1

@@ -54,9 +54,10 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The worker has saved all rows of its oldest job that it can generate."""
+    """The worker has saved all rows of its oldest job that it can generate. rows: how many."""
 
     worker: str
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,9 @@ class Executor(Protocol):
 
     def send(self, worker: str, jobs: Sequence[Job]) -> None:
         """Give a ready worker more jobs. If the worker is gone, an event `Lost` follows or came before."""
+
+    def release(self, worker: str) -> None:
+        """Let a worker end that gets no more jobs. Its GPU becomes free; no event of it follows."""
 
     def events(self, seconds: float) -> Iterator[Event]:
         """Yield what workers said. Waits up to this time for the first event."""

@@ -65,6 +65,10 @@ class LocalExecutor:
         with suppress(OSError, KeyError):  # it has died, as `events` says
             self._links[worker].send(list(jobs))
 
+    def release(self, worker: str) -> None:
+        if worker in self._links:
+            self._forget(worker)  # the process ends when it notices
+
     def events(self, seconds: float) -> Iterator[Event]:
         names = {link: worker for worker, link in self._links.items()}
         for link in connection.wait(list(names), seconds):
@@ -126,13 +130,15 @@ def main() -> None:
                 _arriving(link),
                 show=lambda figures: link.send(Shown(worker, figures)),
                 say=lambda text: link.send(Noticed(worker, text)),
-                ended=lambda: link.send(Done(worker)),
+                ended=lambda rows: link.send(Done(worker, rows)),
             )
         except (signals.Signalled, BrokenPipeError):
             sys.exit(1)  # the coordinator asked for this, or has died
         except KVBenchError as error:
             link.send(Failed(worker, str(error), error.exit_code))
         except Exception as error:
+            if signals.came():
+                sys.exit(1)
             if faults.of_machine(error):
                 link.send(Lost(worker, faults.first_line(error)))
             else:

@@ -29,6 +29,7 @@ OWN = "local"  # the address that makes Ray start a cluster of its own on this m
 THREADS = "OMP_NUM_THREADS"
 CARRIED = (THREADS, "KVBENCH_DATA")  # variables of the command that its workers get
 STORE = 100_000_000  # bytes of the object store of a Ray of its own; jobs and figures are small
+ALL = "^"  # a pattern that every line of Ray's messages matches
 WAIT = 0.5  # seconds that an actor waits for something to say
 ENDING = 1.0  # seconds for an actor's answer after its worker has ended
 FIRST = "1"  # the name of an actor's only worker
@@ -77,6 +78,7 @@ class RayExecutor:
         self._asked: dict[Any, str] = {}  # pending answers of actors
         where = address or os.environ.get(ADDRESS) or OWN
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ALL)  # the coordinator says it in its own words
         if where == OWN:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray leaves one in the home folder
         self._ray = importlib.import_module("ray")  # reads these variables
@@ -95,14 +97,18 @@ class RayExecutor:
 
     def start(self, worker: str) -> None:
         """Ask Ray for an actor. It begins when the cluster has room for it."""
-        if worker in self._actors:
-            self._ray.kill(self._actors[worker])
         carried = {name: value for name, value in os.environ.items() if name in CARRIED}
         self._actors[worker] = self._make(self._order, os.getcwd(), carried)
 
     def send(self, worker: str, jobs: Sequence[Job]) -> None:
         if worker in self._actors:
             self._actors[worker].send.remote(list(jobs))
+
+    def release(self, worker: str) -> None:
+        """End the actor, also if Ray has no place for it yet. Its child notices and ends."""
+        self._asked = {answer: asked for answer, asked in self._asked.items() if asked != worker}
+        if worker in self._actors:
+            self._ray.kill(self._actors.pop(worker))  # frees its GPU
 
     def events(self, seconds: float) -> Iterator[Event]:
         silent = self._actors.keys() - self._asked.values()
@@ -125,7 +131,7 @@ class RayExecutor:
             events = [Lost(worker, _why(error))]
         for event in events:
             if isinstance(event, Lost | Failed):
-                self._ray.kill(self._actors.pop(worker))  # frees its GPU
+                self.release(worker)
             yield replace(event, worker=worker)
 
     def stop(self, seconds: float) -> None:
@@ -164,7 +170,6 @@ def _connect(ray: Any, address: str, cpus: int) -> None:
             "object_store_memory": STORE,
             "num_cpus": max(os.cpu_count() or 1, cpus),
         }
-    ray._private.worker._worker_logs_enabled = False  # it would print what the coordinator says in its own words
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address, **options)

@@ -51,11 +51,11 @@ class Worker:
         check_weights(self._plan.cells, self._loaded)
 
     def run(
-        self, jobs: Iterable[Job], *, show: Callable[[Figures], None], say: Notice, ended: Callable[[], object]
+        self, jobs: Iterable[Job], *, show: Callable[[Figures], None], say: Notice, ended: Callable[[int], object]
     ) -> None:
-        """Execute jobs. show: receives figures, a few times per second. ended: called after each job, when its rows are
-        saved."""
-        with Journal(self._run_dir) as journal:
+        """Execute jobs. show: receives figures, a few times per second. ended: called after each job with the number of
+        its rows that were saved."""
+        with Journal(self._run_dir, rows_before=None) as journal:
             Runner(self._plan, show, say).run(self._loaded, journal, jobs, ended)
 
 
