@@ -20,7 +20,7 @@ from kvbench.runner.rows import scored
 from kvbench.runner.workload import TaskWork
 from kvbench.scoring.pool import ScorePool
 from kvbench.store import Journal, RunFolder
-from kvbench.store.recovery import Entry, TextReader, read_journal
+from kvbench.store.recovery import Entry, TextReader
 from kvbench.task import Output, Score
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def rescore(
     Raises SetupError if the judge's server refuses the API key, or no scoring process starts; scores that were known
     before are saved.
     """
-    entries = read_journal(folder.path).entries
+    entries = folder.content().entries
     chosen = [e for e in entries.values() if e.generated and wanted(e)]
     if not chosen:
         return Rescored()
