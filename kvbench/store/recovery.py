@@ -236,8 +236,10 @@ def _is_texts(text: Any) -> bool:
     """Return whether `text` is a dictionary of texts or None, and its `turns`, if given, is a JSON list of texts."""
     if not isinstance(text, dict) or not all(v is None or is_text(v) for v in text.values()):
         return False
+    if not text.get("turns"):
+        return True
     try:
-        turns = parse(text.get("turns") or "[]")
+        turns = parse(text["turns"])
     except ValueError:
         return False
     return isinstance(turns, list) and all(map(is_text, turns))
