@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 from kvbench.engine.sequence import Sequence
 from kvbench.eviction.trigger import Trigger
 
-LOOK = 8  # most steps that a GPU runs before the host looks
+LOOK = 8  # most steps before the host looks
 
 
 def block_length(sequences: Many[Sequence], trigger: Trigger, look: int, states: bool = False) -> int:

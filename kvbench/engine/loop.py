@@ -3,7 +3,7 @@
 The engine reads a prompt once and copies its evicted cache to the slots of its samples. It refills the slot of a
 finished sequence before the next decode step. Every step runs all slots, so shapes never change: with the slot count
 fixed, a sequence's tokens are bit-equal whatever the other slots hold. The device runs a block of steps
-(`Engine._block`, `Engine._step`) before the host looks at their tokens (`Engine._look`); on a CPU a block is one step.
+(`Engine._block`, `Engine._step`) before the host looks at their tokens (`Engine._look`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from kvbench.engine.kernels.backends import Backend, decode_with, draw_with
 from kvbench.engine.kernels.compiled import CompiledLayers
 from kvbench.engine.memory import OutOfMemory
 from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.norms import fused_norms
 from kvbench.engine.model.packing import packed_linears
 from kvbench.engine.prefill import Prefill, PromptReader, PromptState
 from kvbench.engine.rules import KeptLog
@@ -60,7 +61,7 @@ class Engine:
             which hold for all its samples, have the noise key of sample -1.
         on_step: called after every block of steps with three numbers: the tokens that its steps read, one per step and
             live sequence; and the live bytes and the number of the sequences in the last of these steps.
-        look: most steps until the host looks at their tokens; None: LOOK on a GPU, one on a CPU.
+        look: most steps until the host looks at their tokens.
         backend: what computes the attention of decode steps on a GPU, see `kernels.backends`.
         compiled: on a GPU, let torch compile the model's layers for decode steps; graph: replay decode steps from a
             CUDA graph. If the model cannot be compiled or captured, the engine decodes without and tells `notice`. A
@@ -88,7 +89,7 @@ class Engine:
         layout: Layout = "auto",
         log: KeptLog | None = None,
         on_step: Snapshot | None = None,
-        look: int | None = None,
+        look: int = LOOK,
         backend: Backend = "triton",
         compiled: bool = True,
         graph: bool = True,
@@ -113,7 +114,7 @@ class Engine:
         self._under_way: list[Sequence] = []
         self._done: deque[Generation] = deque()
         self._queue: deque[tuple[Request, list[Sequence]]] = deque()
-        self.look = look or (LOOK if on_gpu else 1)
+        self.look = look
         self.state = State(slots, self.look, Drawing(), loaded.device)
         self._prepared: tuple[State, int] | None = None  # what `_graph` was captured for
         self._graph: StepGraph | None = None
@@ -147,7 +148,8 @@ class Engine:
         if drawing != self.state.drawing:
             self.state = State(self.cache.slots, self.look, drawing, self.loaded.device)
         admission: Admission | None = None
-        with self.model.routed(), packed_linears(self.loaded.model, self.cache.slots):
+        model, slots = self.loaded.model, self.cache.slots
+        with self.model.routed(), packed_linears(model, slots), fused_norms(model):
             while queue or admission or self.slots.live():
                 while (queue or admission) and self.slots.free():
                     admission = self._admit(*admission) if admission else self._read(*queue.popleft())
@@ -221,16 +223,21 @@ class Engine:
         return state.read(1)[0]
 
     def _block(self) -> None:
-        """Decode a block of steps (`block_length`); then look at its tokens, evict, and end or continue turns."""
+        """Decode a block of steps (`block_length`); then look at its tokens, evict, and end or continue turns.
+
+        On a CPU, where the host need not wait for the numbers of a step, the block ends as soon as a sequence ends.
+        """
         live = self.slots.live()
         self._under_way = [sequence for _, sequence in live]
         steps = block_length(self._under_way, self.trigger, self.look, states=self.cache.recurrent is not None)
         self._load(steps)
         step = self._ready(steps)
         began = time.perf_counter()
-        for _ in range(steps):
+        done = 0
+        while done < steps and (self._on_gpu or not self.state.ended()):
             step()
-        tokens = self.state.read(steps)
+            done += 1
+        tokens = self.state.read(done)
         self._evict(self._look(live, tokens, time.perf_counter() - began))
         for slot, sequence in live:
             self._go_on(slot, sequence)

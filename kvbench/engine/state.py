@@ -89,6 +89,7 @@ class State:
         self.ends = self.rows[:, FIELDS : FIELDS + drawing.ends]
         self.fixed = self.rows[:, FIELDS + drawing.ends :]
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self._loaded = 0  # sequences that were live at the last `load`
         self._out = torch.zeros(steps, 2, rows, dtype=torch.int64, device=device)  # tokens, bad
         self._scores = torch.zeros(steps, 2, rows if drawing.forced else 0, device=device)  # log_probs, likeliest
 
@@ -98,9 +99,11 @@ class State:
         held: the sequence of each slot, None for an idle slot; seen: tokens that each slot's sequence has read;
         stop_ids: end tokens of the model.
         """
-        rows = [[0] * self.rows.shape[1] if s is None else self._row(s, n, stop_ids) for s, n in zip(held, seen)]
+        held, idle = list(held), [0] * self.rows.shape[1]
+        rows = [idle if s is None else self._row(s, n, stop_ids) for s, n in zip(held, seen)]
         self.rows.copy_(upload(np.array(rows), self.device))
         self.step.zero_()
+        self._loaded = len(held) - held.count(None)
 
     def _row(self, sequence: sequences.Sequence, seen: int, stop_ids: frozenset[int]) -> list[int]:
         request, drawn = sequence.request, len(sequence.tokens)
@@ -138,6 +141,10 @@ class State:
         self.early -= counts
         self.live -= counts * ended
         self.step += 1
+
+    def ended(self) -> bool:
+        """Return whether a sequence that was live at the last `load` has ended since. On a GPU the host would wait."""
+        return int(self.live.sum()) < self._loaded
 
     def read(self, steps: int) -> list[list[Token]]:
         """Wait for the device; return the tokens of the block's first `steps` steps, as [step][slot]."""

@@ -49,8 +49,8 @@ def on_gpu(architecture="qwen3"):
 def engine(loaded, method, slots=2, **more):
     made = small(method)
     budget = BUDGET if made.takes_budget else None
-    if loaded.device.type == "cuda":
-        more = {"backend": "torch", "compiled": False} | more
+    apart = {"backend": "torch", "compiled": False} if loaded.device.type == "cuda" else {"look": 1}
+    more = apart | more
     return Engine(loaded, made, budget=budget, interval=INTERVAL, slots=slots, max_tokens=ROOM, **more)
 
 
@@ -131,6 +131,18 @@ def test_a_block_of_nan_logits_ends_at_the_first():
         broken.model.lm_head.weight[3] = float("nan")
     made = results(engine(broken, "full", look=4), TODO)
     assert {(d.status, d.token_ids) for d in made.values()} == {("nan_logits", ())}
+
+
+def test_on_a_cpu_a_block_ends_with_the_first_sequence_that_ends(loaded):
+    def steps(look):
+        read = []
+        made = engine(loaded, "gkv", look=look, on_step=lambda tokens, *_: read.append(tokens))
+        results(made, TODO)
+        return read
+
+    single, blocks = steps(1), steps(8)
+    assert sum(blocks) == sum(single)
+    assert len(blocks) < len(single) / 3
 
 
 # -- the graph

@@ -1,0 +1,53 @@
+"""Faster RMS norms on a CPU: torch's own operator in place of the model's code, with the same bits.
+
+A model's RMS norm calls six operators from Python. torch's operator computes the same steps in one call, which takes
+two thirds of the time. It is used only where a trial gives the bits of the model's own code; norms that add 1 to their
+weight, for example, stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+Norm = Callable[[torch.Tensor], torch.Tensor]
+
+
+@contextlib.contextmanager
+def fused_norms(model: Any) -> Iterator[int]:
+    """While the block runs, use torch's operator in those RMS norms of a float32 model on a CPU that it equals.
+
+    Yields the number of these norms.
+    """
+    fused = {module: norm for module in model.modules() if (norm := _fused(module)) and _equal(module, norm)}
+    try:
+        for module, norm in fused.items():
+            module.forward = norm
+        yield len(fused)
+    finally:
+        for module in fused:
+            module.__dict__.pop("forward", None)
+
+
+def _fused(module: Any) -> Norm | None:
+    """Return torch's operator with the weight and the epsilon of a module that may be an RMS norm; None for others."""
+    parameters = dict(module.named_parameters())
+    weight, epsilon = parameters.get("weight"), getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if len(parameters) != 1 or weight is None or weight.dim() != 1 or not isinstance(epsilon, float):
+        return None
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return None
+    return lambda x: torch.rms_norm(x, weight.shape, weight, epsilon)
+
+
+def _equal(module: Any, norm: Norm) -> bool:
+    """Return whether `norm` gives the bits of the module on random vectors of several magnitudes."""
+    generator, size = torch.Generator().manual_seed(0), module.weight.shape[0]
+    x = torch.randn(8, 1, size, generator=generator) * torch.logspace(-3, 3, 8)[:, None, None]
+    try:
+        return torch.equal(module(x), norm(x))
+    except TypeError:  # the module needs more than one input
+        return False
