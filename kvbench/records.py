@@ -68,7 +68,7 @@ class Request:
 
     task: str
     doc_id: str
-    prompt_ids: tuple[int, ...]
+    prompt_ids: Sequence[int]
     samples: tuple[int, ...] = (0,)
     max_new_tokens: int
     sampling: Sampling = field(default_factory=Sampling)

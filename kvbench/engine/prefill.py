@@ -94,7 +94,7 @@ class PromptReader:
 
     def read(self, request: Request, rules: Rules) -> PromptState:
         """Read the prompt of a request, at least one token, and evict it."""
-        ids, key = request.prompt_ids, request.noise_key(-1)
+        ids, key = tuple(request.prompt_ids), request.noise_key(-1)
         images = self._images(ids, request.images, rules)
         cache, logits, evictions = self._read([ids], rules, [key], request.compress_at, images)
         layers = {index: layer.pack(0) for index, layer in cache.layers.items()}

@@ -16,7 +16,8 @@ Not covered: `loglikelihood_rolling` (nothing is evicted), several processes (``
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import lm_eval.models  # noqa: F401  lm-eval registers its models only while the registry is empty
@@ -40,6 +41,7 @@ from kvbench.integrations.model_args import ModelArgs, in_its_words, read
 from kvbench.integrations.stored_answers import check_stored_answers
 from kvbench.integrations.yaml_tasks import DOC, TASK
 from kvbench.records import Generation, Request, Sampling, Usage
+from kvbench.runner.spool import Spool
 from kvbench.sources import adapters, models
 from kvbench.taskkit import prompts
 from kvbench.taskkit.lm_eval_source import generation, special_stops
@@ -145,7 +147,8 @@ class KVBenchLM(TemplateLM):
             numbered.append((id(instance), repeats.get(id(instance), 0)))
             repeats[id(instance)] = numbered[-1][1] + 1
         instances = {id(instance): instance for instance in requests}
-        questions = {key: self._question(instance, repeats[key]) for key, instance in instances.items()}
+        spool = Spool()
+        questions = {key: self._question(instance, repeats[key], spool) for key, instance in instances.items()}
         owner = {id(request): key for key, request in questions.items()}
         texts: dict[tuple[int, int], str] = {}
         for done in self._run(list(questions.values()), "Generating", disable_tqdm):
@@ -160,7 +163,8 @@ class KVBenchLM(TemplateLM):
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
         """Return for each continuation the sum of its log-probabilities, and whether every token is the greedy one."""
-        continuations = [self._continuation(context, continuation) for _, context, continuation in requests]
+        spool = Spool()
+        continuations = [self._continuation(context, continuation, spool) for _, context, continuation in requests]
         place = {id(request): index for index, request in enumerate(continuations)}
         answers: dict[int, tuple[float, bool]] = {}
         for done in self._run(continuations, "Scoring", disable_tqdm):
@@ -175,7 +179,7 @@ class KVBenchLM(TemplateLM):
             "Use tasks that generate, or that score a continuation of a context."
         )
 
-    def _question(self, instance: Instance, samples: int) -> Request:
+    def _question(self, instance: Instance, samples: int, spool: Spool) -> Request:
         """Return the engine's request for a prompt.
 
         The request names its task and document as `kvbench run` does, so that sampling draws the same random numbers.
@@ -189,7 +193,7 @@ class KVBenchLM(TemplateLM):
         return Request(
             task=instance.doc[TASK] if own else f"lm_eval:{instance.task_name}",
             doc_id=instance.doc[DOC] if own else doc_id,
-            prompt_ids=ids,
+            prompt_ids=spool.ids(ids),
             samples=tuple(range(samples)),
             max_new_tokens=min(spec.max_new_tokens, self.max_length - len(ids)),
             sampling=Sampling.of(spec),
@@ -198,7 +202,7 @@ class KVBenchLM(TemplateLM):
             seed=self.args.run.seed,
         )
 
-    def _continuation(self, context: list[int], continuation: list[int]) -> Request:
+    def _continuation(self, context: list[int], continuation: list[int], spool: Spool) -> Request:
         """Return the engine's request that computes a continuation's log-probability.
 
         The request's doc_id, from which random numbers follow, is the context's hash. All choices of a question are
@@ -212,7 +216,7 @@ class KVBenchLM(TemplateLM):
         return Request(
             task="lm_eval",
             doc_id=hashlib.blake2b(repr(ids).encode(), digest_size=16).hexdigest(),
-            prompt_ids=ids,
+            prompt_ids=spool.ids(ids),
             max_new_tokens=len(continuation),
             forced=tuple(continuation),
             seed=self.args.run.seed,
@@ -250,7 +254,7 @@ class KVBenchLM(TemplateLM):
         with in_its_words():
             engine = self._engine(requests, total)
         with tqdm(total=total, desc=what, disable=disable_tqdm) as bar:
-            for done in _chain(engine, batches.values()):
+            for done in chain.from_iterable(map(engine.generate, batches.values())):
                 if done.status != "ok":
                     raise SetupError(
                         f"no answer to a prompt of {len(done.request.prompt_ids)} tokens: {done.status} ({done.note})."
@@ -343,8 +347,3 @@ class KVBenchLM(TemplateLM):
             "truncate": args.truncate,
             "think_end_token": args.think_end_token,
         } | ({"adapter": self.adapter} if self.adapter else {})
-
-
-def _chain(engine: Engine, batches: Iterable[list[Request]]) -> Iterator[Generation]:
-    for batch in batches:
-        yield from engine.generate(batch)

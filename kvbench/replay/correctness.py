@@ -38,7 +38,7 @@ def scored(work: TaskWork, traces: Sequence[ForcedTrace], loaded: LoadedModel) -
 
     The task must pass `check_scorable`.
     """
-    prompts = {p.doc.doc_id: p for p in work.prompts}
+    prompts = {p.doc_id: p for p in work.prompts}
     with ScorePool() as pool:
         waiting = []
         for trace in traces:

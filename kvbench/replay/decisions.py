@@ -82,7 +82,7 @@ class Recorder:
     def record(self, work: TaskWork, rows: Sequence[dict[str, Any]]) -> list[Decisions]:
         """Read the answers in `rows` again, and return which tokens each head kept at each eviction. rows: the result
         of `answers`."""
-        prompts = {p.doc.doc_id: p for p in work.prompts}
+        prompts = {p.doc_id: p for p in work.prompts}
         longest = max((prompts[row["doc_id"]].max_tokens for row in rows if row["doc_id"] in prompts), default=1)
         found: list[Decisions] = []
         for row in rows:

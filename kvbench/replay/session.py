@@ -106,7 +106,7 @@ class Session:
     def _traces(self, name: str, task: TaskWork, loaded: LoadedModel) -> list[ForcedTrace]:
         sample, seed = self.work.sample, self.config.seed
         if self.folder is None:
-            prompts = [p for p in task.prompts if sample in (None, p.doc.doc_id)]
+            prompts = [p for p in task.prompts if sample in (None, p.doc_id)]
             self.progress.task(f"{name}, answering", len(prompts), "answers")
             asked = replace(task, prompts=prompts)
             return answer_with_full_cache(asked, loaded, seed, terminal.warning, self.progress.next)
@@ -146,7 +146,7 @@ def _with_sample(works: dict[str, TaskWork], sample: str | None) -> dict[str, Ta
     """
     if sample is None:
         return works
-    chosen = {name: work for name, work in works.items() if any(p.doc.doc_id == sample for p in work.prompts)}
+    chosen = {name: work for name, work in works.items() if any(p.doc_id == sample for p in work.prompts)}
     if not chosen:
         raise UserError(
             f"--sample {quote(sample)}: no question of the tasks has this id; a larger --limit takes more questions."

@@ -7,7 +7,7 @@ task, model, sampling settings and seed, not on the methods that read it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class ForcedTrace:
     cluster: str
 
     @property
-    def prompt(self) -> tuple[int, ...]:
+    def prompt(self) -> Sequence[int]:
         return self.request.prompt_ids
 
     @property
@@ -62,7 +62,7 @@ def answer_with_full_cache(
     a message if any are left out. on_read: called after each answer with "", 1, and the number of its tokens. Raises
     UserError if no question fits the model's context.
     """
-    prompts = {p.doc.doc_id: p for p in work.prompts if p.ids and p.max_tokens <= loaded.context}
+    prompts = {p.doc_id: p for p in work.prompts if p.ids and p.max_tokens <= loaded.context}
     if not prompts:
         raise UserError(
             f"task {quote(work.task.name)} has no question that fits the model's context. Choose another task, or "
@@ -117,7 +117,7 @@ def stored_answers(
     """
     rows = read_rows(folder).merge(read_texts(folder), on="row_key")
     rows = rows[(rows["task"] == work.task.name) & (rows["method"] == "full") & (rows["status"] == "ok")]
-    prompts = {p.doc.doc_id: p for p in work.prompts}
+    prompts = {p.doc_id: p for p in work.prompts}
     ordered = rows.sort_values(["doc_id", "sample"]).to_dict("records")
     found = [read_trace(row, prompts.get(row["doc_id"]), work, tokenizer, context, seed) for row in ordered]
     traces = [trace for trace in found if trace is not None]

@@ -120,6 +120,7 @@ def _run(
     work = Work(folder, plan, len(keys & done), progress, say)
     with signals.handled(), failures(env.device_name(plan.device), work.state):
         if not keys <= done:
+            folder.forget()  # its rows would take memory as long as the run generates
             work.do(placement, order, done)
         # Scoring failed before, or the judge compares with an answer of the full cache that exists only now.
         rescored = rescore(

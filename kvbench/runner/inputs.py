@@ -18,6 +18,7 @@ from kvbench.engine.model.adapter import check, refuse_quantised
 from kvbench.engine.model.shape import on_meta
 from kvbench.errors import UserError, quote
 from kvbench.runner import image_processor, task_data
+from kvbench.runner.spool import Spool
 from kvbench.runner.workload import TaskWork
 from kvbench.sources import adapters, models, quantised, vocabulary
 from kvbench.sources.adapters import Adapter
@@ -69,9 +70,10 @@ def read_inputs(
     data = task_data.source(config)
     vision = cache(partial(image_processor.load, config.model, where, config.revision, model_config, tokenizer))
     works: dict[str, TaskWork] = {}
+    load_task = partial(TaskWork.load, spool=Spool(), vision=vision)
     for name in config.tasks:
         try:
-            works[name] = TaskWork.load(name, config, data, tokenizer, model_config.model_type, context, vision=vision)
+            works[name] = load_task(name, config, data, tokenizer, model_config.model_type, context)
         except DataMissing as error:
             raise task_data.all_missing(error, [n for n in config.tasks if n not in works], config, data) from None
     _check_end(config, where, tokenizer, model_config, works)

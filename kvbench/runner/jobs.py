@@ -46,7 +46,7 @@ def jobs_of(cells: Sequence[CellPlan], done: Collection[str], *, whole: bool) ->
 def _blocks(rows: Iterable[PlannedRow], least: int) -> list[list[PlannedRow]]:
     """Divide rows into blocks of whole questions. Every block but the last has at least `least` rows."""
     blocks: list[list[PlannedRow]] = [[]]
-    for _, samples in groupby(rows, key=lambda row: row.prompt.doc.doc_id):
+    for _, samples in groupby(rows, key=lambda row: row.prompt.doc_id):
         if len(blocks[-1]) >= least:
             blocks.append([])
         blocks[-1] += samples

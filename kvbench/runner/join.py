@@ -90,7 +90,7 @@ def join(
         folder.done_keys()
         for text in (*folder.notices, *notices):
             say(text)
-        known = {key: _Known.of(entry) for key, entry in read_journal(folder.path).entries.items()}
+        known = {key: _Known.of(entry) for key, entry in folder.content().entries.items()}
         with folder.journal() as journal:
             parts = tuple(_add(shard, known, journal, say) for shard in shards)
         folder.seal()

@@ -6,13 +6,14 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from kvbench.config.run_config import RunConfig
 from kvbench.errors import UserError, quote
 from kvbench.records import Images
+from kvbench.runner.spool import Spool, Stored, StoredIds
 from kvbench.task import IMAGE, Doc, GenSpec, Task
 from kvbench.taskkit import prompts
 from kvbench.taskkit.reader import ModelReader, Talk
@@ -21,7 +22,7 @@ from kvbench.taskkit.vision import check_markers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One document as token ids.
+    """One document as token ids. Document, text and ids lie in a spool; each access to `doc` and `text` reads them.
 
     max_new_tokens: most tokens that a sample generates in one turn. max_tokens: most tokens that a sample reads and
     generates in all turns together.
@@ -30,21 +31,33 @@ class Prompt:
     turns, as rows store them. read_pictures: returns the model's inputs for each of these images.
     """
 
-    doc: Doc
+    doc_id: str
     spec: GenSpec
     thinking: bool | None
-    text: str
-    ids: tuple[int, ...]
+    ids: StoredIds
+    stored_doc: Stored[Doc]
+    stored_text: Stored[str]
     max_new_tokens: int
     max_tokens: int
     sha256: str
     cut: int = 0
     talk: Talk | None = None
+    multi_turn_cache: str | None = None  # how later turns are read, see `Talk.mode`
     compress_at: int | None = None
     stop_ids: tuple[int, ...] = ()
     images: Images | None = None
     pictures: tuple[Mapping[str, Any], ...] = ()
     read_pictures: Callable[[], Sequence[Mapping[str, Any]]] | None = None
+
+    @property
+    def doc(self) -> Doc:
+        """The document as the model reads it, cut if it was too long."""
+        return self.stored_doc.read()
+
+    @property
+    def text(self) -> str:
+        """The first turn's prompt, rendered."""
+        return self.stored_text.read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +68,7 @@ class PromptMaker:
     reader: ModelReader
     config: RunConfig
     thinking: bool | None
-    # All prompts stay in memory: with one shared object per vocabulary entry a token takes 8 bytes, otherwise 36.
-    tokens: dict[int, int] = field(default_factory=dict)
+    spool: Spool
 
     def prompt(self, doc: Doc) -> Prompt:
         reader, config = self.reader, self.config
@@ -75,12 +87,12 @@ class PromptMaker:
         if at is not None and images is not None:
             assert reader.vision is not None
             at = _behind(at, images, *map(len, reader.vision.around))
-        ids = tuple(self.tokens.setdefault(token, token) for token in encoded)
-        talk = None
+        stored, talk, mode = self.spool.put(doc, f"question {quote(doc.doc_id)}"), None, None
         if len(doc.turns) > 1:
-            talk = Talk(doc, reader, spec.thinking, config.multi_turn == "keep", self.thinking)
+            talk = Talk(stored.read, reader, spec.thinking, config.multi_turn == "keep", self.thinking)
             talk.check_images()
-            if config.compress == "query-agnostic" and talk.mode != "keep":
+            mode = talk.mode
+            if config.compress == "query-agnostic" and mode != "keep":
                 raise UserError(
                     f"task {quote(self.task.name)}: the chat template, later images or --multi-turn reset make every "
                     "later turn a new prompt, which cannot be evicted before its question. Use --compress query-aware."
@@ -89,16 +101,18 @@ class PromptMaker:
         if talk:
             later = later * len(doc.turns) + talk.tokens()
         return Prompt(
-            doc=doc,
+            doc_id=doc.doc_id,
             spec=spec,
             thinking=self.thinking,
-            text=text,
-            ids=ids,
-            max_new_tokens=max(1, min(spec.max_new_tokens, reader.context - len(ids))),
-            max_tokens=len(ids) + max(1, min(later, reader.context - len(ids))),
+            ids=self.spool.ids(encoded),
+            stored_doc=stored,
+            stored_text=self.spool.put(text, "a prompt"),
+            max_new_tokens=max(1, min(spec.max_new_tokens, reader.context - len(encoded))),
+            max_tokens=len(encoded) + max(1, min(later, reader.context - len(encoded))),
             sha256=self._hash(text, doc),
             cut=cut,
             talk=talk,
+            multi_turn_cache=mode,
             compress_at=at,
             stop_ids=tuple(reader.last_id(t) for t in spec.stop_tokens),
             images=images,

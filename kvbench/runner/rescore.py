@@ -20,7 +20,7 @@ from kvbench.runner.rows import scored
 from kvbench.runner.workload import TaskWork
 from kvbench.scoring.pool import ScorePool
 from kvbench.store import Journal, RunFolder
-from kvbench.store.recovery import Entry, TextReader, read_journal
+from kvbench.store.recovery import Entry, TextReader
 from kvbench.task import Output, Score
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def rescore(
     Raises SetupError if the judge's server refuses the API key, or no scoring process starts; scores that were known
     before are saved.
     """
-    entries = read_journal(folder.path).entries
+    entries = folder.content().entries
     chosen = [e for e in entries.values() if e.generated and wanted(e)]
     if not chosen:
         return Rescored()
@@ -153,7 +153,7 @@ class _Scoring:
 
 def _jobs(chosen: list[Entry], works: Mapping[str, TaskWork], reader: TextReader) -> Iterator[_Job | None]:
     """Yield every chosen answer with its prompt, or None for an answer whose prompt the task no longer makes."""
-    prompts = {(name, p.doc.doc_id): p for name, work in works.items() for p in work.prompts}
+    prompts = {(name, p.doc_id): p for name, work in works.items() for p in work.prompts}
     for entry in chosen:
         prompt = prompts.get((entry.row["task"], entry.row["doc_id"]))
         if prompt is None or prompt.sha256 != entry.row["prompt_sha256"]:

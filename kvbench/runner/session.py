@@ -107,7 +107,7 @@ class Runner:
         run = CellRun(
             loaded=loaded,
             cell_plan=cell_plan,
-            missing={(row.prompt.doc.doc_id, row.sample): row for row in rows},
+            missing={(row.prompt.doc_id, row.sample): row for row in rows},
             work=self.plan.inputs.works[cell_plan.cell.task],
             config=self.plan.config,
             writer=writer,

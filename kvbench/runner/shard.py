@@ -46,9 +46,9 @@ class Shard:
     def _part(self, number: int, cell: CellPlan) -> CellPlan:
         questions: dict[str, int] = {}
         for row in cell.rows:
-            questions.setdefault(row.prompt.doc.doc_id, len(questions))
+            questions.setdefault(row.prompt.doc_id, len(questions))
         mine = {doc for doc, question in questions.items() if (number + question) % self.of == self.number - 1}
-        return replace(cell, rows=[row for row in cell.rows if row.prompt.doc.doc_id in mine])
+        return replace(cell, rows=[row for row in cell.rows if row.prompt.doc_id in mine])
 
     def record(self, rows: int) -> dict[str, Any]:
         """Return the part of a run's record about the shard. rows: the number of rows of all shards together."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from array import array
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from kvbench.eviction.api import Method
 from kvbench.eviction.options import budget_in_force
 from kvbench.records import Request, Sampling
 from kvbench.runner.prompt import Prompt, PromptMaker, sampling
+from kvbench.runner.spool import Spool
 from kvbench.sources.data import FILE_LIMIT, Data, read_plain
 from kvbench.store import row_key
 from kvbench.task import GenSpec, Task
@@ -97,9 +99,13 @@ class TaskWork:
         model_type: str,
         context: int,
         *,
+        spool: Spool,
         vision: Callable[[], Vision],
     ) -> TaskWork:
-        """Load documents and render prompts. vision: loads the image processor; called only if documents have images.
+        """Load documents and render prompts.
+
+        spool: takes documents, texts and tokens. vision: loads the image processor; called only if documents have
+        images.
 
         Raises SetupError if data are missing. Raises UserError in these cases: the prompt style is unknown; a chat
         template is needed but missing; --max-new-tokens is beyond the model's context; the run is query-agnostic and
@@ -122,13 +128,13 @@ class TaskWork:
             origin=config.chat_template or "of the tokenizer",
         )
         task.reader, task.services = reader, config.services()
-        docs = task.docs(source, style=style, limit=config.limit_for(name))
+        docs = deque(task.docs(source, style=style, limit=config.limit_for(name)))
         if any(turn.images for doc in docs for turn in doc.turns):
             reader = _with_vision(task, reader, vision)
         prompts.check_template(tokenizer, chat=reader.chat, chat_template=reader.template, origin=reader.origin)
         thinking = prompts.effective_thinking(tokenizer, spec.thinking, chat=reader.chat, chat_template=reader.template)
-        maker = PromptMaker(task, reader, config, thinking)
-        all_prompts = [maker.prompt(doc) for doc in docs]
+        maker = PromptMaker(task, reader, config, thinking, spool)
+        all_prompts = [maker.prompt(docs.popleft()) for _ in range(len(docs))]  # drops each document once it is stored
         used = source.used.get(task.name)
         return cls(
             task=task,
@@ -144,7 +150,7 @@ class TaskWork:
         """Return a hash (16 hex digits) of the texts, tokens and sampling settings of all prompts."""
         digest = hashlib.sha256()
         for p in self.prompts:
-            asked = (p.doc.doc_id, p.sha256, p.compress_at, p.max_new_tokens, p.stop_ids, dataclasses.astuple(p.spec))
+            asked = (p.doc_id, p.sha256, p.compress_at, p.max_new_tokens, p.stop_ids, dataclasses.astuple(p.spec))
             digest.update(repr(asked).encode())
             digest.update(array("q", p.ids).tobytes())
         return digest.hexdigest()[:16]
@@ -183,13 +189,13 @@ class TaskWork:
                 shared["budget"] = budget_in_force(method, cell.budget, len(prompt.ids), group)
             for sample in range(prompt.spec.n):
                 identity = shared | {
-                    "doc_id": prompt.doc.doc_id,
+                    "doc_id": prompt.doc_id,
                     "sample": sample,
                     **{name: getattr(prompt.spec, name) for name in ("temperature", "top_p", "top_k", "min_p")},
                     "max_new_tokens": prompt.max_new_tokens,
                     "prompt_sha256": prompt.sha256,
                     "prompt_tokens_cut": prompt.cut,
-                    "multi_turn_cache": prompt.talk.mode if prompt.talk else None,
+                    "multi_turn_cache": prompt.multi_turn_cache,
                 }
                 planned.append(
                     PlannedRow(key=row_key(identity | revision), prompt=prompt, sample=sample, identity=identity)
@@ -204,8 +210,8 @@ class TaskWork:
         samples: dict[str, list[int]] = {}
         prompt: dict[str, Prompt] = {}
         for row in rows:
-            samples.setdefault(row.prompt.doc.doc_id, []).append(row.sample)
-            prompt[row.prompt.doc.doc_id] = row.prompt
+            samples.setdefault(row.prompt.doc_id, []).append(row.sample)
+            prompt[row.prompt.doc_id] = row.prompt
         batches: dict[Sampling, list[Request]] = {}
         for doc_id, wanted in samples.items():
             request = self.request(prompt[doc_id], tuple(wanted), seed)
@@ -217,7 +223,7 @@ class TaskWork:
         s = prompt.spec
         return Request(
             task=self.task.name,
-            doc_id=prompt.doc.doc_id,
+            doc_id=prompt.doc_id,
             prompt_ids=prompt.ids,
             samples=samples,
             max_new_tokens=prompt.max_new_tokens,
@@ -270,7 +276,7 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Promp
         notes.append(
             f"task {quote(task.name)}: {shortened} of {len(all_prompts)} prompts are cut in the middle to fit."
         )
-    modes = {p.talk.mode for p in all_prompts if p.talk}
+    modes = {p.multi_turn_cache for p in all_prompts} - {None}
     if "reset (images)" in modes:
         notes.append(
             f"task {quote(task.name)}: later turns have images, so every turn is read as a new prompt "

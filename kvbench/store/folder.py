@@ -18,7 +18,7 @@ from kvbench.store.files import is_leftover, probe, reason, remedy, remove_lefto
 from kvbench.store.journal import Journal
 from kvbench.store.lock import RunLock
 from kvbench.store.names import check_run_name
-from kvbench.store.recovery import read_journal
+from kvbench.store.recovery import JournalContent, read_journal
 
 LOCK = "lock"
 
@@ -35,6 +35,7 @@ class RunFolder:
         self._lock = lock
         self._reported: set[str] = set()
         self._done_before: int | None = None
+        self._content: JournalContent | None = None
 
     @classmethod
     def open(
@@ -87,10 +88,20 @@ class RunFolder:
         info = manifest.read(existing(out, check_run_name(name, "--resume")))
         return cls.open(out, name, info["config"], **how)
 
+    def content(self) -> JournalContent:
+        """Return the journal's content. Every call after the first reads only what was added since."""
+        self._content = read_journal(self.path, self._content)
+        return self._content
+
+    def forget(self) -> None:
+        """Free the memory that the journal's content takes, some kilobytes per row. The next call of `content` reads
+        the whole journal."""
+        self._content = None
+
     def done_keys(self) -> set[str]:
         """Return the keys of the rows that need not be generated again. Adds the journal's notices, such as those about
         dropped records, to `notices`, each once."""
-        state = read_journal(self.path)
+        state = self.content()
         self.notices += [n for n in state.notices if n not in self._reported]
         self._reported.update(state.notices)
         done = state.done
@@ -99,7 +110,7 @@ class RunFolder:
 
     def final_rows(self) -> dict[str, str]:
         """Return, by row key, the status of each row that no further attempt can answer."""
-        entries = read_journal(self.path).entries
+        entries = self.content().entries
         return {key: str(entry.row["status"]) for key, entry in entries.items() if entry.final}
 
     def journal(self) -> Journal:
@@ -109,7 +120,7 @@ class RunFolder:
 
     def seal(self) -> dict[str, Any]:
         """Make rows.parquet, texts.parquet and seal.json from the journal. Returns the content of seal.json."""
-        return tables.seal(self.path)
+        return tables.seal(self.path, self.content())
 
     def close(self) -> None:
         """Release the lock."""

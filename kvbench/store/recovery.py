@@ -1,7 +1,8 @@
 """Reads the journal: the valid records, one per row key, and notices about dropped records.
 
 `read_journal` may run at any time, also while a process writes: each segment is read up to the length that it had at
-the beginning. Texts are not kept in memory; `TextReader` fetches them one by one.
+the beginning. Given what it returned before, it reads only what was added. Texts are not kept in memory; `TextReader`
+fetches them one by one, a second reading of their records that keeps memory bounded.
 
 A torn last record is dropped, and a damaged record is skipped. Both are reported, and their rows are generated again. A
 record with a right checksum that is not a row counts as damaged, because a journal may come from anyone. If a row has
@@ -45,6 +46,13 @@ class Entry:
         """Of two records of a row, the one with the higher rank counts."""
         return self.scored, self.ok, self.generated
 
+    def counts_before(self, other: Entry) -> bool:
+        """Whether this record of a row counts and `other` does not. The order in which they are read is irrelevant."""
+        if self.rank != other.rank:
+            return self.rank > other.rank
+        earlier = (self.segment, self.offset) < (other.segment, other.offset)
+        return earlier if self.ok else not earlier
+
     @property
     def generated(self) -> bool:
         """Whether the row has an answer, scored or not."""
@@ -68,29 +76,50 @@ class Entry:
 
 @dataclass(slots=True)
 class JournalContent:
-    """The content of a journal: its rows, its segments, and notices about dropped records. duplicates: the number of ok
-    records whose row has an earlier ok record. nondeterministic_duplicates: those with another output or score."""
+    """The content of a journal: its rows, its segments, and facts about dropped records. duplicates: the number of ok
+    records whose row has another ok record that was read before. nondeterministic_duplicates: those with another output
+    or score."""
 
     entries: dict[str, Entry] = field(default_factory=dict)  # by row key
     segments: list[dict[str, Any]] = field(default_factory=list)  # {"name", "bytes"} in order
-    notices: list[str] = field(default_factory=list)
-    dropped: int = 0  # torn or damaged records
-    duplicates: int = 0  # ok records whose row had an earlier ok record of the same `score_pass`
-    nondeterministic_duplicates: int = 0  # duplicates with another output or score than the earlier record
+    duplicates: int = 0  # ok records whose row has another ok record of the same `score_pass`
+    nondeterministic_duplicates: int = 0  # duplicates with another output or score than the other record
+    ends: dict[str, int] = field(default_factory=dict)  # by segment: bytes of the lines read
+    torn: dict[str, int] = field(default_factory=dict)  # by segment: offset of a last line without its end
+    damaged: dict[str, list[int]] = field(default_factory=dict)  # by segment: offsets of damaged records
 
     @property
     def done(self) -> set[str]:
         """Keys of the rows that need not be generated again."""
         return {key for key, entry in self.entries.items() if entry.generated or entry.final}
 
+    @property
+    def dropped(self) -> int:
+        """Number of torn or damaged records."""
+        return len(self.torn) + sum(map(len, self.damaged.values()))
+
+    @property
+    def notices(self) -> list[str]:
+        """Lines about dropped records and about rows with different results."""
+        lines = []
+        for name in (segment["name"] for segment in self.segments):
+            if (offset := self.torn.get(name)) is not None:
+                lines.append(f"{bare(name)}: the unfinished record at offset {offset} is dropped; its row runs again.")
+            if name in self.damaged:
+                shown = few(list(map(str, self.damaged[name])), 5)
+                lines.append(f"{bare(name)}: damaged records are skipped, at offset {shown}; their rows run again.")
+        if n := self.nondeterministic_duplicates:
+            lines.append(f"rows generated twice with different results: {n}; the first result of each counts.")
+        return lines
+
     def add(self, entry: Entry) -> None:
         key = entry.row["row_key"]
         former = self.entries.get(key)
-        if former is None or entry.rank > former.rank or (entry.rank == former.rank and not entry.ok):
-            self.entries[key] = entry
-        elif entry.ok and entry.scored == former.scored:
+        if former is not None and entry.ok and former.ok and entry.scored == former.scored:
             self.duplicates += 1
             self.nondeterministic_duplicates += former.outcome != entry.outcome
+        if former is None or entry.counts_before(former):
+            self.entries[key] = entry
 
 
 class TextReader:
@@ -102,10 +131,9 @@ class TextReader:
 
     def read(self, entry: Entry) -> tuple[str | None, str | None, str | None]:
         """Return prompt, output and turns (a JSON list) of a row. Each is None if the row does not have it."""
-        record = decode(self.record(entry))
-        if record is None:
+        record = unpack(self.record(entry)) or {}  # its row was checked when the journal was read
+        if not _is_texts(text := record.get("text") or {}):
             raise self._changed(entry)
-        text = record["text"]
         return text.get("prompt"), text.get("output"), text.get("turns")
 
     def record(self, entry: Entry) -> bytes:
@@ -164,40 +192,43 @@ def segments_on_disk(run_dir: Path) -> list[dict[str, Any]]:
     return [{"name": name, "bytes": size} for name in names if (size := plain_size(folder / name))]
 
 
-def read_journal(run_dir: Path) -> JournalContent:
-    """Read the whole journal, up to its present end."""
-    state = JournalContent()
-    for segment in segments_on_disk(run_dir):
-        state.segments.append(segment)
-        name, damaged = segment["name"], []
-        for offset, line in _lines(run_dir / FOLDER / name, segment["bytes"]):
-            record = decode(line)
-            if record is None and not line.endswith(b"\n"):
-                state.notices.append(
-                    f"{bare(name)}: the unfinished record at offset {offset} is dropped; its row runs again."
-                )
-                state.dropped += 1
-            elif record is None:
-                damaged.append(offset)
-            else:
-                state.add(Entry(record["row"], name, offset, len(line)))
-        if damaged:
-            state.dropped += len(damaged)
-            shown = few(list(map(str, damaged)), 5)
-            state.notices.append(f"{bare(name)}: damaged records are skipped, at offset {shown}; their rows run again.")
-    if state.nondeterministic_duplicates:
-        n = state.nondeterministic_duplicates
-        state.notices.append(f"rows generated twice with different results: {n}; the first result of each counts.")
-    return state
+def read_journal(run_dir: Path, known: JournalContent | None = None) -> JournalContent:
+    """Read the journal, up to its present end. known: what an earlier call returned; then only what was added since is
+    read, and `known` itself is returned. If a segment was cut or deleted since, everything is read again."""
+    segments = segments_on_disk(run_dir)
+    sizes = {segment["name"]: segment["bytes"] for segment in segments}
+    if known is None or any(sizes.get(name, 0) < end for name, end in known.ends.items()):
+        known = JournalContent()
+    for segment in segments:
+        if segment not in known.segments:
+            _read_on(known, run_dir / FOLDER, segment["name"], segment["bytes"])
+    known.segments = segments
+    return known
 
 
-def _lines(path: Path, size: int) -> Iterator[tuple[int, bytes]]:
+def _read_on(content: JournalContent, folder: Path, name: str, size: int) -> None:
+    """Read the lines that a segment of `size` bytes has gained."""
+    content.torn.pop(name, None)
+    for offset, line in _lines(folder / name, content.ends.get(name, 0), size):
+        if (record := decode(line)) is not None:
+            content.add(Entry(record["row"], name, offset, len(line)))
+        elif line.endswith(b"\n"):
+            content.damaged.setdefault(name, []).append(offset)
+        else:
+            content.torn[name] = offset
+            return
+        content.ends[name] = offset + len(line)
+
+
+def _lines(path: Path, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines from `offset` on, with their offsets. A line of _LONGEST bytes is the last: the rest does not
+    begin with a record."""
     with open(open_plain(path), "rb") as file:
-        offset = 0
+        file.seek(offset)
         while offset < size and (line := file.readline(min(size - offset, _LONGEST))):
             yield offset, line
             if len(line) == _LONGEST:
-                break  # the rest does not begin with a record
+                return
             offset += len(line)
 
 
@@ -205,8 +236,10 @@ def _is_texts(text: Any) -> bool:
     """Return whether `text` is a dictionary of texts or None, and its `turns`, if given, is a JSON list of texts."""
     if not isinstance(text, dict) or not all(v is None or is_text(v) for v in text.values()):
         return False
+    if not text.get("turns"):
+        return True
     try:
-        turns = parse(text.get("turns") or "[]")
+        turns = parse(text["turns"])
     except ValueError:
         return False
     return isinstance(turns, list) and all(map(is_text, turns))

@@ -15,8 +15,9 @@ LARGEST = 2**64  # seeds are unsigned
 
 def parse(data: bytes | str) -> Any:
     """Parse one JSON value. Raises ValueError, also for NaN, infinities and nesting beyond the interpreter's limit."""
+    text = data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass")
     try:
-        return json.loads(data, parse_constant=constant, parse_float=finite)
+        return _STRICT.decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -58,3 +59,6 @@ def finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"number {text[:20]} is too large")
     return value
+
+
+_STRICT = json.JSONDecoder(parse_constant=constant, parse_float=finite)  # `json.loads` would make one for every record

@@ -45,12 +45,11 @@ _NAMES = [c.name for c in COLUMNS if c.kind == "name"]
 _OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 
 
-def seal(run_dir: Path) -> dict[str, Any]:
-    """Make the tables of a run from its journal, and return the content of seal.json.
+def seal(run_dir: Path, state: JournalContent) -> dict[str, Any]:
+    """Make the tables of a run from its journal, and return the content of seal.json. state: the journal's content.
 
     Raises SetupError if the disk is full or broken. The journal then still has all rows, and no table is torn.
     """
-    state = read_journal(run_dir)
     entries = sorted(state.entries.values(), key=lambda e: sort_key(e.row))
     try:
         with replacing(run_dir / ROWS) as rows, replacing(run_dir / TEXTS) as texts:
@@ -85,9 +84,10 @@ def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str],
         if not segments_on_disk(path) and (path / ROWS).exists() and read_seal(path) is None:
             raise SetupError(f"{quote(path)} has no journal to make its tables from. Put back a copy of the journal.")
         remove_leftovers(path)
-        for text in read_journal(path).notices:
+        content = read_journal(path)
+        for text in content.notices:
             say(text)
-        return seal(path)
+        return seal(path, content)
     finally:
         lock.release()
 

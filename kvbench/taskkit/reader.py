@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,13 +127,19 @@ class Talk:
     If `keep` is set and the chat template only appends text, the engine continues each turn from the cache of the turn
     before. Otherwise each turn is a new prompt. That happens for one of three reasons: the user asked for a new prompt
     each turn, the template changes earlier turns (many templates drop their thinking), or a later turn has images.
+
+    read: returns the document, which need not stay in memory.
     """
 
-    doc: Doc
+    read: Callable[[], Doc]
     reader: ModelReader
     thinking: bool | None  # the template's switch
     keep: bool
     thinks: bool | None = None  # whether answers hold a thinking block; None: unknown
+
+    @property
+    def doc(self) -> Doc:
+        return self.read()
 
     @property
     def mode(self) -> str:

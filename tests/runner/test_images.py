@@ -22,6 +22,7 @@ from kvbench.records import Images
 from kvbench.runner import image_processor, workload
 from kvbench.runner.execute import execute
 from kvbench.runner.prompt import Prompt, PromptMaker
+from kvbench.runner.spool import Spool
 from kvbench.sources import image_files
 from kvbench.store import read_rows, read_texts
 from kvbench.task import IMAGE, DataSource, Doc, GenSpec, Image, Output, Score, Task, Turn
@@ -76,7 +77,7 @@ def configuration(model: Path | str = "m", *methods: str, **changes: Any) -> Run
 
 def prompt(reader: ModelReader, *turns: Turn, spec: dict[str, Any] | None = None, **changes: Any) -> Prompt:
     task = talk(*turns, **spec or {})
-    maker = PromptMaker(task, reader, configuration(**changes), None)
+    maker = PromptMaker(task, reader, configuration(**changes), None, Spool())
     return maker.prompt(task.docs(None)[0])  # type: ignore[arg-type]
 
 
@@ -324,7 +325,7 @@ def test_the_full_cache_answers_as_transformers_does(run: Any, family: str, tmp_
     made = prompt(reader, turn)
     assert made.images is not None
     whole = transformers.AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).eval()
-    ids = torch.tensor([made.ids])
+    ids = torch.tensor([tuple(made.ids)])
     options: dict[str, Any] = dict(max_new_tokens=6, do_sample=False)
     if family not in SQUARES:
         options["mm_token_type_ids"] = (ids == IMAGE_TOKEN).int()

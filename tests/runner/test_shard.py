@@ -18,7 +18,7 @@ THREE = [Shard(N, number) for number in (1, 2, 3)]
 
 
 def questions(cell: CellPlan) -> Counter[str]:
-    return Counter(row.prompt.doc.doc_id for row in cell.rows)
+    return Counter(row.prompt.doc_id for row in cell.rows)
 
 
 @pytest.fixture(scope="module")

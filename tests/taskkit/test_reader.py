@@ -60,7 +60,7 @@ def test_a_question_longer_than_half_the_limit_goes_into_the_cut_text(tokenizer)
 
 def test_a_template_that_appends_keeps_the_cache(tokenizer):
     made = reader(tokenizer, CHATML)
-    talk = Talk(two_turns("one?", "two?"), made, None, keep=True)
+    talk = Talk(lambda: two_turns("one?", "two?"), made, None, keep=True)
     assert talk.mode == "keep"
     follow = talk.follow(("a very special answer",))
     assert not follow.fresh
@@ -78,7 +78,7 @@ def test_a_template_that_appends_keeps_the_cache(tokenizer):
 @pytest.mark.parametrize(("template", "keep", "mode"), [(FORGETS, True, "reset (template)"), (CHATML, False, "reset")])
 def test_otherwise_a_turn_is_a_new_prompt_without_earlier_thinking(tokenizer, template, keep, mode):
     made = reader(tokenizer, template)
-    talk = Talk(two_turns("one?", "two?"), made, False, keep=keep)
+    talk = Talk(lambda: two_turns("one?", "two?"), made, False, keep=keep)
     assert talk.mode == mode
     follow = talk.follow(("<think>hm</think>seven",))
     assert follow.fresh
@@ -90,12 +90,12 @@ STRIPS = CHATML.replace("{{ m['content'] }}", "{{ m['content'].split('</think>')
 
 @pytest.mark.parametrize(("thinks", "mode"), [(True, "reset (template)"), (None, "reset (template)"), (False, "keep")])
 def test_a_template_that_drops_thinking_from_earlier_turns_keeps_only_what_had_none(tokenizer, thinks, mode):
-    talk = Talk(two_turns("one?", "two?"), reader(tokenizer, STRIPS), None, keep=True, thinks=thinks)
+    talk = Talk(lambda: two_turns("one?", "two?"), reader(tokenizer, STRIPS), None, keep=True, thinks=thinks)
     assert talk.mode == mode
 
 
 def test_plain_text_always_appends(tokenizer):
-    talk = Talk(two_turns("one?", "two?", "three?"), reader(tokenizer, chat=False), None, keep=True)
+    talk = Talk(lambda: two_turns("one?", "two?", "three?"), reader(tokenizer, chat=False), None, keep=True)
     assert talk.mode == "keep"
     assert [tokenizer.decode(talk.follow(("x",) * n).ids) for n in (1, 2)] == [
         tokenizer.decode(tokenizer("\n\n" + q)["input_ids"]) for q in ("two?", "three?")

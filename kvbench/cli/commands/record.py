@@ -92,7 +92,7 @@ def _record(
     recorder = Recorder(loaded=loaded, config=config, inputs=inputs, say=terminal.warning, on_read=progress.next)
     found: list[Decisions] = []
     for name, work in inputs.works.items():
-        ids = [prompt.doc.doc_id for prompt in work.prompts]
+        ids = [prompt.doc_id for prompt in work.prompts]
         chosen = [sample] * (sample in ids) if sample is not None else ids[:count]
         if is_gated(name):
             terminal.note(f"task {quote(name)} is gated: its texts are not recorded.")

@@ -179,7 +179,7 @@ def _judged(question: Question, answer: Generation) -> Rollout:
     request = answer.request
     keys = noise.signed64(request.noise_key(-1)), noise.signed64(request.noise_key(answer.sample))
     return Rollout(
-        answered=Answered(prompt=request.prompt_ids, answer=answer.token_ids, keys=keys),
+        answered=Answered(prompt=tuple(request.prompt_ids), answer=answer.token_ids, keys=keys),
         reward=float(question.is_right(answer.text)),
         cut=answer.stop_reason == "length" or answer.status != "ok",
     )

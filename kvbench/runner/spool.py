@@ -1,0 +1,127 @@
+"""A temporary file that holds what a run needs of its prompts only when their turn comes: tokens, texts, documents.
+
+A run at long contexts has gigabytes of them. The file has no name (it is unlinked when it is made), so nothing is left
+behind even after kill -9. It lies in the folder for temporary files (TMPDIR).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+import weakref
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar, overload
+
+from kvbench.errors import SetupError, UserError, quote
+from kvbench.store.files import reason, remedy
+
+T = TypeVar("T")
+
+
+class Spool:
+    """Takes objects one by one, and returns a handle of each that reads it back. Closed when no handle is left."""
+
+    def __init__(self) -> None:
+        self._end = 0  # bytes
+        self._fd = _unnamed_file()
+        weakref.finalize(self, os.close, self._fd)
+
+    def ids(self, ids: Sequence[int]) -> StoredIds:
+        """Store token ids in 4 bytes each. Raises SetupError if the disk fails."""
+        return StoredIds(self, self._append(array("i", ids).tobytes()), len(ids))
+
+    def put(self, what: T, name: str) -> Stored[T]:
+        """Store an object. name: of the object, for messages.
+
+        Raises UserError if `pickle` does not take the object, SetupError if the disk fails.
+        """
+        try:
+            data = pickle.dumps(what, pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise UserError(
+                f"{name} cannot be stored with pickle ({error}). Build it from texts, numbers, lists and dictionaries."
+            ) from error
+        return Stored(self, self._append(data), len(data))
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset`. Raises SetupError if the disk fails."""
+        data = b""
+        try:
+            while len(data) < length and (part := os.pread(self._fd, length - len(data), offset + len(data))):
+                data += part
+        except OSError as error:
+            raise _failed(error) from error
+        return data
+
+    def _append(self, data: bytes) -> int:
+        """Write at the end of the file, and return where the data begin."""
+        begin, left = self._end, memoryview(data)
+        try:
+            while left:
+                written = os.pwrite(self._fd, left, self._end)
+                self._end, left = self._end + written, left[written:]
+        except OSError as error:
+            raise _failed(error) from error
+        return begin
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredIds(Sequence[int]):
+    """Token ids in a spool. Each access reads the file; `tuple(ids)` reads them all at once."""
+
+    spool: Spool
+    offset: int  # bytes
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._read())
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        ids = self._read()
+        return tuple(ids[index]) if isinstance(index, slice) else ids[index]
+
+    def _read(self) -> array[int]:
+        ids = array("i")
+        ids.frombytes(self.spool.read(self.offset, self.length * ids.itemsize))
+        return ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored(Generic[T]):
+    """An object in a spool."""
+
+    spool: Spool
+    offset: int
+    length: int
+
+    def read(self) -> T:
+        """Return a copy of the object, made anew by each call."""
+        what: T = pickle.loads(self.spool.read(self.offset, self.length))
+        return what
+
+
+def _unnamed_file() -> int:
+    """Make a temporary file without a name, and return its descriptor. Raises SetupError if the folder takes none."""
+    try:
+        with tempfile.TemporaryFile(prefix="kvbench-") as file:
+            return os.dup(file.fileno())
+    except OSError as error:
+        raise _failed(error) from error
+
+
+def _failed(error: OSError) -> SetupError:
+    where, advice = quote(tempfile.tempdir or "TMPDIR"), remedy(error)
+    return SetupError(
+        f"cannot store the run's prompts in {where} ({reason(error)}). {advice[:1].upper()}{advice[1:]}, or set the "
+        "variable TMPDIR to another folder."
+    )
