@@ -225,11 +225,14 @@ class Engine:
     def _block(self) -> None:
         """Decode a block of steps (`block_length`); then look at its tokens, evict, and end or continue turns.
 
-        On a CPU, where the host need not wait for the numbers of a step, the block ends as soon as a sequence ends.
+        On a CPU, where the host need not wait for the numbers of a step, the block ends as soon as a sequence ends, and
+        has one step if a stop string may end one, which only the host sees.
         """
         live = self.slots.live()
         self._under_way = [sequence for _, sequence in live]
-        steps = block_length(self._under_way, self.trigger, self.look, states=self.cache.recurrent is not None)
+        seen_by_host = not self._on_gpu and any(sequence.request.stop_strings for sequence in self._under_way)
+        look, states = 1 if seen_by_host else self.look, self.cache.recurrent is not None
+        steps = block_length(self._under_way, self.trigger, look, states=states)
         self._load(steps)
         step = self._ready(steps)
         began = time.perf_counter()

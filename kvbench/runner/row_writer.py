@@ -60,7 +60,7 @@ class RowWriter:
         self.collect(most=BACKLOG)
 
     def poll(self) -> None:
-        """Write rows to the disk if the oldest unsaved row has waited long enough. Called once per engine step."""
+        """Write rows to the disk if the oldest unsaved row has waited long enough. Called after each block of steps."""
         self.saved += len(self.journal.poll())
 
     def collect(self, *, most: int = 0, seconds: float | None = None) -> None:

@@ -145,6 +145,13 @@ def test_on_a_cpu_a_block_ends_with_the_first_sequence_that_ends(loaded):
     assert len(blocks) < len(single) / 3
 
 
+def test_on_a_cpu_the_host_looks_for_stop_strings_after_every_step(loaded):
+    read = []
+    made = engine(loaded, "gkv", look=8, on_step=lambda tokens, *_: read.append(tokens))
+    results(made, [dataclasses.replace(request, stop_strings=("never",)) for request in TODO])
+    assert set(read) <= {1, 2}  # tokens of at most two slots
+
+
 # -- the graph
 
 

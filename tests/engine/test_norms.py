@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.models import build, requests
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from kvbench import registry
 from kvbench.engine import loop
@@ -24,7 +25,15 @@ def test_norms_that_are_used_have_the_bits_of_the_models_code(name, some):
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
+class Gated(LlamaRMSNorm):
+    def forward(self, hidden_states, gate=None):
+        out = super().forward(hidden_states)
+        return out if gate is None else out * gate
+
+
 def test_other_modules_and_dtypes_stay_as_they_are():
+    with fused_norms(torch.nn.ModuleList([LlamaRMSNorm(8), Gated(8)])) as count:
+        assert count == 1  # without a gate, both give the same bits
     with fused_norms(torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8))) as count:
         assert count == 0
     with fused_norms(build("qwen3").model.bfloat16()) as count:

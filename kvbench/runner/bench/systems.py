@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import transformers
 
+from kvbench.engine.blocks import LOOK
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.random_weights import supply
@@ -108,9 +109,11 @@ class EngineSystem(System):
     def _engine(self, ids: torch.Tensor, tokens: int, on_tokens: Callable[[int], None]) -> Engine:
         """Return an engine with one slot per prompt.
 
-        on_tokens: called after each step with the number of tokens that every sequence has generated.
+        on_tokens: called after each block of steps with the number of tokens that every sequence has generated. There
+        are at least two blocks, so that `Stopwatch` sees a first token; on a CPU it sees the ends of stretches too.
         """
         sequences = made = len(ids)  # the prompts give the first tokens
+        by_step = self.setting.stretch is not None and self.loaded.device.type == "cpu"
 
         def on_step(tokens: int, *_: int) -> None:
             nonlocal made
@@ -125,6 +128,7 @@ class EngineSystem(System):
             slots=sequences,
             max_tokens=ids.shape[1] + tokens,
             on_step=on_step,
+            look=1 if by_step else max(1, min(LOOK, tokens // 2)),
             backend=self.setting.decode_attn,
         )
 

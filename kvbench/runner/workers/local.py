@@ -67,7 +67,8 @@ class LocalExecutor:
 
     def release(self, worker: str) -> None:
         if worker in self._links:
-            self._forget(worker)  # the process ends when it notices
+            self._processes[worker].terminate()  # a worker that has jobs saves its rows first
+            self._forget(worker)
 
     def events(self, seconds: float) -> Iterator[Event]:
         names = {link: worker for worker, link in self._links.items()}
