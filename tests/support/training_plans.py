@@ -54,7 +54,9 @@ def lengths(name: str, tokens: int) -> dict[str, int]:
 def row(name: str, shape: str, tokens: int) -> Sequence[Any]:
     """Return the row of one recipe, model and length."""
     kind, sizes = SHAPES[shape]
-    config = getattr(transformers, f"{kind}Config")(**sizes, max_position_embeddings=2 * LENGTHS[-1])
+    config = getattr(transformers, f"{kind}Config")(
+        **sizes, max_position_embeddings=3 * LENGTHS[-1]
+    )  # kvzap reads a text twice
     settings = entry_of(name).settings(MODELS[shape], "paper") | lengths(name, tokens) | {"seed": 0}
     processes = max(n for n in range(1, 9) if settings["batch"] % n == 0)
     plan = TrainingPlan.of(name, config, settings, Device(gpu=True, total=GPU, processes=processes))
