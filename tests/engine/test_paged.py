@@ -44,7 +44,7 @@ def test_both_layouts_give_the_same_tokens(loaded, method):
 
 @pytest.mark.parametrize("method", ["pyramidkv", "ada-kv", "headkv", "cake", "duo", "kvzip", "two methods, uneven"])
 def test_bytes_follow_entries_within_a_page_a_head(loaded, method):
-    made = engine(loaded, method)
+    made = engine(loaded, method, look=1)
     cache = made.cache
     assert isinstance(cache, PagedCache)
     entry = next(iter(cache.pools.values())).page_bytes // PAGE
