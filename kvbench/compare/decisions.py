@@ -143,7 +143,7 @@ def _read(
     for trace in traces:
         kept.clear()
         reader.read([trace], Silent())
-        text = hashlib.sha256(repr((trace.prompt, trace.answer)).encode()).hexdigest()[:12]
+        text = hashlib.sha256(repr((tuple(trace.prompt), trace.answer)).encode()).hexdigest()[:12]
         ticks = {seen: "".join(layers[layer] for layer in sorted(layers)) for seen, layers in kept.items()}
         decisions.setdefault(trace.request.doc_id, (text, ticks))
     return decisions

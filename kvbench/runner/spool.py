@@ -68,9 +68,10 @@ class Spool:
         return begin
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StoredIds(Sequence[int]):
-    """Token ids in a spool. Each access reads the file; `tuple(ids)` reads them all at once."""
+    """Token ids in a spool. Each access reads the file; `tuple(ids)` reads them all at once. Equality, hash and `repr`
+    are those of this tuple."""
 
     spool: Spool
     offset: int  # bytes
@@ -81,6 +82,15 @@ class StoredIds(Sequence[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._read())
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, tuple | StoredIds) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
 
     @overload
     def __getitem__(self, index: int) -> int: ...

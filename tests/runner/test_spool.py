@@ -67,6 +67,11 @@ def test_ids_are_a_sequence(tmp_path: Path) -> None:
     ids = spool.ids([5, 2**31 - 1, 0, 7])
     assert (len(ids), list(ids), ids[-1], ids[1:3], 7 in ids) == (4, [5, 2**31 - 1, 0, 7], 7, (2**31 - 1, 0), True)
     assert not spool.ids([])
+    assert (ids, repr(ids), hash(ids)) == (
+        tuple(ids),
+        repr(tuple(ids)),
+        hash(tuple(ids)),
+    )  # texts that are hashed hold them
 
 
 def test_the_file_has_no_name_and_goes_with_its_last_handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def route(
     text = text_model(model)
     _replaced[name] = text.config._attn_implementation
     _routings[name] = handler, {}, latents or Latents()
-    attention, note, note_tokens = _functions(name, next(model.parameters()).device.type == "cuda")
+    attention, note, note_tokens = _functions(name)
     layers = [module for module in model.modules() if hasattr(module, "layer_idx")] if hidden else []
     layers += projections(model).values() if latent else []
     hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
@@ -191,31 +191,27 @@ def set_implementation(model: Any, name: str) -> None:
 
 @functools.cache
 def _functions(
-    name: str, compiled: bool
+    name: str,
 ) -> tuple[Callable[..., tuple[torch.Tensor, None]], Callable[..., None], Callable[..., None]]:
-    """Return three functions of the routing `name`: its attention function and two hooks.
-
-    compiled: whether torch may compile the layers that call them; the functions themselves are never compiled.
+    """Return three functions of the routing `name`: its attention function and two hooks. None of them is compiled.
 
     The first hook notes the hidden states that an attention module reads. The second notes the token ids: on the
     model's embedding it notes those of this pass, on the model it forgets those of the last pass. A later routing of
     the same name gets the same functions, because compiled layers are valid only with these.
     """
 
-    apart = torch.compiler.disable if compiled else lambda function: function
-
-    @apart
+    @torch.compiler.disable
     def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _routings[name][1][id(module)] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
 
-    @apart
+    @torch.compiler.disable
     def note_tokens(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         read = _routings[name][1]
         read.pop(TOKENS, None)
         if isinstance(module, torch.nn.Embedding):
             read[TOKENS] = args[0]
 
-    @apart
+    @torch.compiler.disable
     def attention(
         module: torch.nn.Module,
         query: torch.Tensor,
