@@ -139,7 +139,8 @@ class Evictor:
         """Yield, for each group of slots, the parts that the method sees as views: one part with all layers if it fits
         into one view, else one part per layer.
 
-        The slots of a group have equal `sizes` and equally long views.
+        The slots of a group have equal `sizes` and equally long views. All views of a group together take no more
+        scratch than one view may, unless the group is a single slot.
         """
         one_view: dict[tuple[int, ...], list[int]] = {}
         by_layer: dict[tuple[int, ...], list[int]] = {}
@@ -154,13 +155,16 @@ class Evictor:
             for first in range(0, len(slots), most):
                 rows = stack.rows_of(slots[first : first + most])
                 yield [(stack, self._batch(stack, rows, size, tuple(m.index for m in stack.members)))]
-        for (size, *_), slots in sorted(by_layer.items()):
-            parts = [
-                (stack, self._batch(stack, rows, size, (member.index,)))
-                for stack in self.cache.stacks
-                for member, rows in zip(stack.members, stack.rows_of(slots).reshape(len(stack.members), -1))
-            ]
-            yield sorted(parts, key=lambda part: part[1].together)
+        layers = sum(len(stack.members) for stack in self.cache.stacks)
+        for (size, *shown), slots in sorted(by_layer.items()):
+            most = max(1, stack.at_once(max(shown), self.needs.width) // layers)
+            for some in (slots[first : first + most] for first in range(0, len(slots), most)):
+                parts = [
+                    (stack, self._batch(stack, rows, size, (member.index,)))
+                    for stack in self.cache.stacks
+                    for member, rows in zip(stack.members, stack.rows_of(some).reshape(len(stack.members), -1))
+                ]
+                yield sorted(parts, key=lambda part: part[1].together)
 
     def _shown(self, slot: int, together: bool) -> list[int]:
         """Return the lengths of a slot's views, and whether heads are padded in them, stack by stack (`Stack.shown`).

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -132,8 +131,7 @@ class Scratch:
         together = layers if acting.stacked or not acting.layerwise else 1
         fitting = max(1, views_at_once(self.geometry[0], held.rows, needs.width, at_once) // together)
         counted = sorted({min(fitting, slots) for slots in COUNTED})
-        sizes = tuple((slots, self._tick(acting, held, slots, together)) for slots in counted)
-        return Ticks(sizes, fitting if acting.layerwise else sys.maxsize)
+        return Ticks(tuple((slots, self._tick(acting, held, slots, together)) for slots in counted), fitting)
 
     def _tick(self, acting: Method, held: Shape, slots: int, together: int) -> int:
         """Return the bytes while `slots` slots are evicted at once. together: layers in a view, or in a decision."""
