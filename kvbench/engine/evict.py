@@ -139,8 +139,8 @@ class Evictor:
         """Yield, for each group of slots, the parts that the method sees as views: one part with all layers if it fits
         into one view, else one part per layer.
 
-        The slots of a group have equal `sizes` and equally long views. All views of a group together take no more
-        scratch than one view may, unless the group is a single slot.
+        The slots of a group have equal `sizes` and equally long views. The views of a group together stay within
+        the scratch of one view, unless the group is a single slot.
         """
         one_view: dict[tuple[int, ...], list[int]] = {}
         by_layer: dict[tuple[int, ...], list[int]] = {}
@@ -157,12 +157,13 @@ class Evictor:
                 yield [(stack, self._batch(stack, rows, size, tuple(m.index for m in stack.members)))]
         layers = sum(len(stack.members) for stack in self.cache.stacks)
         for (size, *shown), slots in sorted(by_layer.items()):
-            most = max(1, stack.at_once(max(shown), self.needs.width) // layers)
+            rows = min(stack.at_once(max(shown), self.needs.width) for stack in self.cache.stacks)
+            most = max(1, rows // layers)
             for some in (slots[first : first + most] for first in range(0, len(slots), most)):
                 parts = [
-                    (stack, self._batch(stack, rows, size, (member.index,)))
+                    (stack, self._batch(stack, own, size, (member.index,)))
                     for stack in self.cache.stacks
-                    for member, rows in zip(stack.members, stack.rows_of(some).reshape(len(stack.members), -1))
+                    for member, own in zip(stack.members, stack.rows_of(some).reshape(len(stack.members), -1))
                 ]
                 yield sorted(parts, key=lambda part: part[1].together)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,13 +11,12 @@ import torch
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.layout import layer_by_layer, plan_slot_bytes
 from kvbench.engine.cache.slot_cache import Shape
-from kvbench.engine.model.packing import packed_from
 from kvbench.engine.model.shape import ModelShape, Part
-from kvbench.engine.scratch import Scratch, Ticks
 from kvbench.eviction.api import Method
+from kvbench.eviction.terms.value_norm import PRODUCT_FLOATS
 
 FLOAT = 4  # bytes; logits and scores are computed in float32
-MOST = 1 << 20  # slots that are ever counted
+SCORE_PIECE = 1 << 26  # most pairs of entries that a score computes at a time, one float32 each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,32 +24,33 @@ class Footprint:
     """Planned bytes of one cell on one device.
 
     Attributes:
-        weights: bytes of the model's weights; packed: bytes of a second copy, in memory with `packed_from` slots or
-            more (`packing`).
-        slot: bytes of one slot's cache; step: bytes of a decode step per slot; graph: whether a CUDA graph keeps the
-            step's memory between steps.
+        weights: bytes of the model's weights.
+        slot: bytes of one slot's cache; step: bytes of a decode step per slot. A CUDA graph keeps the step's memory.
         prompt: bytes of the prompt being read, with its activations, until its entries are in a slot.
-        ticks: scratch bytes of evictions while decoding.
+        evict: scratch bytes of the largest eviction per evicted slot, at most `evict_most` for all slots together;
+            evict_fixed: scratch beside that, for any number of slots.
     """
 
     weights: int
     slot: int
     step: int
     prompt: int
-    ticks: Ticks
-    graph: bool = True
-    packed: int = 0
-    packed_from: int = 0
+    evict: int
+    evict_most: int
+    evict_fixed: int
 
     def at(self, slots: int) -> int:
         """Return the planned peak of bytes with this many slots."""
-        steps, evicting = slots * self.step, self.ticks.at(slots)
-        held = self.weights + slots * self.slot + self.packed * (slots >= self.packed_from)
-        return held + (steps + max(self.prompt, evicting) if self.graph else max(steps, self.prompt, evicting))
+        evicting = min(slots * self.evict, self.evict_most) + self.evict_fixed
+        return self.weights + slots * (self.slot + self.step) + max(self.prompt, evicting)
 
     def fitting(self, usable: int) -> int:
-        """Return how many slots fit into `usable` bytes; 0 if not even one does."""
-        return bisect.bisect_right(range(1, MOST), usable, key=self.at)
+        """Return how many slots fit into `usable` bytes; 0 or less if not even one does."""
+        rest = usable - self.weights
+        reading = (rest - self.prompt) // (self.slot + self.step)
+        few = (rest - self.evict_fixed) // (self.slot + self.step + self.evict)
+        many = (rest - self.evict_fixed - self.evict_most) // (self.slot + self.step)
+        return int(min(reading, max(few, many)))
 
 
 def footprint(
@@ -61,124 +61,47 @@ def footprint(
     dtype: torch.dtype,
     *,
     prompt_rows: int,
-    budget: int | None,
-    interval: int,
     block: int,
     prefill: str,
-    at_once: int,
-    gpu: bool,
+    scratch: int,
     images: tuple[int, int] = (0, 0),
     part: Part | None = None,
 ) -> Footprint:
     """Estimate a cell's bytes on one device.
 
     geometry, held: the geometry and the entries of one slot's cache. prompt_rows: most entries per head while a prompt
-    is read. budget: in entries. block, prefill: `chunk` and `prefill` of `prefill.PromptReader`. images: two numbers,
-    the most bytes that the model's vision part holds while it reads a prompt's images, and the bytes that remain
-    afterwards (`tower.tower_bytes`). at_once: most bytes for a view of several layers or slots (`stack.scratch_bytes`).
-    gpu: whether to count for a GPU. part: what the device holds of the model; None: all.
+    is read. block, prefill: `chunk` and `prefill` of `prefill.PromptReader`. images: two numbers, the most
+    bytes that the model's vision part holds while it reads a prompt's images, and the bytes that remain afterwards
+    (`tower.tower_bytes`). scratch: most bytes for a view of several layers or slots (`stack.scratch_bytes`).
+    part: what the device holds of the model; None: all.
     """
     whole = layer_by_layer(method, prefill, states=bool(shape.states))
     stored, weights = geometry, shape.weight_bytes(dtype.itemsize)
     if part is not None:  # activations, logits and scratch count on every device
         stored, weights = [g for g in geometry if g.index in part.layers], part.parameters * dtype.itemsize
         held = replace(held, recurrent=tuple(s for s in held.recurrent if s.layer in part.layers))
-    packs = None if gpu or part or shape.stored else packed_from(weights, dtype)
-    scratch = Scratch(
-        method=method,
-        geometry=tuple(g for g in geometry if g.evicts),
-        model=shape.weightless,
-        dtype=dtype,
-        gpu=gpu,
-        interval=interval,
-        budget=held.rows if budget is None else budget,
-    )
     states = max(held.hidden, min(method.during("prefill").needs().prompt_hidden, prompt_rows))
     kept = held.hidden if whole else states  # in every layer
-    prompt = _Prompt(
-        shape=shape,
-        geometry=_wide(stored, block, prompt_rows, prefill),
-        method=method,
-        held=replace(held, hidden=kept),
-        dtype=dtype,
-        rows=prompt_rows,
-        block=block,
-        scratch=scratch,
-    )
-    reading = prompt.reading(whole) + (states - kept) * max(g.hidden for g in geometry) * dtype.itemsize
+    prompt = plan_slot_bytes(stored, method, replace(held, rows=prompt_rows, queries=0, hidden=kept), dtype)
+    packed = plan_slot_bytes(stored, method, replace(held, rows=min(held.rows, prompt_rows), queries=0), dtype)
+    tokens = prompt_rows if whole else min(block, prompt_rows)  # of a forward pass
+    reading = shape.activations(tokens, dtype) + _mask(geometry, block, prompt_rows) * dtype.itemsize
+    reading += (states - kept) * max(g.hidden for g in geometry) * dtype.itemsize
+    scoring = _scoring(geometry, prompt_rows) + _pairs(geometry, prompt_rows) if method.evicts else 0
+    if method.needs().layer_weights:  # products of values, and their magnitudes
+        reading += 2 * FLOAT * min(PRODUCT_FLOATS, tokens * shape.width)
+    row = _scoring(geometry, held.rows) if method.evicts else 0
+    acting = method.during("decode")
+    together = sum(g.evicts for g in geometry) if acting.stacked and acting.layerwise else 1  # layers in a view
     return Footprint(
         weights=weights,
         slot=plan_slot_bytes(stored, method, held, dtype),
         step=_step(shape, geometry, held.rows, dtype, gathered=not method.uniform),
-        prompt=prompt.peak(whole, max(reading + images[1], images[0])),
-        ticks=scratch.of_ticks(held, at_once),
-        graph=gpu,
-        packed=shape.packable * dtype.itemsize if packs else 0,
-        packed_from=packs or 0,
+        prompt=prompt + packed + max(reading + scoring + images[1], images[0]),
+        evict=together * row,
+        evict_most=max(row, scratch) if acting.layerwise else sys.maxsize,
+        evict_fixed=_pairs(geometry, held.rows) if method.evicts else 0,
     )
-
-
-def _wide(geometry: Sequence[LayerGeometry], block: int, rows: int, prefill: str) -> list[LayerGeometry]:
-    """Return the layers as they are while a prompt is read: sliding windows hold more entries, or the whole prompt."""
-    more = block if prefill == "chunked" else rows
-    return [g if g.window is None else replace(g, window=min(g.window + more, rows)) for g in geometry]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Prompt:
-    """The bytes of one prompt while it is read, evicted and packed.
-
-    geometry: of the layers while a prompt is read; rows: entries per head; block: queries of an attention call.
-    `whole`: whether one pass reads the prompt and evicts each layer right after its attention; otherwise, the evictions
-    follow the passes.
-    """
-
-    shape: ModelShape
-    geometry: Sequence[LayerGeometry]
-    method: Method
-    held: Shape
-    dtype: torch.dtype
-    rows: int
-    block: int
-    scratch: Scratch
-
-    def peak(self, whole: bool, reading: int) -> int:
-        """Return the most bytes. reading: those of passes and evictions, beside the cache."""
-        left = min(self.held.rows, self.rows)
-        packed = self._cache(self.geometry, left)
-        if not whole:
-            return self._cache(self.geometry, self.rows) + packed + reading
-        one = next(g for g in self.geometry if g.evicts)
-        longest = left if self.method.uniform else min(self.rows, left * one.kv_heads)  # shorter heads are padded
-        return self._cache(self.geometry, longest) + max(self._cache([one], self.rows) + reading, packed)
-
-    def reading(self, whole: bool) -> int:
-        """Return the most bytes of passes over the prompt and its probes, and of evictions, beside the cache."""
-        rows, observed, decided = (
-            self.rows,
-            self.scratch.observed(self.rows, self.block),
-            self.scratch.decided(self.rows),
-        )
-        if whole:
-            return self._pass(rows, rows, max(observed, decided))
-        probe, probed = self.scratch.probed(rows, self.block)
-        probes = self._cache(self.geometry, probe) + self._pass(probe, rows + probe, probed) if probe else 0
-        return max(self._pass(min(self.block, rows), rows, observed), decided, probes)
-
-    def _cache(self, layers: Sequence[LayerGeometry], rows: int) -> int:
-        return plan_slot_bytes(layers, self.method, replace(self.held, rows=rows, queries=0), self.dtype)
-
-    def _pass(self, tokens: int, rows: int, inside: int) -> int:
-        """Return the bytes of a pass over `tokens` tokens, whose last sees `rows` entries. inside: bytes beside those
-        of attention."""
-        size = self.dtype.itemsize
-        mask = min(self.block, tokens) * rows * size
-        copies = mask * max(g.query_heads // g.kv_heads for g in self.geometry)  # only on a CPU, but counted everywhere
-        attention = max(
-            g.hidden + g.query_heads * g.head_dim + g.kv_heads * (g.head_dim + g.value_dim) for g in self.geometry
-        )
-        attending = 2 * attention * tokens * size + max(copies, inside)
-        return mask + max(self.shape.activations(tokens, self.dtype), attending)
 
 
 def _step(shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype: torch.dtype, gathered: bool) -> int:
@@ -190,3 +113,22 @@ def _step(shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype
     weights = max(g.query_heads for g in geometry) * rows * (dtype.itemsize + 2 * FLOAT)
     copied = max(g.kv_heads * (g.head_dim + g.value_dim) for g in geometry) * rows * dtype.itemsize if gathered else 0
     return shape.activations(1, dtype) + vocabulary + weights + copied
+
+
+def _mask(geometry: Sequence[LayerGeometry], block: int, rows: int) -> int:
+    """Return how many numbers the mask of a block of queries over `rows` entries holds, together with its copies.
+
+    block: number of queries. There is a copy for each query head of a group. Only a CPU makes these copies; they are
+    counted on every device.
+    """
+    return min(block, rows) * rows * (1 + max(g.query_heads // g.kv_heads for g in geometry))
+
+
+def _scoring(geometry: Sequence[LayerGeometry], rows: int) -> int:
+    """Return the bytes that scoring one layer of one sequence takes: its keys in float32, and two products as large."""
+    return 3 * FLOAT * rows * max(g.kv_heads * g.head_dim for g in geometry)
+
+
+def _pairs(geometry: Sequence[LayerGeometry], rows: int) -> int:
+    """Return the scratch bytes for scoring pairs (two entries, or a query and an entry) in one layer."""
+    return 2 * FLOAT * min(SCORE_PIECE, max(g.query_heads for g in geometry) * rows * rows)

@@ -85,7 +85,6 @@ def plan_cell(
     device: torch.device,
     dtype: torch.dtype,
     max_output: int | None = None,
-    max_prompt: int | None = None,
     tail: int = 0,
     prefill_chunk: int = 512,
     prefill: str = "full",
@@ -97,14 +96,13 @@ def plan_cell(
         sequences: samples of the whole cell, whether stored already or not.
         slots: the number of slots, or "auto": as many as fit into memory, but no more than `sequences` or `MOST_SLOTS`.
         max_tokens, max_output, tail, prefill_chunk, prefill: see `Engine`.
-        max_prompt: most tokens that are read as one prompt; None: `max_tokens`.
         images: see `footprint.footprint`.
 
     Raises SetupError when one slot, or the requested number, does not fit into memory, and UserError when the method
     cannot serve the model at this length (see `layout.fit`).
     """
     geometry = fit(shape.geometry, method, max_tokens)
-    lengths = Lengths.of(max_tokens, max_output, tail, max_prompt)
+    lengths = Lengths.of(max_tokens, max_output, tail)
     needs, fits = list[Footprint](), list[int]()
     for part in shape.parts or (None,):
         total = machine.memory if part is None else part.memory
@@ -172,18 +170,15 @@ def cell_footprint(
     """
     held = shape_of(shape.geometry, method, budget, interval, lengths, 1, shape.states)
     entries = entry_budget(method, budget, lengths.total, 1)
-    prompt = lengths.prompt
+    prompt = lengths.total
     if prefill == "chunked" and entries is not None:
-        prompt = min(entries + prefill_chunk + lengths.tail, prompt)
+        prompt = min(entries + prefill_chunk + lengths.tail, lengths.total)
     need = footprint(
         *(shape, fit(shape.geometry, method, lengths.total), method, held, dtype),
         prompt_rows=prompt,
-        budget=entries,
-        interval=interval,
         block=prefill_chunk,
         prefill=prefill,
-        at_once=scratch_bytes(device, total),
-        gpu=device.type == "cuda",
+        scratch=scratch_bytes(device, total),
         images=images,
         part=part,
     )

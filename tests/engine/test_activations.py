@@ -60,7 +60,7 @@ def test_a_chunk_bounds_the_activations_of_a_long_prompt():
     held = shape_of(shape.geometry, method, None, 8, Lengths.of(4096), 1, shape.states)
 
     def planned(block):
-        sizes = dict(prompt_rows=4096, budget=None, interval=8, block=block, prefill="full", at_once=1 << 20, gpu=False)
+        sizes = dict(prompt_rows=4096, block=block, prefill="full", scratch=1 << 20)
         return footprint(shape, geometry, method, held, torch.float32, **sizes).prompt
 
     plain = dataclasses.replace(shape, traced=None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kvbench.eviction.planned_device import on_gpu
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
@@ -67,7 +66,7 @@ def _column_sums(
     [h, N], the entry that a row without a similar key spares.
     """
     h, n, _ = unit.shape
-    scratch = SCRATCH_FLOATS if on_gpu(unit) else CPU_SCRATCH_FLOATS
+    scratch = CPU_SCRATCH_FLOATS if unit.device.type == "cpu" else SCRATCH_FLOATS
     rows = max(1, min(n, scratch // n))  # independent of h, so that sums do not depend on the batch
     heads = max(1, min(h, scratch // (n * rows)))
     # Two buffers for all blocks: on a CPU, fresh pages would cost more than the arithmetic.

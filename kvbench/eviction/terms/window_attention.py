@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kvbench.eviction.planned_device import on_gpu
 from kvbench.lazy import torch
 
 Domain = Literal["all", "outside_window"]
@@ -77,7 +76,7 @@ def window_attention(
     at_once = None if queries_first else reduce_g
     # Rows per block must not depend on b, or sums would depend on the batch.
     rows = max(1, min(w, SCRATCH_FLOATS // max(1, hq * n)))
-    block = SCRATCH_FLOATS if on_gpu(keys) else CPU_BLOCK_FLOATS
+    block = CPU_BLOCK_FLOATS if keys.device.type == "cpu" else SCRATCH_FLOATS
     sequences = max(1, block // max(1, hq * n * rows))
     parts = []
     for first in range(0, b, sequences):
