@@ -157,8 +157,8 @@ class Evictor:
                 yield [(stack, self._batch(stack, rows, size, tuple(m.index for m in stack.members)))]
         layers = sum(len(stack.members) for stack in self.cache.stacks)
         for (size, *shown), slots in sorted(by_layer.items()):
-            rows = min(stack.at_once(max(shown), self.needs.width) for stack in self.cache.stacks)
-            most = max(1, rows // layers)
+            together = min(stack.at_once(max(shown), self.needs.width) for stack in self.cache.stacks)
+            most = max(1, together // layers)
             for some in (slots[first : first + most] for first in range(0, len(slots), most)):
                 parts = [
                     (stack, self._batch(stack, own, size, (member.index,)))
