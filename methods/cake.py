@@ -44,6 +44,7 @@ from kvbench.eviction.api import (
     Trigger,
     option,
 )
+from kvbench.eviction.planned_device import occurs
 from kvbench.eviction.terms.rkv_slot_order import RANK, keep_in_score_order, slot_order
 from kvbench.eviction.terms.shares import split_exactly
 from kvbench.eviction.view import LayerView
@@ -103,7 +104,7 @@ class CAKE(Method):
         first = view.states["evicted_at"] == 0 if self.decode else torch.ones_like(view.seen, dtype=torch.bool)
         votes = torch.zeros_like(view.positions, dtype=torch.float32)
         stats = {name: torch.zeros_like(view.seen, dtype=torch.float64) for name in ("entropy", "variance")}
-        if bool(first.any()):
+        if occurs(first):
             votes, stats["entropy"], stats["variance"] = self._window(view, among)
         if not bool(first.all()):
             newest = view.last_queries(1).attend(reduce_g="mean", reduce_q="sum")

@@ -75,7 +75,8 @@ class KVzip(Method):
         inside = view.valid & (view.positions >= start) & (view.positions < end)
         # The softmax runs over the sinks and this chunk only, so other keys are left out of the product.
         among = inside | (view.valid & (view.positions < self.sinks))
-        rows = (~among).to(torch.uint8).argsort(dim=-1, stable=True)[..., : int(among.sum(dim=-1).max())]
+        count = min(self.sinks + self.chunk, int(among.sum(dim=-1).max()))  # a bound for plans, which read nothing
+        rows = (~among).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
         part = replace(
             view,
             keys=view.keys.gather(2, rows[..., None].expand(-1, -1, -1, view.keys.shape[-1])),

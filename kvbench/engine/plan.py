@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from kvbench.engine import memory
-from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.attention.geometry import LayerGeometry, largest_group
 from kvbench.engine.cache.layout import Lengths, entry_budget, fit, shape_of
 from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.cache.slot_cache import Shape
@@ -55,7 +55,7 @@ class SlotPlan:
     entries_after: int | None  # per layer and head right after an eviction; None: the method takes no budget
     entries_peak: int  # per layer and head that a slot has room for
     slot_bytes: int
-    peak_bytes: int  # planned: weights, slots, a decode step's memory, and the larger of a prompt's and an eviction's
+    peak_bytes: int  # planned, see `footprint.Footprint.at`
     evictable: (
         float  # share of the longest sequence's full cache that methods may evict; the rest is states and windows
     )
@@ -85,6 +85,7 @@ def plan_cell(
     device: torch.device,
     dtype: torch.dtype,
     max_output: int | None = None,
+    max_prompt: int | None = None,
     tail: int = 0,
     prefill_chunk: int = 512,
     prefill: str = "full",
@@ -96,13 +97,14 @@ def plan_cell(
         sequences: samples of the whole cell, whether stored already or not.
         slots: the number of slots, or "auto": as many as fit into memory, but no more than `sequences` or `MOST_SLOTS`.
         max_tokens, max_output, tail, prefill_chunk, prefill: see `Engine`.
+        max_prompt: most tokens that are read as one prompt; None: `max_tokens`.
         images: see `footprint.footprint`.
 
     Raises SetupError when one slot, or the requested number, does not fit into memory, and UserError when the method
     cannot serve the model at this length (see `layout.fit`).
     """
     geometry = fit(shape.geometry, method, max_tokens)
-    lengths = Lengths.of(max_tokens, max_output, tail)
+    lengths = Lengths.of(max_tokens, max_output, tail, max_prompt)
     needs, fits = list[Footprint](), list[int]()
     for part in shape.parts or (None,):
         total = machine.memory if part is None else part.memory
@@ -170,15 +172,19 @@ def cell_footprint(
     """
     held = shape_of(shape.geometry, method, budget, interval, lengths, 1, shape.states)
     entries = entry_budget(method, budget, lengths.total, 1)
-    prompt = lengths.total
+    prompt = lengths.prompt
     if prefill == "chunked" and entries is not None:
-        prompt = min(entries + prefill_chunk + lengths.tail, lengths.total)
+        prompt = min(entries + prefill_chunk + lengths.tail, prompt)
     need = footprint(
         *(shape, fit(shape.geometry, method, lengths.total), method, held, dtype),
         prompt_rows=prompt,
+        tail=lengths.tail,
+        budget=entry_budget(method, budget, lengths.prompt, largest_group(shape.geometry)),
+        interval=interval,
         block=prefill_chunk,
         prefill=prefill,
-        scratch=scratch_bytes(device, total),
+        at_once=scratch_bytes(device, total),
+        gpu=device.type == "cuda",
         images=images,
         part=part,
     )

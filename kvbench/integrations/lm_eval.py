@@ -282,6 +282,7 @@ class KVBenchLM(TemplateLM):
             device=self.loaded.device,
             dtype=self.loaded.dtype,
             max_output=max_output,
+            max_prompt=max(len(r.prompt_ids) for r in requests),
             tail=tail,
             prefill_chunk=run.prefill_chunk,
             prefill=run.prefill,

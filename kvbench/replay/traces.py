@@ -71,7 +71,7 @@ def answer_with_full_cache(
     batches: dict[Sampling, list[Request]] = {}
     for prompt in prompts.values():
         batches.setdefault(Sampling.of(prompt.spec), []).append(_request(work, prompt, seed, 0))
-    engine = _engine(loaded, max(len(p.ids) + p.max_new_tokens for p in prompts.values()), len(prompts))
+    engine = _engine(loaded, list(prompts.values()))
     traces: dict[str, ForcedTrace] = {}
     for batch in batches.values():
         for answer in engine.generate(batch):
@@ -88,9 +88,9 @@ def answer_with_full_cache(
     return [traces[name] for name in prompts if name in traces]
 
 
-def _engine(loaded: LoadedModel, longest: int, sequences: int) -> Engine:
-    """Return an engine with the full cache, and with as many slots as fit into memory and are needed. sequences: the
-    number of sequences to generate. longest: tokens of the longest prompt plus answer."""
+def _engine(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Engine:
+    """Return an engine with the full cache, and with as many slots as fit into memory and are needed."""
+    longest = max(len(p.ids) + p.max_new_tokens for p in prompts)
     method = registry.methods.get("full")()
     plan = plan_cell(
         shape_of_model(loaded.model),
@@ -98,11 +98,12 @@ def _engine(loaded: LoadedModel, longest: int, sequences: int) -> Engine:
         method,
         budget=None,
         interval=1,
-        sequences=sequences,
+        sequences=len(prompts),
         slots="auto",
         device=loaded.device,
         dtype=loaded.dtype,
         max_tokens=longest,
+        max_prompt=max(len(p.ids) for p in prompts),
     )
     return Engine(loaded, method, budget=None, interval=1, slots=plan.slots, max_tokens=longest)
 

@@ -147,6 +147,7 @@ class CellPlanner:
                 fitting,
                 layer_by_layer(state.method, config.prefill, states=bool(self.shape.states)),
             ),
+            max_prompt=max((p.max_tokens if p.talk else len(p.ids) for p in fitting), default=1),
             **lengths,
         )
         plan = plan_with(slots=config.slots)

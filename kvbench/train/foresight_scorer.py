@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from kvbench import registry
+from kvbench.engine.meta import Answers
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError
 from kvbench.eviction.learned import Shapes
 from kvbench.train.foresight_moments import Moments
 from kvbench.train.foresight_states import FEATURES, WITHIN, Evictions
 from kvbench.train.recipe import Settings, TraceRecipe, check_choices, check_least, with_gradient
-from kvbench.train.rehearsal import Answers
 from kvbench.train.traces import Trace
 
 MEASURED = 32  # traces from which mean and deviation of the inputs are estimated

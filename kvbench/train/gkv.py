@@ -18,6 +18,7 @@ import torch
 
 from kvbench import registry
 from kvbench.engine.loop import Engine
+from kvbench.engine.meta import Answers
 from kvbench.engine.model.fingerprint import fingerprint
 from kvbench.engine.model.load import DTYPES, LoadedModel
 from kvbench.engine.model.weights import Base, find, load_weights, read_card, save_weights
@@ -31,7 +32,6 @@ from kvbench.sources.adapters import MERGE
 from kvbench.train import lora
 from kvbench.train.generation_memory import Generation
 from kvbench.train.recipe import Recipe, Settings, check_choices, check_least, drawing
-from kvbench.train.rehearsal import Answers
 from kvbench.train.sparse_pass import RECOMPUTE, recomputes
 from kvbench.train.traces import Question
 from kvbench.train.trained_model import model_files, save_folder

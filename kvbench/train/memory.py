@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from kvbench.engine.attention.geometry import read_layers
-from kvbench.engine.attention.kernel_choice import planned_for
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.shape import on_meta, shape_of_model
 from kvbench.eviction.checks import unread
+from kvbench.eviction.planned_device import planned_for
 from kvbench.train.generation_memory import Generation, fitting, parts
 from kvbench.train.layer_marks import INNER, layers_of, marked
 from kvbench.train.optimiser import ShardedAdamW

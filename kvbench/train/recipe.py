@@ -23,10 +23,10 @@ from kvbench.train.entry import check_choices as check_choices
 from kvbench.train.entry import check_least as check_least
 
 if TYPE_CHECKING:
+    from kvbench.engine.meta import Answers
     from kvbench.engine.model.load import LoadedModel
     from kvbench.engine.model.weights import Base
     from kvbench.train.generation_memory import Generation
-    from kvbench.train.rehearsal import Answers
     from kvbench.train.traces import Trace
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class Recipe(ABC):
 
         longest: tokens of the longest item.
         """
-        from kvbench.train.rehearsal import Answers
+        from kvbench.engine.meta import Answers
 
         return Answers()
 

@@ -1,60 +1,27 @@
 """A rehearsal of a training's computations on the meta device, where tensors have a size and no memory.
 
 The recipe's own code runs; every tensor that an operation returns is counted from its creation until the code drops it.
-Meta tensors have no values. Where the code reads a value, a rehearsal supplies one: False for a bool, but True for the
-result of `all`; 1 for a float; `Answers.number` for an integer; and `Answers.marked` says how many elements of a mask
-are True.
+`kvbench.engine.meta.Answers` are the values that the code reads from these tensors.
 
 Not counted: scratch memory inside an operator, and what an allocator adds.
 """
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 
-from kvbench.engine.model.activations import LiveBytes
+from kvbench.engine.meta import Answers, MetaBytes
 from kvbench.engine.model.load import LoadedModel
 
-aten: Any = torch.ops.aten
 Kind = Callable[[torch.Tensor], str]  # names the part of a plan to which a tensor belongs
 Parts = Counter[str]  # bytes by part
-ALL = {aten.all.default, aten.all.dim}
-READS = {aten._local_scalar_dense.default, aten.item.default}
 COPIES, LOGITS, CACHE = "scratch as large as weights", "logits", "keys and values"
 ATTENTION, ACTIVATIONS = "attention tables", "activations"
-ANSWERS: Mapping[torch.dtype, Any] = {torch.bool: False, torch.float32: 1.0, torch.float64: 1.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """The values that a rehearsal supplies where the code reads a meta tensor.
-
-    Attributes:
-        number: the value of every integer.
-        marked: how many elements of a row of a mask are True, as a function of the row's length.
-    """
-
-    number: int = 1
-    marked: Callable[[int], int] = lambda length: length
-
-    def value(self, tensor: torch.Tensor) -> Any:
-        return ANSWERS.get(tensor.dtype, 1.0 if tensor.is_floating_point() else self.number)
-
-    def values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor with the shape and dtype of a meta tensor, filled with the supplied value."""
-        return torch.full(tensor.shape, self.value(tensor), dtype=tensor.dtype)
-
-    def places(self, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return stand-ins for the indices of the True elements of a mask, one tensor per dimension."""
-        count = math.prod(mask.shape[:-1]) * self.marked(mask.shape[-1]) if mask.dim() else 1
-        return tuple(torch.empty(count, dtype=torch.int64, device=mask.device) for _ in mask.shape)
 
 
 class Segment(NamedTuple):
@@ -72,7 +39,7 @@ class Segment(NamedTuple):
         return max(self.points, key=lambda parts: parts.total())
 
 
-class Ledger(LiveBytes):
+class Ledger(MetaBytes):
     """Counts the live bytes of meta tensors by part (weights, activations, ...), and records them in segments.
 
     A segment lasts from one call of `mark` to the next. kind: returns the part of a new tensor; `name` can move the
@@ -80,12 +47,11 @@ class Ledger(LiveBytes):
     """
 
     def __init__(self, kind: Kind, answers: Answers) -> None:
-        super().__init__({})
-        self.kind, self.answers = kind, answers
+        super().__init__(answers)
+        self.kind = kind
         self.parts: Parts = Counter()
         self.segments: list[Segment] = []
         self._named: weakref.WeakKeyDictionary[torch.UntypedStorage, list[str]] = weakref.WeakKeyDictionary()
-        self._all: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # results of `all`
         self.mark("")
 
     def mark(self, label: str) -> None:
@@ -109,27 +75,6 @@ class Ledger(LiveBytes):
             elif tensor.is_meta:
                 self._add(storage, part)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if torch.is_inference_mode_enabled() and func._can_decompose():  # else autograd has done this before
-            with self:
-                return func.decompose(*args, **(kwargs or {}))
-        first = args[0] if args else None
-        if isinstance(first, torch.Tensor) and first.is_meta:
-            if func in READS:
-                return first.untyped_storage() in self._all or self.answers.value(first)
-            if func is aten._to_copy.default and torch.device((kwargs or {}).get("device") or "meta").type != "meta":
-                return self.answers.values(first)
-            if func is aten.nonzero.default:
-                return torch.stack(self.answers.places(first), dim=1)
-            if func in _INDEXED:
-                args = [first, _as_numbers(args[1], self.answers), *args[2:]]
-        out = super().__torch_dispatch__(func, types, args, kwargs)
-        if func in ALL and out.is_meta:
-            self._all.add(out.untyped_storage())
-        return out
-
     def _count(self, tensor: torch.Tensor) -> None:
         if tensor.is_meta:
             self._add(tensor.untyped_storage(), self.kind(tensor))
@@ -146,19 +91,6 @@ class Ledger(LiveBytes):
     def _forget(self, size: int, named: list[str]) -> None:
         self.now -= size
         self.parts[named[0]] -= size
-
-
-_INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
-
-
-def _as_numbers(indices: Sequence[Any], answers: Answers) -> list[Any]:
-    """Return the indices of an indexed tensor with every mask replaced by integer indices, as many as it has True
-    elements according to `answers`."""
-    numbers: list[Any] = []
-    for index in indices:
-        masks = isinstance(index, torch.Tensor) and index.dtype == torch.bool
-        numbers += answers.places(index) if masks else [index]
-    return numbers
 
 
 def part_by_shape(loaded: LoadedModel) -> Kind:

@@ -60,8 +60,8 @@ def test_a_chunk_bounds_the_activations_of_a_long_prompt():
     held = shape_of(shape.geometry, method, None, 8, Lengths.of(4096), 1, shape.states)
 
     def planned(block):
-        sizes = dict(prompt_rows=4096, block=block, prefill="full", scratch=1 << 20)
-        return footprint(shape, geometry, method, held, torch.float32, **sizes).prompt
+        sizes = dict(prompt_rows=4096, tail=0, budget=None, interval=8, block=block, prefill="full")
+        return footprint(shape, geometry, method, held, torch.float32, **sizes, at_once=1 << 20, gpu=False).prompt
 
     plain = dataclasses.replace(shape, traced=None)
     assert plain.activations(256, torch.float32) < shape.activations(256, torch.float32) / 5

@@ -70,8 +70,8 @@ def test_a_plan_holds_the_larger_of_vision_part_and_text():
     held = shape_of(shape.geometry, method, None, 8, Lengths.of(512), 1, shape.states)
 
     def planned(images):
-        sizes = dict(prompt_rows=512, block=512, prefill="full", scratch=1 << 20, images=images)
-        return footprint(shape, geometry, method, held, torch.float32, **sizes).prompt
+        sizes = dict(prompt_rows=512, tail=0, budget=None, interval=8, block=512, prefill="full", images=images)
+        return footprint(shape, geometry, method, held, torch.float32, **sizes, at_once=1 << 20, gpu=False).prompt
 
     text, large = planned((0, 0)), 1 << 40
     assert planned((100, 100)) == text + 100

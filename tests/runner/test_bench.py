@@ -159,7 +159,7 @@ def test_as_many_sequences_as_the_plan_of_the_given_memory(loaded):
     shape, [load, three] = contest.capacity.shape, setting.loads()
     for system in contest.systems:
         method, budget = system.planned
-        need = dict(budget=budget, interval=8, max_tokens=56, max_output=40, device=torch.device("cuda"))
+        need = dict(budget=budget, interval=8, max_tokens=56, max_output=40, max_prompt=16, device=torch.device("cuda"))
         need |= dict(sequences=1, dtype=loaded.dtype)
         machine = replace(MACHINE, memory=20 << 20)
         fitting = contest.plans[system.name, load]

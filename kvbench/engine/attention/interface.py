@@ -27,11 +27,11 @@ from typing import Any
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from kvbench.engine.attention.kernel_choice import on_gpu
 from kvbench.engine.attention.latent import PROJECTION, Latent, Latents, projections
 from kvbench.engine.attention.sdpa import grouped_sdpa
 from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.errors import UserError, quote
+from kvbench.eviction.planned_device import on_gpu
 
 # Arguments that models pass to attention and that do not change its result here.
 _HARMLESS = {"dropout", "position_ids", "use_cache", "cache_position", "logits_to_keep"}

@@ -7,31 +7,14 @@ weights at once, so a plan would count too many bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-_for_gpu: ContextVar[bool] = ContextVar("for_gpu", default=False)
+from kvbench.eviction.planned_device import for_gpu
+
 aten: Any = torch.ops.aten
-
-
-@contextmanager
-def planned_for(*, gpu: bool) -> Iterator[None]:
-    """While the block runs, compute attention of meta tensors with a GPU's kernel if `gpu`, else with a CPU's."""
-    token = _for_gpu.set(gpu)
-    try:
-        yield
-    finally:
-        _for_gpu.reset(token)
-
-
-def on_gpu(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is on a GPU, or on the meta device while a plan counts for a GPU."""
-    return tensor.is_cuda or (tensor.is_meta and _for_gpu.get())
 
 
 def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: Any, scaling: float) -> torch.Tensor:
@@ -39,7 +22,7 @@ def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bia
     if not query.is_meta:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=scaling)
     mask = bias if type(bias) is torch.Tensor else None  # a CausalBias has no elements
-    if not _for_gpu.get():
+    if not for_gpu():
         kernel = aten._scaled_dot_product_flash_attention_for_cpu
         return kernel(query, keys, values, attn_mask=mask, scale=scaling)[0]
     if mask is not None:

@@ -13,7 +13,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
-from kvbench.engine.attention.kernel_choice import attention, on_gpu
+from kvbench.engine.attention.kernel_choice import attention
+from kvbench.eviction.planned_device import on_gpu
 
 # cuDNN's backend would build a plan for every prompt length. Flash attention takes no mask; the next one does.
 _CUDA_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

@@ -25,18 +25,23 @@ Layout = Literal["auto", "dense", "paged"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """The most tokens that a sequence of a cell may have: in all, in its output, and in the tail of its prompt.
+    """The most tokens that a sequence of a cell may have: in all, in its output, in its prompt, in the prompt's tail.
 
-    The tail is the part of a prompt that is read after the rest was evicted (query-agnostic compression).
+    The tail is the part that is read after the rest was evicted (query-agnostic compression).
     """
 
     total: int  # prompt plus output
     output: int
+    prompt: int
     tail: int = 0
 
     @classmethod
-    def of(cls, max_tokens: int, max_output: int | None = None, tail: int = 0) -> Lengths:
-        return cls(total=max_tokens, output=min(max_output or max_tokens, max_tokens), tail=tail)
+    def of(
+        cls, max_tokens: int, max_output: int | None = None, tail: int = 0, max_prompt: int | None = None
+    ) -> Lengths:
+        """Return the lengths; a None means that only `max_tokens` bounds the output or the prompt."""
+        output, prompt = (min(most or max_tokens, max_tokens) for most in (max_output, max_prompt))
+        return cls(total=max_tokens, output=output, prompt=prompt, tail=tail)
 
 
 def entry_budget(method: Method, budget: float | None, prompt_len: int, group: int) -> int | None:

@@ -65,9 +65,7 @@ class Stack(ABC):
 
         entries: entries per head of a row; queries: queries per head that the view holds.
         """
-        g = self.geometry
-        floats = 2 * g.kv_heads * (g.head_dim + g.read_dim) + g.query_heads * queries
-        return max(1, scratch_bytes(self.device, memory.total(self.device)) // (4 * max(1, entries) * floats))
+        return at_once(self.geometry, entries, queries, scratch_bytes(self.device, memory.total(self.device)))
 
     def newest_queries(self, batch: RowBatch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the newest `count` queries [b, Hq, count, D], oldest first, and their positions [b, count]."""
@@ -128,6 +126,12 @@ def _newest(ring: torch.Tensor, batch: RowBatch, count: int) -> tuple[torch.Tens
     base = (batch.index[:, None] * heads + torch.arange(heads, device=batch.index.device)) * width  # [b, heads]
     rows = base[:, :, None] + (positions % width)[:, None, :]
     return ring.view(-1, dim).index_select(0, rows.view(-1)).view(len(rows), heads, count, dim), positions
+
+
+def at_once(g: LayerGeometry, entries: int, queries: int, scratch: int) -> int:
+    """Return `Stack.at_once` for layers of this geometry. scratch: bytes (`scratch_bytes`)."""
+    floats = 2 * g.kv_heads * (g.head_dim + g.read_dim) + g.query_heads * queries
+    return max(1, scratch // (4 * max(1, entries) * floats))
 
 
 def scratch_bytes(device: torch.device, total: int) -> int:

@@ -27,7 +27,7 @@ def packed_linears(model: Any, rows: int) -> Iterator[int]:
     layers. It is 0 on other devices, in a dtype that oneDNN does not multiply here, with too few rows, and for large
     models.
     """
-    layers = _eligible(model, rows) if torch.backends.mkldnn.is_available() else []
+    layers = _eligible(model, rows)
     try:
         for layer in layers:
             layer.forward = _forward(layer, rows)
@@ -37,16 +37,28 @@ def packed_linears(model: Any, rows: int) -> Iterator[int]:
             layer.__dict__.pop("forward", None)
 
 
+def large_linears(model: Any) -> list[Any]:
+    """Return the linear layers of a model that are large enough for packing."""
+    return [m for m in model.modules() if type(m) is torch.nn.Linear and m.weight.numel() >= FEWEST_WEIGHTS]
+
+
+def packed_from(bytes_of_all: int, dtype: torch.dtype) -> int | None:
+    """Return from how many rows on the layers of a model on a CPU are packed; None: never.
+
+    bytes_of_all: of the model's weights, which are not quantised.
+    """
+    usable = torch.backends.mkldnn.is_available() and bytes_of_all <= MOST_BYTES
+    if dtype == torch.bfloat16 and not (usable and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        return None
+    return FEWEST_ROWS.get(dtype) if usable else None
+
+
 def _eligible(model: Any, rows: int) -> list[Any]:
     parameters = list(model.parameters())
     dtype = parameters[0].dtype
-    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return []
-    small = sum(p.numel() * p.element_size() for p in parameters) <= MOST_BYTES
+    fewest = packed_from(sum(p.numel() * p.element_size() for p in parameters), dtype)
     plain = all(p.device.type == "cpu" and p.dtype == dtype and type(p.data) is torch.Tensor for p in parameters)
-    if not (small and plain and rows >= FEWEST_ROWS.get(dtype, rows + 1)):
-        return []
-    return [m for m in model.modules() if type(m) is torch.nn.Linear and m.weight.numel() >= FEWEST_WEIGHTS]
+    return large_linears(model) if plain and fewest is not None and rows >= fewest else []
 
 
 def _forward(layer: torch.nn.Linear, rows: int) -> Any:

@@ -54,17 +54,26 @@ def draw(weights: Weights, model: Any) -> dict[str, torch.Tensor]:
 
     Raises UserError for a kind whose shapes are unknown.
     """
-    ours, generator = model_fields(model.config), torch.Generator().manual_seed(0)
+    shapes, generator = shapes_of(weights, model), torch.Generator().manual_seed(0)
     if isinstance(weights, LearnedWeights):
-        shapes = fit_adapter(weights.shapes(ours), model)
         return {n: torch.randn(shape, generator=generator) * 2 / shape[-1] ** 0.5 for n, shape in shapes.items()}
+    return {name: torch.rand(shape, generator=generator) ** 4 for name, shape in shapes.items()}
+
+
+def shapes_of(weights: Weights, model: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that weights of the kind that a method declares have for a model.
+
+    Raises UserError for a kind whose shapes are unknown.
+    """
+    ours = model_fields(model.config)
+    if isinstance(weights, LearnedWeights):
+        return fit_adapter(weights.shapes(ours), model)
     if weights.kind not in TABLES:
         raise UserError(
             f"there are no weights {quote(weights.kind)} for this model, and none can be drawn at random: "
             "their shapes are unknown."
         )
-    sizes = {name: [ours[f] for f in fields] for name, fields in TABLES[weights.kind].items()}
-    return {name: torch.rand(size, generator=generator) ** 4 for name, size in sizes.items()}
+    return {name: tuple(ours[field] for field in fields) for name, fields in TABLES[weights.kind].items()}
 
 
 def filled(method: Method, name: str, empty: Any, value: Callable[[], str]) -> Method:

@@ -18,6 +18,7 @@ from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.model.activations import pass_bytes
 from kvbench.engine.model.continuation import check_continues
 from kvbench.engine.model.load import LoadedModel, auto_class
+from kvbench.engine.model.packing import large_linears
 from kvbench.engine.model.tower import tower_bytes
 from kvbench.errors import quote
 from kvbench.sources.quantised import StoredBytes
@@ -45,12 +46,14 @@ class ModelShape:
     """The sizes of a model that a plan needs.
 
     Attributes:
+        weightless: returns the model without weights, on the meta device.
         parameters: number in the whole model, including those that text never uses (a vision tower).
         streamed: parameters that every step reads, without routed experts.
         routed: parameters of routed experts; `active`: the share of them that one token uses.
         states: the states of recurrent layers, per sequence.
         stored: bytes of weights that stay quantised in memory; None: all are numbers of the run's dtype.
         width: numbers per token that a layer's activations hold at their widest; `vocabulary`: logits per token.
+        packable: parameters of layers that a CPU may pack for decode steps, see `packing`.
         traced: function of a number of tokens and a dtype that returns the most bytes of activations while a pass reads
             so many tokens; None for models without states.
         images: function of images and dtype that returns the vision part's peak of bytes and the bytes that remain;
@@ -59,6 +62,7 @@ class ModelShape:
     """
 
     geometry: tuple[LayerGeometry, ...]
+    weightless: Callable[[], Any] = field(compare=False, repr=False)
     parameters: int
     streamed: int
     routed: int = 0
@@ -67,6 +71,7 @@ class ModelShape:
     width: int = 0
     vocabulary: int = 0
     stored: StoredBytes | None = None
+    packable: int = 0
     traced: Callable[[int, torch.dtype], int] | None = field(default=None, compare=False, repr=False)
     images: Callable[[Mapping[str, torch.Tensor], torch.dtype], tuple[int, int]] | None = field(
         default=None, compare=False, repr=False
@@ -151,7 +156,7 @@ def on_meta(config: Any) -> Any:
     kind = auto_class(config)
     try:
         with torch.device("meta"):
-            return kind.from_config(config, dtype=torch.bfloat16, trust_remote_code=False).eval()
+            return kind.from_config(copy.deepcopy(config), dtype=torch.bfloat16, trust_remote_code=False).eval()
     except Exception as error:  # transformers' code for a model may raise any exception
         raise _only_loaded(config, error) from error
 
@@ -173,16 +178,19 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateS
     config = model.config
 
     @functools.cache
-    def weightless() -> tuple[Any, tuple[StateShape, ...]]:  # a loaded model may have states of another dtype
-        meta = on_meta(config)
-        return meta, read_layers(meta)[1]
+    def weightless() -> Any:
+        return on_meta(config)
+
+    @functools.cache
+    def empty_states() -> tuple[StateShape, ...]:  # a loaded model may have states of another dtype
+        return read_layers(weightless())[1]
 
     @functools.cache
     def traced(tokens: int, dtype: torch.dtype) -> int:
-        return pass_bytes(*weightless(), tokens, dtype)
+        return pass_bytes(weightless(), empty_states(), tokens, dtype)
 
     def images(read: Mapping[str, torch.Tensor], dtype: torch.dtype) -> tuple[int, int]:
-        return tower_bytes(on_meta(copy.deepcopy(config)).to(dtype), read)  # names another attention in it
+        return tower_bytes(on_meta(config).to(dtype), read)
 
     return ModelShape(
         geometry=geometry,
@@ -191,10 +199,12 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateS
         streamed=sum(read.values()) - routed,
         routed=routed,
         active=_active_share(model.config.get_text_config()),
-        width=_width(decoder),
+        width=_width(model, decoder),
         vocabulary=int(head.weight.shape[0]) if head is not None else 0,
+        packable=sum(layer.weight.numel() for layer in large_linears(model)),
         traced=traced if states else None,
         images=images,
+        weightless=weightless,
         parts=_parts(model, geometry, states),
     )
 
@@ -218,16 +228,18 @@ def _parts(model: Any, geometry: Sequence[LayerGeometry], states: Sequence[State
     )
 
 
-def _width(decoder: Any) -> int:
+def _width(model: Any, decoder: Any) -> int:
     """Return how many numbers per token a layer's activations hold at their widest.
 
-    These are the residual and its norm in float32, and in a gated MLP the outputs of its two widest linear layers and
-    their product.
+    In a gated MLP these are the residual, its norm, the outputs of the two widest linear layers and their product; in a
+    narrow layer, the residual and its norm in float32. Routed experts compute each token as often as it uses experts.
     """
     tables = {id(m.weight) for m in decoder.modules() if isinstance(m, torch.nn.Embedding)}
+    used = _first(model.config.get_text_config(), USED) or 1
+    times = {id(p): used for p in _routed_experts(model)}
     matrices = [p for p in decoder.parameters() if p.ndim >= 2 and id(p) not in tables]
     hidden = max((m.weight.shape[1] for m in decoder.modules() if isinstance(m, torch.nn.Embedding)), default=0)
-    return 6 * hidden + 3 * max((max(p.shape[-2:]) for p in matrices), default=0)
+    return max(6 * hidden, 2 * hidden + 3 * max((times.get(id(p), 1) * max(p.shape[-2:]) for p in matrices), default=0))
 
 
 def _routed_experts(model: Any) -> Iterator[torch.Tensor]:

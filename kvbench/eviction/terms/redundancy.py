@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from kvbench.eviction.planned_device import enough, on_gpu
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
@@ -66,16 +67,16 @@ def _column_sums(
     [h, N], the entry that a row without a similar key spares.
     """
     h, n, _ = unit.shape
-    scratch = CPU_SCRATCH_FLOATS if unit.device.type == "cpu" else SCRATCH_FLOATS
+    scratch = SCRATCH_FLOATS if on_gpu(unit) else CPU_SCRATCH_FLOATS
     rows = max(1, min(n, scratch // n))  # independent of h, so that sums do not depend on the batch
     heads = max(1, min(h, scratch // (n * rows)))
     # Two buffers for all blocks: on a CPU, fresh pages would cost more than the arithmetic.
     similarity, similar = unit.new_empty(heads, rows, n), unit.new_empty(heads, rows, n)
     total = unit.new_zeros(h, n)
-    for first in range(0, h, heads):
+    for first in enough(range(0, h, heads), unit):
         block = slice(first, first + heads)
         keys = unit[block]
-        for start in range(0, n, rows):
+        for start in enough(range(0, n, rows), unit):
             some = keys[:, start : start + rows]
             s, m = similarity[: len(keys), : some.shape[1]], similar[: len(keys), : some.shape[1]]  # [heads, rows, N]
             torch.bmm(some, keys.transpose(-1, -2), out=s)

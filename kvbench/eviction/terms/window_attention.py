@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from kvbench.eviction.planned_device import on_gpu
 from kvbench.lazy import torch
 
 Domain = Literal["all", "outside_window"]
@@ -76,7 +77,7 @@ def window_attention(
     at_once = None if queries_first else reduce_g
     # Rows per block must not depend on b, or sums would depend on the batch.
     rows = max(1, min(w, SCRATCH_FLOATS // max(1, hq * n)))
-    block = CPU_BLOCK_FLOATS if keys.device.type == "cpu" else SCRATCH_FLOATS
+    block = SCRATCH_FLOATS if on_gpu(keys) else CPU_BLOCK_FLOATS
     sequences = max(1, block // max(1, hq * n * rows))
     parts = []
     for first in range(0, b, sequences):
@@ -104,7 +105,7 @@ def _blind(times: torch.Tensor, query_positions: torch.Tensor) -> torch.Tensor |
     returned unread, because reading it would make the host wait.
     """
     blind = times.amin(dim=-1)[:, :, None] > query_positions[:, None]
-    return blind if blind.device.type != "cpu" or bool(blind.any()) else None
+    return blind if on_gpu(blind) or bool(blind.any()) else None
 
 
 def _bias(times: torch.Tensor, query_positions: torch.Tensor) -> torch.Tensor:

@@ -43,6 +43,7 @@ class Capacity:
                 sequences=1,
                 max_tokens=load.prompt + load.new_tokens,
                 max_output=load.new_tokens,
+                max_prompt=load.prompt,
                 slots="auto",
                 device=self.device,
                 dtype=self.dtype,

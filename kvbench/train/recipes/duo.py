@@ -22,12 +22,12 @@ import torch
 
 from kvbench.engine.attention.geometry import check_evicts, for_lengths
 from kvbench.engine.attention.interface import AttentionCall, causal_bias, route
+from kvbench.engine.meta import Answers
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import SetupError
 from kvbench.train.forward import ROWS, in_blocks
 from kvbench.train.head_data import Example
 from kvbench.train.recipe import Recipe, Settings, check_least, draw_batch, with_gradient
-from kvbench.train.rehearsal import Answers
 from kvbench.train.sparse_pass import recomputed, recomputes
 
 

@@ -1,0 +1,162 @@
+"""Views of meta tensors, in the sizes in which an eviction of a run shows its entries to a method.
+
+Letters: b sequences, t tokens, N entries per head.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.model.own_attention import own_attention
+from kvbench.engine.model.random_weights import shapes_of
+from kvbench.engine.rules import Batch, Rows, Rules
+from kvbench.eviction.api import Method, Probe
+from kvbench.eviction.columns import expanded
+from kvbench.eviction.new_tokens import NewTokens
+from kvbench.eviction.rope import Rope
+from kvbench.eviction.view import LayerView
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The views that a method gets at once.
+
+    Attributes:
+        b: sequences in a view; in a stacked view, pairs of a layer and a sequence.
+        entries: places per head; queries, hidden: newest queries and hidden states.
+        views: views that are decided together; stacked: whether they are `StackView`s.
+        together: layers that a stacked view decides together; 0: it decides each element of axis 0 by itself.
+        probe: length of the probe to which the queries belong; 0: they belong to no probe.
+        copied: whether a view copies the entries out of the cache.
+    """
+
+    b: int
+    entries: int
+    queries: int
+    hidden: int = 0
+    views: int = 1
+    stacked: bool = False
+    together: int = 0
+    probe: int = 0
+    copied: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetaViews:
+    """Makes the views of one method on one model.
+
+    Attributes:
+        method: as chosen; in a combined method "a+b", both parts' columns are stored.
+        geometry: of the evicted layers in the cache, the largest first.
+        model: returns the model without weights, on the meta device; its dtype does not matter.
+        budget: entries per head that an eviction leaves.
+    """
+
+    method: Method
+    geometry: tuple[LayerGeometry, ...]
+    model: Callable[[], Any]
+    dtype: torch.dtype
+    interval: int
+    budget: int
+
+    def rules(self, acting: Method) -> Rules:
+        """Return the rules of `acting`, the method or the part of a combined method that decides."""
+        layers, needs = self._layers(), acting.needs()
+        attention = {}
+        if needs.attention:
+            attention = own_attention(copy.deepcopy(self.model()).to(self.dtype), layers, needs.attention)
+        return Rules(
+            method=acting,
+            budget=self.budget,
+            interval=self.interval,
+            weights=self.weights(acting),
+            rope=Rope(torch.empty(layers[0].head_dim // 2, device=META)) if needs.rope else None,
+            attention=attention,
+        )
+
+    def weights(self, acting: Method) -> dict[str, torch.Tensor]:
+        """Return stand-ins for a method's weights; none for weights of unknown shapes."""
+        declared = acting.weights()
+        try:
+            shapes = {} if declared is None else shapes_of(declared, self.model())
+        except Exception:  # a plug-in's code computes the shapes from a model's fields
+            return {}
+        return {name: torch.empty(tuple(shape), device=META) for name, shape in shapes.items()}
+
+    def views(self, rules: Rules, shown: Shown) -> list[LayerView]:
+        layers = self._layers()
+        ordinals = {g.index: i for i, g in enumerate(layers)}
+        return [
+            self._view(rules, g, ordinals, shown, tuple(layer.index for layer in layers[place:][: shown.together]))
+            for place, g in enumerate(layers[: shown.views])
+        ]
+
+    def tokens(self, t: int) -> NewTokens:
+        """Return t new tokens of one sequence, as `Method.on_tokens` gets them."""
+        g, needs = self._layers()[0], self.method.needs()
+        matrix = self._floats(g.query_heads, g.read_dim, g.hidden)
+        return NewTokens(
+            layer=g.index,
+            hidden=self._floats(1, t, g.hidden),
+            keys=self._floats(1, g.kv_heads, t, g.head_dim),
+            values=self._floats(1, g.kv_heads, t, g.read_dim),
+            weights=self.weights(self.method),
+            layer_weights=dict.fromkeys(needs.layer_weights, matrix),
+            marks=torch.empty(1, t, dtype=torch.bool, device=META) if needs.marks else None,
+        )
+
+    def _layers(self) -> list[LayerGeometry]:
+        return [replace(g, device=None) for g in self.geometry]
+
+    def _view(
+        self, rules: Rules, g: LayerGeometry, ordinals: dict[int, int], shown: Shown, together: tuple[int, ...]
+    ) -> LayerView:
+        b = shown.b
+        batch = Batch(
+            seen=_numbers(b),
+            longest=shown.entries,
+            prompt_len=_numbers(b),
+            evictions=_numbers(b),
+            noise_key=_numbers(b),
+            allowed=self.budget,
+            layers=_numbers(b) if shown.stacked else None,
+            together=together,
+        )
+        return rules.view(
+            g,
+            ordinals,
+            self._rows(g, b, shown.entries),
+            batch,
+            queries=self._floats(b, g.query_heads, shown.queries, g.head_dim),
+            query_positions=_numbers(b, shown.queries),
+            hidden=self._floats(b, shown.hidden, g.hidden) if shown.hidden else None,
+            states={s.name: torch.empty(b, *g.state_shape(s), device=META) for s in self.method.states()},
+            **(self._probe(g, b, shown.probe) if shown.probe else {}),
+        )
+
+    def _rows(self, g: LayerGeometry, b: int, entries: int) -> Rows:
+        size = b, g.kv_heads, entries
+        names = [column.name for column in expanded(self.method.columns(), g.group)]
+        valid = None if self.method.uniform else torch.ones(size, dtype=torch.bool, device=META)
+        columns = {name: torch.empty(size, device=META) for name in names}
+        keys, values = self._floats(*size, g.head_dim), self._floats(*size, g.value_dim)
+        return Rows(keys, values, _numbers(*size), columns, valid)
+
+    def _probe(self, g: LayerGeometry, b: int, length: int) -> dict[str, Any]:
+        keys = self._floats(b, g.kv_heads, length, g.head_dim)
+        return {"probe": Probe(tokens=(0,) * length), "probe_keys": keys, "probe_positions": _numbers(b, length)}
+
+    def _floats(self, *size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=self.dtype, device=META)
+
+
+def _numbers(*size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.int64, device=META)

@@ -1,0 +1,61 @@
+"""The sizes of the probes that a method will run over a prompt, which a plan must know before any prompt is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from kvbench.eviction.api import Method
+
+CHARACTERS = 4  # per token, about
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSizes:
+    """longest: tokens of the longest probe; kept: tokens of all probes that later probes attend to; against: the
+    methods that evict copies of the cache for probes (`Probe.against`)."""
+
+    longest: int = 0
+    kept: int = 0
+    against: tuple[Method, ...] = ()
+
+
+@dataclass(slots=True)
+class _MadeUp:
+    """A prompt of zeros, as a method's `probes` reads it (implements `api.Prompt`)."""
+
+    ids: tuple[int, ...]
+    budget: int
+    next_token: int = 0
+    reply_header: tuple[int, ...] = (0,) * 4
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return (0,) * max(1, len(text) // CHARACTERS)
+
+    def draft(self, model: str, count: int) -> tuple[int, ...]:
+        return (0,) * count
+
+
+def probe_sizes(method: Method, weights: Mapping[str, torch.Tensor], rows: int, budget: int) -> ProbeSizes:
+    """Return the sizes of the probes over a prompt of `rows` tokens, for which the method sees a made-up prompt.
+
+    If the method's code fails on that prompt, one probe as long as the prompt is counted. A method that never stops is
+    asked for no more than `rows` probes.
+    """
+    longest, kept, against = 0, 0, list[Method]()
+    try:
+        steps = method.probes(_MadeUp((0,) * rows, budget))
+        probe = next(steps)
+        for _ in range(rows):
+            length = len(weights[probe.learned]) if probe.learned else len(probe.tokens)
+            longest, kept = max(longest, length), kept + length * probe.keep
+            if isinstance(probe.against, Method) and probe.against not in against:
+                against.append(probe.against)
+            probe = steps.send(0)
+    except StopIteration:
+        pass
+    except Exception:  # the code of a plug-in may need a real prompt
+        longest = max(longest, rows)
+    return ProbeSizes(longest, kept, tuple(against))

@@ -1,0 +1,205 @@
+"""Counts the bytes that a method's code takes beside the cache: the code runs on the meta device, on views of the sizes
+that an eviction will show it.
+
+A dense cache shows entries without a copy if the evicted slots lie side by side; a plan counts the copy always.
+Methods that spread their budget unevenly see heads padded to the longest, whose length is known only while running; a
+plan counts heads of equal length.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.attention.meta_attention import attention_bytes
+from kvbench.engine.cache.slot_cache import Shape
+from kvbench.engine.cache.stack import alike
+from kvbench.engine.cache.stack import at_once as rows_at_once
+from kvbench.engine.meta import Answers, MetaBytes
+from kvbench.engine.meta_views import MetaViews, Shown
+from kvbench.engine.probe_sizes import ProbeSizes, probe_sizes
+from kvbench.eviction import select
+from kvbench.eviction.api import Method
+from kvbench.eviction.checks import unread
+from kvbench.eviction.planned_device import planned_for
+from kvbench.eviction.view import LayerView
+
+COUNTED = (1, 4, 16, 64)  # slots for which evictions are counted; between these, bytes lie close to straight lines
+INDEX = 8  # bytes of an index
+MOST_READS = 10_000  # values that a method's code may read in one call; more are an endless loop
+GUESS = 3  # float32 copies of the keys that a method sees, assumed for code that fails on meta tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Ticks:
+    """Scratch bytes of evictions while decoding.
+
+    sizes: pairs of slots and bytes, from one slot on, ascending. most: slots that a view, or views that
+    are decided together, may show.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    most: int
+
+    def at(self, slots: int) -> int:
+        """Return the bytes with this many slots, on straight lines through the counted ones."""
+        together, (before, after) = min(slots, self.most), (self.sizes[0], self.sizes[-1])
+        for pair in itertools.pairwise(self.sizes):
+            before, after = pair
+            if together <= after[0]:
+                break
+        slope = (after[1] - before[1]) / max(1, after[0] - before[0])
+        return round(before[1] + (together - before[0]) * slope)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scratch:
+    """Counts what the code of one method takes on one model. gpu: whether to count for a GPU."""
+
+    meta: MetaViews
+    gpu: bool
+
+    @property
+    def method(self) -> Method:
+        return self.meta.method
+
+    def weights(self) -> int:
+        """Return the bytes of the method's weights; 0 for weights of unknown shapes."""
+        return sum(weight.nbytes for weight in self.meta.weights(self.method).values())
+
+    def new_tokens(self, t: int) -> int:
+        """Return the bytes while the method computes the columns of t new tokens of one sequence."""
+        if not (self.method.evicts and self.method.reads_tokens):
+            return 0
+        try:
+            with self._counting(t) as live:
+                tokens = self.meta.tokens(t)
+                given = live.now
+                self.method.on_tokens(tokens)
+            return live.peak - given
+        except Exception:  # see `_acting`
+            return self._guess(t)
+
+    def attended(self, g: LayerGeometry, t: int, n: int, uneven: bool) -> int:
+        """Return the bytes of one layer's attention (`attention_bytes`)."""
+        counting = partial(self._counting, n)
+        return attention_bytes(g, t, n, self.meta.dtype, counting, gpu=self.gpu, uneven=uneven)
+
+    def observed(self, rows: int, block: int) -> int:
+        """Return the bytes while the method observes the queries of a prompt with `rows` entries per head, `block` at
+        a time."""
+        if not self.method.during("prefill").evicts or self.method.needs().queries != "since_last":
+            return 0
+        full = min(block, rows)  # queries of the last full block
+        return self._observing(self.method, Shown(1, rows - rows % full, full))[0]
+
+    def probes(self, rows: int) -> ProbeSizes:
+        """Return the sizes of the probes over a prompt of `rows` tokens."""
+        acting = self.method.during("prefill")
+        if not acting.evicts or not acting.needs().probes or not acting.trigger(1).full(rows, self.meta.budget):
+            return ProbeSizes()
+        return probe_sizes(acting, self.meta.weights(self.method), rows, self.meta.budget)
+
+    def probed(self, rows: int, block: int, length: int) -> int:
+        """Return the bytes while the method observes a probe of `length` tokens, `block` queries at a time."""
+        return self._observing(self.method, Shown(1, rows, min(block, length), probe=length))[0]
+
+    def decided(self, rows: int, acting: Method | None = None) -> int:
+        """Return the bytes of the eviction of a prompt with `rows` entries per head.
+
+        acting: a method that evicts a copy of the cache for a probe (`Probe.against`); None: the method itself.
+        """
+        method = acting or self.method.during("prefill")
+        if not method.evicts or not method.trigger(1).full(rows, self.meta.budget):
+            return 0
+        needs, views = method.needs(), 1 if method.layerwise and acting is None else len(self.meta.geometry)
+        return self._deciding(method, Shown(1, rows, needs.width, min(rows, needs.prompt_hidden), views))[0]
+
+    def of_ticks(self, held: Shape, at_once: int) -> Ticks:
+        """Return the bytes of evictions while decoding. held: a slot's entries; at_once: most bytes of a view."""
+        acting = self.method.during("decode")
+        if not acting.evicts or acting.trigger(self.meta.interval).growth is None:
+            return Ticks(((1, 0),), 1)
+        layers, rows = len(self.meta.geometry), self._rows_at_once(held, acting.needs().width, at_once)
+        most = rows if acting.layerwise else max(1, rows // layers)
+        if acting.layerwise and acting.stacked:
+            most = -(-rows // layers)
+        counted = sorted({min(most, slots) for slots in COUNTED})
+        return Ticks(tuple((slots, self._tick(acting, held, slots, at_once)) for slots in counted), most)
+
+    def _tick(self, acting: Method, held: Shape, slots: int, at_once: int) -> int:
+        """Return the bytes while `slots` slots are evicted at once."""
+        needs, layers = acting.needs(), len(self.meta.geometry)
+        rows = slots * layers if acting.stacked else slots  # of one view, were it not bounded
+        shown = Shown(
+            min(rows, self._rows_at_once(held, needs.width, at_once)),
+            self._entries(held),
+            needs.width,
+            needs.hidden,
+            stacked=acting.stacked,
+            copied=True,
+        )
+        observed = 0
+        if needs.queries == "since_last":
+            b = min(rows, self._rows_at_once(held, held.queries, at_once))
+            observed = self._observing(acting, replace(shown, b=b, queries=held.queries))[0]
+        if not acting.layerwise:
+            if acting.stacked and shown.b >= layers and len(list(alike(self.meta.geometry))) == 1:
+                shown = replace(shown, b=slots * layers, together=layers)
+            else:
+                shown = replace(shown, b=slots, views=layers, together=int(acting.stacked))
+        decided, views = self._deciding(acting, shown)
+        return max(observed, decided, views + shown.b * self._compacting(held))
+
+    def _entries(self, held: Shape) -> int:
+        """Return how many entries per head a view shows while decoding."""
+        return held.rows if self.method.uniform or held.bounded else held.longest
+
+    def _rows_at_once(self, held: Shape, queries: int, at_once: int) -> int:
+        return rows_at_once(self.meta.geometry[0], self._entries(held), queries, at_once)
+
+    def _compacting(self, held: Shape) -> int:
+        """Return the bytes of closing the gaps in one layer of a slot: entries and places of the moved, and ranks."""
+        g, moved = self.meta.geometry[0], max(0, held.rows - self.meta.budget)
+        entry = max(g.head_dim, g.value_dim) * self.meta.dtype.itemsize
+        return g.kv_heads * (moved * (entry + 4 * INDEX) + 3 * INDEX * held.rows)
+
+    def _deciding(self, acting: Method, shown: Shown) -> tuple[int, int]:
+        """Return the most bytes while `acting` decides about these views, and the bytes that the views copy."""
+        return self._acting(acting, shown, lambda views: select.decide(acting, views))
+
+    def _observing(self, acting: Method, shown: Shown) -> tuple[int, int]:
+        """Return the most bytes while `acting` observes the queries of such a view, and the bytes that it copies."""
+        return self._acting(acting, shown, lambda views: acting.observe(views[0]))
+
+    def _acting(self, acting: Method, shown: Shown, act: Callable[[Sequence[LayerView]], Any]) -> tuple[int, int]:
+        """Return the most bytes while `act` runs on the views, and the bytes that the views copy."""
+        made = 0
+        try:
+            rules = self.meta.rules(acting)
+            with self._counting(shown.entries) as live:
+                views = self.meta.views(rules, shown)
+                made = live.now
+                act(views)
+            most = live.peak
+        except Exception:  # the code of a plug-in may need values, or leave torch
+            most = made + self._guess(shown.b * shown.views * shown.entries)
+        given = 0 if shown.copied else made
+        return most - given, made - given
+
+    @contextmanager
+    def _counting(self, number: int) -> Iterator[MetaBytes]:
+        """Run the block as for the planned device, and count its tensors. number: stands for the integers it reads."""
+        answers = Answers(number=number)
+        with torch.inference_mode(), unread(), planned_for(gpu=self.gpu), MetaBytes(answers, MOST_READS) as live:
+            yield live
+
+    def _guess(self, entries: int) -> int:
+        return GUESS * 4 * entries * max(g.kv_heads * g.head_dim for g in self.meta.geometry)

@@ -1,0 +1,45 @@
+"""The kind of device, CPU or GPU, for which code chooses a kernel or the size of its blocks.
+
+It is the device of the tensors. On the meta device, where a plan counts bytes, it is the device that the plan is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from kvbench.lazy import torch
+
+_for_gpu: ContextVar[bool] = ContextVar("for_gpu", default=False)
+
+
+@contextmanager
+def planned_for(*, gpu: bool) -> Iterator[None]:
+    """While the block runs, meta tensors count as tensors on a GPU if `gpu`, else as tensors on a CPU."""
+    token = _for_gpu.set(gpu)
+    try:
+        yield
+    finally:
+        _for_gpu.reset(token)
+
+
+def for_gpu() -> bool:
+    """Return whether meta tensors count as tensors on a GPU (`planned_for`)."""
+    return _for_gpu.get()
+
+
+def on_gpu(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is on a GPU, or on the meta device while a plan counts for a GPU."""
+    return tensor.is_cuda or (tensor.is_meta and for_gpu())
+
+
+def enough(blocks: range, like: torch.Tensor) -> range:
+    """Return the blocks that a loop must run: all, but only the first if `like` is on the meta device, where a plan
+    counts bytes. Use it for blocks that take equally much memory and leave none behind."""
+    return blocks[:1] if like.is_meta else blocks
+
+
+def occurs(mask: torch.Tensor) -> bool:
+    """Return whether a mask has a True element; on the meta device True, so that a plan counts what would follow."""
+    return mask.is_meta or bool(mask.any())
