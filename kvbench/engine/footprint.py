@@ -20,7 +20,7 @@ from kvbench.engine.scratch import Scratch, Ticks
 from kvbench.eviction.api import Method
 
 FLOAT = 4  # bytes; logits and scores are computed in float32
-MOST = 1 << 20  # slots that are ever counted
+MOST = 1 << 20  # `fitting` looks for fewer slots than this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +28,11 @@ class Footprint:
     """Planned bytes of one cell on one device.
 
     Attributes:
-        weights: bytes of the model's and the method's weights; packed: bytes of a second copy of the model's, in memory
-            with `packed_from` slots or more (`packing`).
-        slot: bytes of one slot's cache; step: bytes of a decode step per slot; graph: whether a CUDA graph keeps the
-            step's memory between steps.
-        prompt: bytes of the prompt being read, with its activations, until its packed entries are in a slot.
+        weights: bytes of the model's and the method's weights. packed: bytes of a second copy of the model's large
+            linear layers, which a CPU makes if there are at least `packed_from` slots (see `packing`).
+        slot: bytes of the cache per slot. step: bytes of a decode step per slot, beside the cache. graph: whether a
+            CUDA graph keeps the step's memory between steps.
+        prompt: most bytes held for one prompt, from its first pass until its packed entries are copied to the slots.
         ticks: scratch bytes of evictions while decoding.
     """
 
@@ -76,12 +76,13 @@ def footprint(
 ) -> Footprint:
     """Estimate a cell's bytes on one device.
 
-    geometry, held: the geometry and the entries of one slot's cache. prompt_rows: most entries per head while a prompt
-    is read. tail: see `layout.Lengths`. budget: entries per head of the cache; None: the method takes no budget. block,
-    prefill: `chunk` and `prefill` of `prefill.PromptReader`. images: two numbers, the most bytes that the model's
-    vision part holds while it reads a prompt's images, and the bytes that remain afterwards (`tower.tower_bytes`).
-    at_once: most bytes for a view of several layers or slots (`stack.scratch_bytes`). gpu: whether to count for a GPU.
-    part: what the device holds of the model; None: all.
+    geometry: all attention layers, as `layout.fit` returns them. held: the size of a cache with one slot. prompt_rows:
+    most entries per head while a prompt is read. tail: see `layout.Lengths`. budget: entries per head of the cache;
+    None: the method takes no budget. interval: generated tokens between two evictions of a sequence. block, prefill:
+    `chunk` and `prefill` of `prefill.PromptReader`. at_once: bytes of scratch that one view of an eviction may take
+    (`stack.scratch_bytes`). gpu: whether the device is a GPU; else it is a CPU. images: two numbers, the most bytes
+    that the model's vision part holds while it reads a prompt's images, and the bytes that remain afterwards
+    (`tower.tower_bytes`). part: what this device holds of a model that is divided among several; None: the whole model.
     """
     whole = layer_by_layer(method, prefill, states=bool(shape.states))
     stored, weights = geometry, shape.weight_bytes(dtype.itemsize)
@@ -101,14 +102,14 @@ def footprint(
     )
     scratch = Scratch(meta=views, gpu=gpu)
     states = max(held.hidden, min(method.during("prefill").needs().prompt_hidden, prompt_rows))
-    kept = held.hidden if whole else states  # in every layer
+    kept = held.hidden if whole else states  # in every layer; if `whole`, one layer at a time stores `states`
     queries = stored_queries(method, interval, prompt_rows)[0] if method.evicts else 0
     prompt = PromptBytes(
         shape=shape,
         geometry=_wide(geometry, block, prompt_rows, prefill),
         stored=_wide(stored, block, prompt_rows, prefill),
         method=method,
-        held=replace(held, hidden=kept, queries=2 * queries),  # those before the newest block stay in memory
+        held=replace(held, hidden=kept, queries=2 * queries),  # a slice of a tensor up to twice as long
         hidden_left=held.hidden,
         dtype=dtype,
         rows=prompt_rows,
@@ -132,7 +133,7 @@ def footprint(
 
 
 def _copied(method: Method) -> Method:
-    """Return a copy of a method, or the method if it cannot be copied. Its code may store tensors in itself."""
+    """Return a copy of a method, because its code may store meta tensors in the method; if that fails, the method."""
     try:
         return copy.deepcopy(method)
     except Exception:  # a plug-in may hold anything
@@ -143,12 +144,15 @@ def _kept(method: Method, rows: int) -> int:
     """Return the entries per head that a method without a budget leaves of a prompt; `rows` if it evicts nothing."""
     try:
         return min(rows, method.during("prefill").allowed(None, rows, rows, 0)) if method.evicts else rows
-    except Exception:  # a plug-in without a rule
+    except Exception:  # a plug-in that does not define `allowed`
         return rows
 
 
 def _wide(geometry: Sequence[LayerGeometry], block: int, rows: int, prefill: str) -> list[LayerGeometry]:
-    """Return the layers as they are while a prompt is read: sliding windows hold more entries, or the whole prompt."""
+    """Return the layers with the sliding windows widened to the entries that they hold while a prompt is read.
+
+    With chunked prefill these are the window and one block, otherwise all `rows` entries of the prompt.
+    """
     more = block if prefill == "chunked" else rows
     return [g if g.window is None else replace(g, window=min(g.window + more, rows)) for g in geometry]
 

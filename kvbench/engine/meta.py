@@ -54,8 +54,8 @@ class Answers:
 class MetaBytes(LiveBytes):
     """Counts the live bytes of tensors, and answers where code reads a meta tensor.
 
-    answers: the values. most_reads: how often the code may read; more reads raise RecursionError, because a loop that
-    waits for another value never ends. None: as many as it likes.
+    answers: the values that the code gets. most_reads: how often the code may read a value; None: without limit. One
+    read more raises RecursionError, because a loop that waits for another value would never end.
     """
 
     def __init__(self, answers: Answers, most_reads: int | None = None) -> None:
@@ -67,7 +67,7 @@ class MetaBytes(LiveBytes):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if torch.is_inference_mode_enabled() and func._can_decompose():  # else autograd has done this before
+        if torch.is_inference_mode_enabled() and func._can_decompose():  # outside it, autograd has done this already
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         first = args[0] if args else None

@@ -1,6 +1,6 @@
 """Views of meta tensors, in the sizes in which an eviction of a run shows its entries to a method.
 
-Letters: b sequences, t tokens, N entries per head.
+Letters: b sequences, t tokens.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ META = torch.device("meta")
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The views that a method gets at once.
+    """The sizes of the views that a method gets in one call.
 
     Attributes:
-        b: sequences in a view; in a stacked view, pairs of a layer and a sequence.
-        entries: places per head; queries, hidden: newest queries and hidden states.
-        views: views that are decided together; stacked: whether they are `StackView`s.
-        together: layers that a stacked view decides together; 0: it decides each element of axis 0 by itself.
-        probe: length of the probe to which the queries belong; 0: they belong to no probe.
+        b: length of axis 0 of each view: its sequences or, in a stacked view, its pairs of a layer and a sequence.
+        entries: places per head; queries, hidden: newest queries and hidden states per sequence.
+        views: how many views the method gets in the call; stacked: whether they are `StackView`s.
+        together: in a stacked view, the layers about which the method decides together; 0: it decides about each
+            element of axis 0 by itself.
+        probe: length in tokens of the probe to which the queries belong; 0: they belong to no probe.
         copied: whether a view copies the entries out of the cache.
     """
 
@@ -54,9 +55,10 @@ class MetaViews:
     """Makes the views of one method on one model.
 
     Attributes:
-        method: as chosen; in a combined method "a+b", both parts' columns are stored.
+        method: the cell's method. Of a combined method "a+b" it is the whole, since entries have the columns of both.
         geometry: of the evicted layers in the cache, the largest first.
         model: returns the model without weights, on the meta device; its dtype does not matter.
+        dtype: of keys, values, queries and hidden states; interval: generated tokens between two evictions.
         budget: entries per head that an eviction leaves.
     """
 
@@ -68,7 +70,10 @@ class MetaViews:
     budget: int
 
     def rules(self, acting: Method) -> Rules:
-        """Return the rules of `acting`, the method or the part of a combined method that decides."""
+        """Return the rules under which `acting` sees its views.
+
+        acting: the method, a part of a combined method, or a method that evicts a copy of the cache for probes.
+        """
         layers, needs = self._layers(), acting.needs()
         attention = {}
         if needs.attention:
@@ -83,7 +88,7 @@ class MetaViews:
         )
 
     def weights(self, acting: Method) -> dict[str, torch.Tensor]:
-        """Return stand-ins for a method's weights; none for weights of unknown shapes."""
+        """Return stand-ins for a method's weights, by name; {} if it has none, or if their shapes are unknown."""
         declared = acting.weights()
         try:
             shapes = {} if declared is None else shapes_of(declared, self.model())

@@ -4,7 +4,9 @@
 
 with b slots, n mean live entries per head, kv bytes of one token in all heads of a layer, Hq query heads of dimension
 D, W bytes of weights that a step reads, N parameters that one token uses. Matrix products and attention do not overlap
-within a step, so their times add. BW (bytes/s) and F (FLOP/s) are measured on this machine, not looked up.
+within a step, so their times add. A layer with a sliding window counts at most its window for n. The states of
+recurrent layers, S bytes per sequence, are read and written in each step, which adds 2 b S / BW to t_step. BW (bytes/s)
+and F (FLOP/s) are measured on this machine, not looked up.
 
 In a mixture of experts, a token uses the share a of the routed experts. So N counts the share a of their parameters,
 and W the share 1 - (1 - a)^b of their bytes. Weights that stay quantised in memory count with their stored bytes. The
@@ -67,7 +69,7 @@ class SlotPlan:
         part = f", evictable KV {self.evictable:.0%} of a sequence's memory" if self.evictable < 1 else ""
         each = f" on the fullest of {self.devices} GPUs" if self.devices > 1 else ""
         return (
-            f"{self.slots} slots x {self.entries_peak} entries ({kept}), {self.slot_bytes / 2**20:.2f} MiB a slot, "
+            f"{self.slots} slots x {self.entries_peak} entries ({kept}), {self.slot_bytes / 2**20:.2f} MiB per slot, "
             f"{self.peak_bytes / 2**30:.2f} GiB planned{each}, hardware limit {self.limit:,.0f} tokens/s{part}"
         )
 
@@ -96,7 +98,7 @@ def plan_cell(
     Args:
         sequences: samples of the whole cell, whether stored already or not.
         slots: the number of slots, or "auto": as many as fit into memory, but no more than `sequences` or `MOST_SLOTS`.
-        max_tokens, max_output, tail, prefill_chunk, prefill: see `Engine`.
+        budget, interval, max_tokens, max_output, tail, prefill_chunk, prefill: see `Engine`.
         max_prompt: most tokens that are read as one prompt; None: `max_tokens`.
         images: see `footprint.footprint`.
 
@@ -165,10 +167,11 @@ def cell_footprint(
     images: tuple[int, int] = (0, 0),
     part: Part | None = None,
 ) -> tuple[Footprint, Shape, int | None]:
-    """Return the bytes of an engine for one method at one budget, the sizes of a slot, and the budget in entries.
+    """Return the planned bytes of a cell on one device, the size of its cache with one slot, and its budget in entries.
 
-    total: bytes of the device's memory; part: see `footprint.footprint`. Raises UserError when the method
-    cannot serve the model at this length.
+    budget: see `Engine`; as returned, entries per layer and KV head for the longest sequence, None if the method takes
+    none. total: bytes of the device's memory. part: see `footprint.footprint`. Raises UserError when the method cannot
+    serve the model at this length.
     """
     held = shape_of(shape.geometry, method, budget, interval, lengths, 1, shape.states)
     entries = entry_budget(method, budget, lengths.total, 1)

@@ -39,10 +39,10 @@ class _MadeUp:
 
 
 def probe_sizes(method: Method, weights: Mapping[str, torch.Tensor], rows: int, budget: int) -> ProbeSizes:
-    """Return the sizes of the probes over a prompt of `rows` tokens, for which the method sees a made-up prompt.
+    """Return the sizes of the probes over a prompt of `rows` tokens. The method's `probes` gets a prompt of zeros.
 
-    If the method's code fails on that prompt, one probe as long as the prompt is counted. A method that never stops is
-    asked for no more than `rows` probes.
+    weights: the method's weights by name, on the meta device; budget: entries per head. If the method's code fails on
+    that prompt, a probe as long as the prompt is counted. A method is asked for no more than `rows` probes.
     """
     longest, kept, against = 0, 0, list[Method]()
     try:

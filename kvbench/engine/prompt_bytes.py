@@ -17,16 +17,20 @@ from kvbench.eviction.api import Method
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBytes:
-    """One prompt of a cell.
+    """Computes the bytes of a cell's longest prompt on one device.
 
-    In its methods, `whole` says whether one pass reads the prompt and evicts each layer right after its attention;
-    otherwise, the evictions follow the passes. Heads are counted as if an eviction left equally many entries in each.
+    In its methods, `whole` is the result of `layout.layer_by_layer`: one pass reads the whole prompt and evicts each
+    layer right after its attention. Otherwise evictions follow the passes. After an eviction, all heads are counted
+    with equally many entries.
 
     Attributes:
         geometry: of all layers while a prompt is read; stored: of those whose entries this device holds.
-        held: what a layer stores beside its entries; hidden_left: newest hidden states that it keeps.
-        rows: entries per head before the eviction; left: afterwards, with the tail; tail: see `layout.Lengths`.
-        block: queries of an attention call; chunked: whether an eviction follows every chunk.
+        held: the sizes of what is stored beside keys and values (its `rows` is not read); hidden_left: how many of the
+            newest hidden states each layer still stores after its eviction.
+        rows: entries per head before the eviction; left: entries per head after it, with the tail (`layout.Lengths`).
+        block: most tokens per chunk, and most queries per attention call; chunked: whether an eviction follows each
+            chunk.
+        scratch: counts the bytes of attention and of the method's code.
     """
 
     shape: ModelShape
@@ -44,10 +48,10 @@ class PromptBytes:
     scratch: Scratch
 
     def peak(self, whole: bool, reading: int) -> int:
-        """Return the most bytes. reading: those of passes and evictions, beside the cache."""
+        """Return the most bytes that the prompt takes, with its cache. reading: the most bytes beside the cache."""
         full, after = self._cache(self.stored, self.rows), replace(self.held, rows=self.left, hidden=self.hidden_left)
         left = self._bytes(self.stored, after)
-        packed = self._bytes(self.stored, replace(after, queries=0, recurrent=()))  # the rest is not copied
+        packed = self._bytes(self.stored, replace(after, queries=0, recurrent=()))  # which packing does not copy
         if whole:
             before = left + self._one_layer(self.rows) + reading
         else:
@@ -56,7 +60,7 @@ class PromptBytes:
         return max(before, left + max(packed, tail))
 
     def reading(self, whole: bool) -> int:
-        """Return the most bytes of passes over the prompt and its probes, and of evictions, beside the cache."""
+        """Return the most bytes beside the cache, in passes over the prompt, in probes and in evictions."""
         rows, scratch = self.rows, self.scratch
         observed, decided = scratch.observed(rows, self.block), scratch.decided(rows)
         if whole:
@@ -67,7 +71,7 @@ class PromptBytes:
         return max(passes, decided, self._probing())
 
     def _probing(self) -> int:
-        """Return the most bytes of the method's probes: their passes, and the evicted copies that they read."""
+        """Return the most bytes beside the prompt's cache in probes: their passes, and the evicted copies they read."""
         sizes, rows = self.scratch.probes(self.rows), self.rows
         if not sizes.longest:
             return 0
@@ -92,9 +96,10 @@ class PromptBytes:
         return plan_slot_bytes(layers, self.method, held, self.dtype)
 
     def _pass(self, tokens: int, rows: int, inside: int, uneven: bool = False) -> int:
-        """Return the bytes of a pass over `tokens` tokens, whose last sees `rows` entries.
+        """Return the bytes beside the cache of a pass over `tokens` tokens, whose last sees `rows` entries per head.
 
-        inside: bytes of what follows a layer's attention. uneven: whether heads hold different numbers of entries.
+        inside: most bytes that a layer takes before or after its attention, to grow, to observe or to be evicted.
+        uneven: whether heads hold different numbers of entries.
         """
         size, t = self.dtype.itemsize, min(self.block, tokens)
         mask = 0 if self.scratch.gpu else t * rows * size  # the layers share it

@@ -41,8 +41,8 @@ GUESS = 3  # float32 copies of the keys that a method sees, assumed for code tha
 class Ticks:
     """Scratch bytes of evictions while decoding.
 
-    sizes: pairs of slots and bytes, from one slot on, ascending. most: slots that a view, or views that
-    are decided together, may show.
+    sizes: pairs (number of slots, bytes) in ascending order; the first is for one slot. most: the most slots that one
+    view, or the views of one joint decision, can show. More slots take turns, so they need no more bytes.
     """
 
     sizes: tuple[tuple[int, int], ...]
@@ -123,7 +123,10 @@ class Scratch:
         return self._deciding(method, Shown(1, rows, needs.width, min(rows, needs.prompt_hidden), views))[0]
 
     def of_ticks(self, held: Shape, at_once: int) -> Ticks:
-        """Return the bytes of evictions while decoding. held: a slot's entries; at_once: most bytes of a view."""
+        """Return the bytes of evictions while decoding, for several numbers of slots.
+
+        held: the size of a cache with one slot. at_once: bytes of scratch that one view may take.
+        """
         acting = self.method.during("decode")
         if not acting.evicts or acting.trigger(self.meta.interval).growth is None:
             return Ticks(((1, 0),), 1)
@@ -166,21 +169,27 @@ class Scratch:
         return rows_at_once(self.meta.geometry[0], self._entries(held), queries, at_once)
 
     def _compacting(self, held: Shape) -> int:
-        """Return the bytes of closing the gaps in one layer of a slot: entries and places of the moved, and ranks."""
+        """Return the bytes that an eviction takes to close the gaps in one layer of one slot.
+
+        Counted are a copy of each moved key or value, four indices per moved entry and three per entry (`stack.moves`).
+        """
         g, moved = self.meta.geometry[0], max(0, held.rows - self.meta.budget)
         entry = max(g.head_dim, g.value_dim) * self.meta.dtype.itemsize
         return g.kv_heads * (moved * (entry + 4 * INDEX) + 3 * INDEX * held.rows)
 
     def _deciding(self, acting: Method, shown: Shown) -> tuple[int, int]:
-        """Return the most bytes while `acting` decides about these views, and the bytes that the views copy."""
+        """Return the most bytes while `acting` decides about views of these sizes, and how many of them are copies."""
         return self._acting(acting, shown, lambda views: select.decide(acting, views))
 
     def _observing(self, acting: Method, shown: Shown) -> tuple[int, int]:
-        """Return the most bytes while `acting` observes the queries of such a view, and the bytes that it copies."""
+        """Return the most bytes while `acting` observes a view of these sizes, and how many of them are copies."""
         return self._acting(acting, shown, lambda views: acting.observe(views[0]))
 
     def _acting(self, acting: Method, shown: Shown, act: Callable[[Sequence[LayerView]], Any]) -> tuple[int, int]:
-        """Return the most bytes while `act` runs on the views, and the bytes that the views copy."""
+        """Return the most bytes while `act` runs on views of these sizes, and how many of them the views copy.
+
+        A view that shows the cache's own memory copies 0 bytes.
+        """
         made = 0
         try:
             rules = self.meta.rules(acting)
@@ -189,14 +198,17 @@ class Scratch:
                 made = live.now
                 act(views)
             most = live.peak
-        except Exception:  # the code of a plug-in may need values, or leave torch
+        except Exception:  # a plug-in's code may need values, or compute outside torch
             most = made + self._guess(shown.b * shown.views * shown.entries)
         given = 0 if shown.copied else made
         return most - given, made - given
 
     @contextmanager
     def _counting(self, number: int) -> Iterator[MetaBytes]:
-        """Run the block as for the planned device, and count its tensors. number: stands for the integers it reads."""
+        """Count the bytes of the tensors that the block creates, with kernels and block sizes of the planned device.
+
+        number: the value that the block's code gets wherever it reads an integer from a meta tensor.
+        """
         answers = Answers(number=number)
         with torch.inference_mode(), unread(), planned_for(gpu=self.gpu), MetaBytes(answers, MOST_READS) as live:
             yield live

@@ -50,7 +50,7 @@ def test_a_gpu_takes_larger_blocks():
 
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("name", ["full", "gkv", "retention"])
-def test_as_many_slots_fit_as_the_plan_needs_no_more_memory_for(name, gpu):
+def test_fitting_returns_the_most_slots_whose_plan_fits(name, gpu):
     need = dataclasses.replace(planned(name, gpu=gpu), prompt=0)
     for usable in range(need.at(1), need.at(60), 9_973):
         slots = need.fitting(usable)
@@ -151,8 +151,11 @@ def test_a_plan_leaves_the_configuration_as_it_is():
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run whose memory is measured. Its fifth slot, if it has one, is filled twice, so it ticks apart from the others
-    and a dense cache copies what a view of the others shows."""
+    """A run whose memory is measured. prompt, new: tokens per prompt and per answer; budget: entries per head.
+
+    With five slots or more, the fifth gets a short answer first and then another one. It is then evicted at other steps
+    than the others, whose slots do not lie side by side, so a dense cache copies what a view of them shows.
+    """
 
     prompt: int
     new: int
@@ -194,8 +197,10 @@ def loaded():
 
 
 def measured(loaded, method, run):
-    """Return the most bytes that torch allocates in a run, beside the model's weights, with the method's weights, which
-    lie in a file that is mapped into memory."""
+    """Return the most bytes that torch allocates in a run, without the model's weights, plus the method's weights.
+
+    torch does not allocate the method's weights: their file is mapped into memory.
+    """
     engine = dict(budget=run.budget if method.takes_budget else None, interval=run.interval, slots=run.slots)
     engine |= dict(max_tokens=run.prompt + run.new, max_output=run.new, prefill_chunk=run.chunk)
     gc.collect()  # memory of an earlier engine, if freed meanwhile, would count as negative

@@ -129,7 +129,11 @@ def _newest(ring: torch.Tensor, batch: RowBatch, count: int) -> tuple[torch.Tens
 
 
 def at_once(g: LayerGeometry, entries: int, queries: int, scratch: int) -> int:
-    """Return `Stack.at_once` for layers of this geometry. scratch: bytes (`scratch_bytes`)."""
+    """Return how many rows (each a layer of a slot) one view may have, so that its scratch fits `scratch` bytes.
+
+    At least 1, even if that does not fit. g: the geometry of all these layers; entries: entries per head of a row;
+    queries: queries per head that the view holds.
+    """
     floats = 2 * g.kv_heads * (g.head_dim + g.read_dim) + g.query_heads * queries
     return max(1, scratch // (4 * max(1, entries) * floats))
 
