@@ -51,7 +51,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
     assert not target.exists()
 
 
-@pytest.mark.parametrize("value", [TESTS, b"x", 1, None, {"a": 1}, ["x"], print])
+@pytest.mark.parametrize("value", [TESTS, b"x", 1, None, {"a": 1}, ["x"], len])
 def test_only_a_text_comes_out(value: object) -> None:
     with pytest.raises(TestDataError):
         read_tests(packed(value))
