@@ -80,7 +80,7 @@ _PARSERS: dict[str, Parser] = {
     "memory": lambda raw: int(_gib(raw) * 2**30),
 }
 DEFAULT_SYSTEMS = (("tova", "", (128,)),)  # as in a preset
-_FIELDS = {"baseline": "baselines", "prompt": "prompts"}  # of `Setting`, where the name differs
+_FIELDS = {"baseline": "baselines", "prompt": "prompts"}  # option -> field of `Setting` with another name
 _SCALED = ("prompts", "new_tokens", "interval")  # numbers of tokens
 
 

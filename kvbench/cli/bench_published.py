@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvbench.runner.bench.results import Measured
     from kvbench.runner.bench.setting import Setting
 
-Row = dict[str, Any]  # system, theirs, load; ours and published, by head of column; notes
+Row = dict[str, Any]  # system, theirs (the paper's name of it), load, ours and published (by column head), notes
 OOM = "OOM"
 
 
@@ -46,7 +46,7 @@ def _evict_share_percent(row: Measured, full: Measured | None) -> float | None:
     return None if row.evictions is None else 100 * row.evictions.share
 
 
-# Our figures by the name that a `Column` gives. full: the row of the full cache at the same load.
+# Functions of (a method's row, the full cache's row at the same load) that return our figure, by `Column.ours`.
 OURS: Mapping[str, Callable[[Measured, Measured | None], float | None]] = {
     "sequences": lambda row, full: row.decoded,
     "rate": _rate,

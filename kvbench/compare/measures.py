@@ -36,10 +36,11 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One figure of a cell on both sides, `base` and `new`; NaN: unknown. more: for a figure of entries, whether the
-    number of entries rose for some question, which is a regression; False for other figures.
+    """One measure of a cell on both sides of a comparison, `base` and `new`; NaN: unknown.
 
-    p: the p-value of a one-sided test, paired by question, that the figure rose; NaN for figures without a test.
+    more: whether some question holds more entries in `new`, which is a regression; False if the measure does not count
+    entries. p: the p-value of a one-sided test, paired by question; a small p shows that the measure rose. NaN for
+    measures without a test.
     """
 
     name: str

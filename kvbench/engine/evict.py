@@ -70,7 +70,8 @@ class Evictor:
         self.noise_key[slot], self.evictions[slot] = noise.signed64(noise_key), evictions
 
     def tick(self, slots: Sequence[int]) -> list[int]:
-        """Let the method observe these slots, whose sequences have a tick, and evict those that hold too many entries.
+        """Let the method observe the sequences in these slots, which have a tick, and evict entries where there are too
+        many.
 
         Return the slots that lost entries.
         """

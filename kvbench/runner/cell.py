@@ -89,7 +89,7 @@ class CellPlan:
         return self if slots == self.plan.slots else replace(self, plan=self.plan_with(slots), planned_slots=slots)
 
     def after_lack_of_memory(self, slots: int, retries: int) -> CellPlan:
-        """Return the plan of the same cell after memory ran out so often, with the slots that were left then."""
+        """Return the plan of the same cell after memory ran out `retries` times. slots: the number left after that."""
         return replace(self, plan=self.plan_with(slots), oom_retries=retries)
 
     def smaller(self) -> CellPlan:

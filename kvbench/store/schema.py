@@ -182,7 +182,7 @@ REQUIRED = ("row_key", "task", "doc_id", "sample", "method", "status")
 
 _BY_NAME = {c.name: c for c in COLUMNS}
 _FREE_TEXT = ("model_revision", "note")  # where an exception or an address may carry a secret
-_SETTINGS = ("model", "options", "artefacts")  # they tell rows apart: no value is hidden because of its name
+_SETTINGS = ("model", "options", "artefacts")  # identify rows, so no value is hidden for its name alone
 _LISTS = ("stop", "image_list")
 _LIMITS = {"int32": 2**31, "int64": 2**63}
 

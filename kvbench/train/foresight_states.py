@@ -44,7 +44,7 @@ Take = Callable[[Choice], None]  # receives an eviction in one layer as soon as 
 
 
 def ignore(choice: Choice) -> None:
-    """Take an eviction and keep nothing of it."""
+    """Do nothing with an eviction: a `Take` while no reading is recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,8 @@ class Evictions:
     def drawn(
         self, trace: Trace, seeds: Sequence[int], scorer: Mapping[str, torch.Tensor], take: Take | None = None
     ) -> TraceReading:
-        """Read the trace once per seed, with evictions drawn by the outputs of `scorer`; return the record.
+        """Read the trace once per seed while the method draws evictions by the outputs of `scorer`; return the record
+        of all these readings.
 
         take: as for `golden`.
         """

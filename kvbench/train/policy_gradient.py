@@ -43,7 +43,7 @@ class PolicyGradient:
 
     @torch.enable_grad()
     def add(self, choice: Choice) -> None:
-        """Add one eviction in one layer. Call it outside inference mode."""
+        """Add the gradients of one eviction in one layer to the sums. Call this outside inference mode."""
         layer = choice.layer
         # Each reading has its own copy of the layer's tensors, so that each has its own gradient.
         own = {name: t[layer].detach().expand(self.group, *t.shape[1:]) for name, t in self.scorer.items()}

@@ -154,8 +154,8 @@ def _answered(
         reasons = ", ".join(f"{count} {why}" for why, count in dropped.items())
         where = f" See the answers in {quote(out / ANSWERS)}." if generated else ""
         raise UserError(
-            f"no answer to the {which} can be used; there is nothing to learn. Of all answers, {reasons}.{where} Give "
-            "other questions with --data, or other settings with --opt."
+            f"no answer to the {which} can be used. Of all answers, {reasons}.{where} Give other questions with "
+            "--data, or other settings with --opt."
         )
     return items, test
 

@@ -141,7 +141,8 @@ class RoutedModel:
     """A model whose attention handler may differ from one forward pass to the next, inside `with model.routed()`.
 
     Registering a function with transformers takes about a millisecond, changing the handler no time. So prefill and
-    decoding alternate within one `routed()` block. Latent layers are served in their latent form. hidden: see `route`.
+    decoding alternate within one `routed()` block. The handler gets the calls of latent layers in their latent form
+    (`latent`). hidden: as for `route`.
     """
 
     def __init__(self, model: Any, hidden: bool) -> None:

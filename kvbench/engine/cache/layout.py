@@ -59,9 +59,9 @@ def entry_budget(method: Method, budget: float | None, prompt_len: int, group: i
 def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths, group: int = 1) -> int:
     """Return how many entries per head, a mean over heads, a slot must have room for.
 
-    For a method with a budget this is the sum of the budget, the prompt's tail (`Lengths`) and the tokens generated
-    between two evictions, or all generated tokens if the budget does not bound them; but never more than the longest
-    sequence has tokens. For other methods it is the length of the longest sequence.
+    For a method with a budget this is the sum of three numbers: the budget; the prompt's tail, which is read after the
+    eviction of the rest; and the tokens generated between two evictions (all generated tokens, if the budget does not
+    bound them). The sum is at most the length of the longest sequence. For other methods it is this length.
     """
     if not method.takes_budget or budget is None:
         return lengths.total

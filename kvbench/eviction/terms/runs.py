@@ -42,10 +42,9 @@ def by_run(score: torch.Tensor, positions: torch.Tensor, rank: torch.Tensor) -> 
 
 
 def in_whole_runs(rank: torch.Tensor, budget: int) -> torch.Tensor:
-    """Return how many entries of each head to keep, [b, Hk], if its best runs fill a budget and no run is split.
+    """Return how many entries each head keeps, [b, Hk]: as many of its best runs as fit whole into `budget`.
 
-    It is the largest number up to `budget` at which a run ends; 0 if not even the best run fits. rank: the rank of each
-    entry's run, [b, Hk, N], sorted in ascending order.
+    0 if not even the best run fits. rank: the rank of each entry's run, [b, Hk, N], sorted in ascending order.
     """
     count = torch.arange(1, rank.shape[-1] + 1, device=rank.device)
     ends = torch.cat([rank.diff(dim=-1) > 0, torch.ones_like(rank[..., :1], dtype=torch.bool)], dim=-1)

@@ -18,7 +18,7 @@ from kvbench.report import stats
 from kvbench.report.page.scored import Cell, Scored
 
 Pair = tuple[str, Cell, Cell]
-PERMUTATIONS = 10_000  # sign flips where p comes from them
+PERMUTATIONS = 10_000  # sign patterns, for the pairs whose p comes from sign flips
 MOST_METHODS = 16  # of one matrix; a wider one cannot be read
 SIGNS = {"better": "▲", "worse": "▼", "tied": "=", "unclear": "?", "cannot tell": "≈", "unknown": "·"}
 OPPOSITE = {"better": "worse", "worse": "better"}
@@ -121,7 +121,7 @@ def _paired(scored: Scored, a: Cell, b: Cell) -> stats.Paired | None:
     if not (shared := [question for question in first if question in second]):
         return None
     clusters = [scored.clusters[question] for question in shared]
-    flips = stats.Clusters.make(clusters, len(shared)).lopsided  # otherwise p comes from t, and one flip saves time
+    flips = stats.Clusters.make(clusters, len(shared)).lopsided  # else a t test gives p, and 1 permutation saves time
     return stats.paired(
         [first[q] for q in shared],
         [second[q] for q in shared],

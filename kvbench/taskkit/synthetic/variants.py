@@ -16,8 +16,8 @@ Knobs = walk.Knobs | chain.Knobs | lookup.Knobs
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A variant of a synthetic task: the settings (`knobs`) of its problem generator, under a name. budgets: those
-    suggested, in cache entries."""
+    """A variant of a synthetic task: the settings (`knobs`) of its problem generator, under a name. budgets: suggested
+    budgets, in cache entries."""
 
     name: str
     task: str  # walk, chain or lookup
@@ -87,7 +87,7 @@ def floor(knobs: Knobs, budget: int, interval: int) -> float:
 
 
 def _tail_pieces(problem: Problem) -> int:
-    """Return how many pieces a problem's solution has after its last step."""
+    """Return how many pieces (of one token each) a problem's solution has after its last step."""
     count = length = 0
     while length < len(problem.tail):
         count += 1

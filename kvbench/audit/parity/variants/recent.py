@@ -14,17 +14,17 @@ from kvbench.lazy import torch
 
 
 def _chunkkv(case: Case) -> list[CasePlan]:
-    """Plan a ChunkKV case of kvpress, which keeps a number of runs; the plan's budget is the tokens of as many full
-    runs."""
+    """Plan a ChunkKV case of kvpress. kvpress computes how many chunks to keep; the plan's budget is this number times
+    the length of a chunk."""
     h = case.hyper
     total, length, window = case.seen[0], h["chunk_length"], h["window_size"]
     options = {"base": kvpress_label(case), "chunk": length, "whole": True}
-    if total < length:  # the base decides alone
+    if total < length:  # there is no full chunk, so the base method decides alone
         return [CasePlan(method="chunkkv", options=options, budget=kvpress_budget(case))]
     runs = -(-total // length)
     kept = max(1, int(runs * (1 - h["compression_ratio"])))
     if kept < runs - (total - window) // length:
-        raise NotCoveredError("the budget is below the window: kvpress drops runs of the window, kvbench never does")
+        raise NotCoveredError("the budget is below the window: kvpress drops chunks of the window, kvbench never does")
     return [CasePlan(method="chunkkv", options=options, budget=kept * length)]
 
 
@@ -72,8 +72,8 @@ def _random(prompt: str) -> Any:
 
 
 def _recency(case: Case) -> list[CasePlan]:
-    """Plan a case whose reference keeps the prompt and the newest tokens: with streaming-llm, whose sinks are the
-    protected part of the prompt."""
+    """Plan a case whose reference keeps the prompt and the newest tokens. The plan's method is streaming-llm, with the
+    protected part of the prompt as sinks."""
     h = case.hyper
     prompt = min(h["prefill"], h["token_budget"] - h["residual_length"] - 1)
     return [_as_engine(case, "streaming-llm", {"sinks": prompt})]
@@ -108,7 +108,7 @@ def _triattention(level: str) -> Any:
     return make
 
 
-PROTECTED = "a protected prompt in front of the scores of {}: a protection that a run gives, not a method"
+PROTECTED = "the reference protects the prompt and scores by {}; in kvbench --protect does this, not a method"
 REASONS = {
     ("random_attention", "attn_rkv_pp"): PROTECTED.format("the engine's R-KV"),
 }
