@@ -3,15 +3,16 @@
 Paper: Huang et al., Locret: Accelerating Long-Context LLM Inference with Retaining Heads, arXiv 2410.01805.
 
 A retaining head per layer (`kvbench.eviction.terms.retaining`) scores a token for every KV head when it is read. No
-attention is computed, and a score never changes, so scores of different chunks of a prompt compare: the method is made
-for ``--prefill chunked``. The newest `recent` tokens always stay; the best others fill the budget. The prompt is
-evicted; with `decode` generated tokens are too.
+attention is computed, and a score never changes, so scores from different chunks of a prompt can be compared: the
+method is made for ``--prefill chunked``. The newest `recent` tokens always stay; the others with the highest scores
+fill the budget. The prompt is evicted; with `decode`, generated tokens are too.
 
 Defaults: recent 100, as in the release. `kvbench train locret` trains heads for a model.
 
 Traps of the released code: while it reads chunks it keeps the newest 2,500 tokens ("stabilizers"), which may exceed
-the budget; its last 100 tokens come on top of the budget, here they count; it learns logits before the softmax, whose
-level differs between heads, so heads must not share a budget; it fixes the number of outputs per layer at 8.
+the budget; its last 100 tokens come on top of the budget, here they count towards it; it learns logits before the
+softmax, whose level differs between heads, so heads must not share a budget; it fixes the number of outputs per layer
+at 8.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ def refuse_key(key: str | None) -> None:
 
 
 def refuse_oracle(name: str, method: Method) -> None:
-    """Raise UserError if a method is an oracle, or is joined with one. An oracle decides with knowledge of tokens that
-    the model has yet to generate."""
+    """Raise UserError if a method is an oracle, or is combined with one. An oracle knows tokens that the model has yet
+    to generate."""
     if method.during("prefill").oracle or method.during("decode").oracle:
         raise UserError(
             f"method {quote(name)} is an oracle: it knows the future of a finished sequence. "

@@ -19,10 +19,10 @@ NO_MARK = "." * MARK  # the mark of a sample without an answer
 # Three maxima over a question's answers, in entries per layer and KV head: entries after an eviction, entries at any
 # time, and the sum of budget and interval, which bounds the entries while decoding.
 ENTRIES = ("entries_after_evict", "entries_peak", "bound")
-COUNTS = ("output_tokens", "truncated", "no_answer")  # totals that a question has over its answers
+COUNTS = ("output_tokens", "truncated", "no_answer")  # numbers that are summed over a question's answers
 Scores = tuple[float | None, ...]
-# The hash of the prompt and answer that a method read, and the kept entries at each eviction: by the number of tokens
-# read before the eviction, a mark of every layer's kept entries.
+# The hash of the prompt and answer that a method read, and its evictions: for each number of tokens read before an
+# eviction, a text with one mark per layer, made from the positions of the entries that the layer kept.
 Decisions = tuple[str, Mapping[int, str]]
 
 
@@ -63,10 +63,10 @@ class Key:
 class Question:
     """The samples of one question in one cell.
 
-    asked: a hash of the question's prompt and sampling settings; None: unknown. scores: a score for each sample number,
-    None for a sample without a score. marks: for each sample two characters from the hash of its answer. answers: the
-    number of samples with an answer. totals: for each name in `COUNTS`, the sum over these answers. entries: in the
-    order of `ENTRIES`, for each of these numbers its largest value over the samples with an answer; None: unknown.
+    asked: a hash of the question's prompt and sampling settings; None: unknown. scores: the score of each sample; None:
+    the sample has no score. marks: the marks (`mark`) of all samples, one after the other. answers: the number of
+    samples with an answer. totals: the sum of each of the `COUNTS` over these answers. entries: the maximum of each of
+    the `ENTRIES` over these answers, in their order; None: unknown.
     """
 
     cluster: str
@@ -128,6 +128,6 @@ class Side:
 
 
 def mark(digest: str) -> str:
-    """Return the mark of an answer: two characters that follow from the answer's hash. Two different answers get equal
+    """Return the mark of an answer: two characters computed from the answer's hash. Two different answers get equal
     marks with probability 1 / 4096."""
     return urlsafe_b64encode(hashlib.sha256(digest.encode()).digest()[:3])[:MARK].decode()

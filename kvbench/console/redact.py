@@ -62,7 +62,7 @@ def redact_keys(text: str) -> str:
 def hide_keys(text: str) -> str:
     """Return the text without values that look like secrets.
 
-    A name alone hides nothing: ``token=abc/q.jsonl`` stays.
+    Only the value decides, not the name before it: ``token=abc/q.jsonl`` stays.
     """
     for value in _secret_values(os.environ):
         text = text.replace(value, HIDDEN)

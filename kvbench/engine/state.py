@@ -64,7 +64,9 @@ class Choice:
 
 
 class State:
-    """The numbers of R slots, int64; axis 0 runs over slots. An idle slot has zeros: it reads token 0 at position 0.
+    """Tokens and counters of R slots, int64; axis 0 runs over slots.
+
+    An idle slot has zeros: it reads token 0 at position 0.
 
     Attributes:
         tokens: [R] the token that the slot reads next; seen: [R] that token's position.
@@ -72,8 +74,8 @@ class State:
         keys, drawn: [R] noise key of the sample, and the number of tokens that it has drawn.
         left: [R] tokens that the sequence may still draw; early: [R] how many of the next tokens must not be end
         tokens.
-        deltas: [R] the rotary position of a token less its index, see `images`.
-        unread: [R] steps until the next draw counts: until then the slot reads tokens of its next turn.
+        deltas: [R] the rotary position of a token minus its index, see `images`.
+        unread: [R] steps in which the slot still reads tokens of its next turn; the tokens drawn in them do not count.
         ends: [R, drawing.ends] end tokens, -1: none.
         fixed: [R, steps] tokens that replace the drawn ones of the next steps, -1: none.
         step: [1] steps of this block so far.
@@ -94,7 +96,7 @@ class State:
         self._scores = torch.zeros(steps, 2, rows if drawing.forced else 0, device=device)  # log_probs, likeliest
 
     def load(self, held: Iterable[sequences.Sequence | None], seen: Iterable[int], stop_ids: frozenset[int]) -> None:
-        """Write every sequence's numbers before a block.
+        """Copy the numbers of every slot to the device, before a block of steps.
 
         held: the sequence of each slot, None for an idle slot; seen: tokens that each slot's sequence has read;
         stop_ids: end tokens of the model.
@@ -143,7 +145,7 @@ class State:
         self.step += 1
 
     def ended(self) -> bool:
-        """Return whether a sequence that was live at the last `load` has ended since. On a GPU the host would wait."""
+        """Return whether a sequence that was live at the last `load` has ended since. The host waits for the GPU."""
         return int(self.live.sum()) < self._loaded
 
     def read(self, steps: int) -> list[list[Token]]:

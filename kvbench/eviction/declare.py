@@ -35,7 +35,7 @@ class Needs:
     marks: str = ""  # characters; `on_tokens` reads which tokens consist of these and of white space, see `NewTokens`
     hidden: int = 0  # number of newest hidden states that `score` sees while decoding (`view.hidden`)
     prompt_hidden: int = 0  # the same at an eviction of the prompt; WHOLE: those of all its tokens
-    attention: tuple[str, ...] = ()  # names of attention classes of which `score` reads `view.attention`; (): none
+    attention: tuple[str, ...] = ()  # classes of attention modules that `score` can read as `view.attention`; (): none
 
     @property
     def width(self) -> int:

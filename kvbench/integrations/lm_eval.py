@@ -233,8 +233,8 @@ class KVBenchLM(TemplateLM):
             ids = ids[-(self.max_length - output) :]
         if len(ids) + least > self.max_length:
             raise UserError(
-                f"a prompt of {len(ids)} tokens and {least} more exceed the model's context of {self.max_length}. "
-                "truncate=left in model_args drops the first tokens, as lm-eval's 'hf' does."
+                f"a prompt of {len(ids)} tokens and {least} after it exceed the model's context of {self.max_length}. "
+                "truncate=left in model_args drops the prompt's first tokens, as lm-eval's 'hf' does."
             )
         return tuple(ids)
 

@@ -63,7 +63,7 @@ OVER = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCell:
     """The memory of one method at one budget on one task. Unless a comment says otherwise, the figures are those of the
-    sample that held the most (`_largest`). Numbers missing from the rows or the run are NaN."""
+    one sample that `_largest` chooses. Numbers missing from the rows or the run are NaN."""
 
     method: str
     budget: Budget | None
@@ -147,11 +147,12 @@ class MemoryReport(Report):
 
     name: ClassVar[str] = "memory"
     about: ClassVar[str] = (
-        "Bytes of one sequence, the sample that held most. Nominal: keys and values of budget + interval entries in "
-        "every layer and KV head, at most those of the whole sequence. Measured: live keys and values at the peak of "
-        "decoding; a head's last page may be part-filled. Beside: positions, method columns, stored queries and "
-        "states, as a share of measured keys and values. While reading: everything held at the peak of reading the "
-        "prompt. Text kept, images kept: the share of their tokens whose entries are held at the end."
+        "Bytes of one sequence: the sample that held most, of those over their bound (!) if there are any. Nominal: "
+        "keys and values of budget + interval entries in every layer and KV head, at most those of the whole sequence. "
+        "Measured: live keys and values at the peak of decoding; a head's last page may be part-filled. Beside: "
+        "positions, method columns, stored queries and states, as a share of measured keys and values. While reading: "
+        "everything held at the peak of reading the prompt. Text kept, images kept: the share of their tokens whose "
+        "entries are held at the end."
     )
     tables: list[MemoryTable]
 

@@ -99,7 +99,7 @@ def _scored(task: str, by_task: dict[str, ScoreCell]) -> str | None:
 
 
 def _against(tables: Sequence[TaskTable]) -> str:
-    """Return against which baselines the verdicts are: " with verdicts against full"; "" without a verdict."""
+    """Return the baselines of the verdicts: " with verdicts against full"; "" without a verdict."""
     names = dict.fromkeys(cell.baseline for table in tables for cell in table.cells if cell.baseline)
     return f" with verdicts against {', '.join(names)}" if names else ""
 

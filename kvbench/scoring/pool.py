@@ -1,7 +1,7 @@
 """Compute scores in other processes, each under a hard time limit.
 
 A score that exceeds the time limit becomes `Score(value=None, note="timeout: ...")`; if the scoring process dies, the
-note is ``"crashed: ..."``. No other score is affected. `pool.timeouts` and `pool.crashes` count both. Two kinds of task
+note is ``"crashed: ..."``. No other score is affected. `pool.timeouts` and `pool.crashes` count them. Two kinds of task
 are scored in the calling process without this limit. A task with `cheap_score` is scored at once, in the caller's
 thread; a task that asks a judge is scored in a pool of threads.
 

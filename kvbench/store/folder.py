@@ -259,7 +259,9 @@ def check_versions(name: str, info: Mapping[str, Any], environment: Mapping[str,
     this = _listed([bare(changed[n][1]) for n in packages])
     text = f"run '{name}' was made with {run}; installed: {this}."
     if not allowed:
-        raise UserError(f"{text} Their rows may not be comparable: give --allow-version-change, or {NEW_RUN}.")
+        raise UserError(
+            f"{text} Rows of different versions may not be comparable: give --allow-version-change, or {NEW_RUN}."
+        )
     return [f"{text} Every row states its versions."]
 
 

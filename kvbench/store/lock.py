@@ -1,14 +1,14 @@
 """The lock of a run's folder: one process at a time writes to a run.
 
 The owner of the lock is a process. As long as it lives, it holds flock on the lock file; it also writes its host,
-process id and start time into the file (its card). Some network disks keep the flock of a dead owner, or have no flock.
-The card therefore counts too: an owner on this host is checked by process id and start time, and the lock of an owner
-on another host is taken over only with ``--take-over``. Without flock, the lock is the file itself, which only one
-process can create.
+process id and start time into the file (its record). Some network disks keep the flock of a dead owner, or have no
+flock. The record therefore counts too: an owner on this host is checked by process id and start time, and the lock of
+an owner on another host is taken over only with ``--take-over``. Without flock, the lock is the file itself, which only
+one process can create.
 
 The library filelock (4.2) does less, as `tests/store/test_lock.py` shows. Its `FileLock` raises an error if the file
 system answers ENOLCK. Its `SoftFileLock` takes over from another machine of the same name without asking, but never
-from a process that was killed before it wrote its card.
+from a process that was killed before it wrote its record.
 
 If two processes hold the lock nevertheless, rows are generated twice and no row is damaged, because each process writes
 its own journal segment.
@@ -40,7 +40,7 @@ _NO_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that holds a lock, as the card in the lock file names it: host, boot id, process id, start time in
+    """The process that holds a lock, as the record in the lock file names it: host, boot id, process id, start time in
     clock ticks, and the time (seconds since 1970) since which it has the lock."""
 
     host: str
@@ -83,7 +83,7 @@ class RunLock:
             ) from error
 
     def release(self) -> None:
-        """Remove the lock file and release the lock. Keeps both in a forked child. Does nothing if the lock is not
+        """Remove the lock file and release the lock. In a forked child, keep both. Does nothing if the lock is not
         held."""
         with signals.shield():
             if self._fd >= 0 and os.getpid() == self.me.pid:
@@ -147,8 +147,8 @@ class RunLock:
         return True
 
     def _take_over(self, owner: Owner | None, asked: bool) -> str:
-        """Return the warning to print when the lock of `owner` is taken over. owner: None if the lock file has no card.
-        asked: the user gave --take-over. Raises RunInUseError if the lock must not be taken over."""
+        """Return the warning to print when the lock of `owner` is taken over. owner: None if the lock file has no
+        record. asked: the user gave --take-over. Raises RunInUseError if the lock must not be taken over."""
         if owner is not None and owner.is_here(self.me):
             if is_alive(owner.pid, owner.ticks):
                 raise self._in_use(owner)
@@ -171,7 +171,7 @@ class RunLock:
 
 
 def _read(fd: int) -> Owner | None:
-    """Return the owner that the card in a lock file names; None if the file has no valid card."""
+    """Return the owner that the record in a lock file names; None if the file has no valid record."""
     try:
         o = document(os.pread(fd, 4096, 0))
         owner = Owner(str(o["host"]), str(o["boot"]), int(o["pid"]), o["ticks"] and int(o["ticks"]), float(o["since"]))

@@ -85,8 +85,8 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
     run's record, and a sum over the planned cells (combinations of task, method, options, budget and interval), in
     which each cell adds the rows of the largest present cell of its task.
 
-    The sum is right because all cells of a task have equally many rows when the run is complete. A shard's cells have
-    not: for a shard, only the number in its record counts.
+    The sum is right because all cells of a task have equally many rows when the run is complete. This does not hold
+    for a shard: for a shard the number in its record is returned.
     """
     stated: int | None = info.get("planned")
     if "shard" in info["environment"]:  # its cells differ in their number of rows

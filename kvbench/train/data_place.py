@@ -61,5 +61,5 @@ def _manifest(data: str) -> tuple[Manifest, str | None]:
     """Return the data set of an address, and its revision if the address has one."""
     found = ADDRESS.fullmatch(data)
     if found is None or not hub.is_name(found["name"]):
-        raise UserError(f"--data {quote(data)} is no address of a data set: hub:OWNER/NAME[:SPLIT][@REVISION].")
+        raise UserError(f"--data {quote(data)} is no address of a data set; write hub:OWNER/NAME[:SPLIT][@REVISION].")
     return Manifest(path="", rows=None, hub=found["name"], split=found["split"] or SPLIT), found["revision"]

@@ -158,9 +158,9 @@ class _Watched(Method):
             object.__setattr__(self, name, getattr(self.scorer, name))
 
     def score(self, view: LayerView) -> torch.Tensor:
-        """Hand on the judge's decision; return 1 for entries that the judge keeps, 0 for others."""
+        """Pass the judge's decision to `take`; return 1 for entries that the judge keeps, 0 for others."""
         keep = decide(self.judge, [view])[0].keep
-        competes = self.scorer.competing(view)  # equally many in every head: all heads hold the newest
+        competes = self.scorer.competing(view)  # equally many in every head, because all heads hold the newest
         b, heads, _ = competes.shape
 
         def among(tensor: torch.Tensor) -> torch.Tensor:

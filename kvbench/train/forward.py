@@ -1,4 +1,4 @@
-"""A differentiable forward pass whose attention the caller computes, and a helper that computes it in blocks."""
+"""A differentiable forward pass whose attention the caller computes, and a helper that computes attention in blocks."""
 
 from __future__ import annotations
 

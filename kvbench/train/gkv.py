@@ -65,7 +65,7 @@ class SparseRecipe(Recipe):
         self.adapter = lora.Lora(loaded.model, more, settings.seed) if more["lora"] else None
         self.loaded, self.test = replace(loaded, dtype=dtype), test
         self.again = recomputes(loaded.model, more["recompute"])
-        if (needed := self.method.weights()) is not None:  # a training with other weights evicts otherwise
+        if (needed := self.method.weights()) is not None:  # with other weights the method evicts other entries
             sha256 = read_card(find(needed, loaded.folder))["sha256"]
             self.settings = replace(settings, more={**more, "method_sha256": sha256})
 
@@ -80,8 +80,8 @@ class SparseRecipe(Recipe):
         if method.oracle or method.evicts != method.takes_budget:
             name = quote(more["method"])
             raise UserError(
-                f"method {name} cannot be used in this training: a method that evicts must do so to a budget, and no "
-                "oracle may decide. Give another one with --opt method=NAME."
+                f"method {name} cannot be used in this training, which takes neither oracles nor methods that evict "
+                "without a budget. Give another method with --opt method=NAME."
             )
         lora.check(loaded.model, method, more)
         check_budget(str(more["method"]), method, int(more["budget"]) if method.takes_budget else None)
@@ -146,7 +146,7 @@ class SparseRecipe(Recipe):
         else:
             write = partial(self.adapter.save, base_model=base.name)
             folder, card = save_folder(out / ADAPTER, write, base, made=made)
-            beside, trained = out, replace(base, fingerprint=None)  # merged weights depend on the type they have then
+            beside, trained = out, replace(base, fingerprint=None)  # depends on the dtype in which weights merge
         if (needed := self.method.weights()) is not None:
             config = self.loaded.model.config
             tensors = load_weights(needed, self.loaded.folder, config, "cpu", self.loaded.fingerprint)

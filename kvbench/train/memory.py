@@ -35,7 +35,7 @@ MOMENTS, MASTERS = "optimiser's moments", "float32 copies of weights"
 SETTING_UP, STEP, UPDATE, HELD_OUT = "setting up", "step", "update", "held-out figures"
 IDLE = "between steps"
 STORED = "items in memory"
-UNEVEN = 0.01  # share of a peak by which a part may be below 0 when it is continued to all layers
+UNEVEN = 0.01  # share of a peak by which a part may be below 0 after extrapolation to all layers
 FEWEST = 2  # layers of a rehearsal: a first and a last one
 CHARACTERS = 4  # per token, about
 ROOM = 4096  # tokens: a process rehearses its whole share of a batch up to this size, else two of its items
@@ -223,8 +223,8 @@ class _Tokenizer:
 
 
 def _name_held(recipe: Recipe, loaded: LoadedModel, ledger: Ledger) -> None:
-    """Tell the ledger the parts of what the recipe holds: its trained tensors, the model's weights, and further models,
-    each under the name of the recipe's attribute."""
+    """Name in the ledger the tensors that the recipe holds: the trained ones, the model's weights, and those of each
+    further model under the name of the recipe's attribute."""
     ledger.name(recipe.parameters().values(), TRAINED)
     for name, value in vars(recipe).items():
         if isinstance(value, nn.Module):

@@ -1,9 +1,9 @@
 """AdamW in float32 whose state is divided equally among the processes of a training (ZeRO, arXiv 1910.02054, stage 1).
 
-Every process holds all parameters, in the model's dtype. Of every parameter, read as one row of numbers, process r of N
-holds the r-th of N equal parts in float32, with the two moments of this part, and updates it; then the processes
-exchange the updated parts. So steps that bfloat16 would round away add up in the float32 parts. A float32 parameter
-needs no copy: the part is a view of the parameter.
+Every process holds all parameters, in the model's dtype. Each parameter, flattened, is divided into N equal parts for N
+processes. Process r holds the r-th part in float32, with the two moments of this part, and updates it; then the
+processes exchange the updated parts. So steps that bfloat16 would round away add up in the float32 parts. A float32
+parameter needs no copy: the part is a view of the parameter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BETA1, EPSILON = 0.9, 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """This process's part of a parameter, in float32, one row: the numbers, and their moments."""
+    """This process's part of a flattened parameter, in float32, and the two moments of its gradient."""
 
     parameter: torch.Tensor
     exp_avg: torch.Tensor  # mean of gradients

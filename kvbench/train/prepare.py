@@ -77,7 +77,7 @@ def prepare(
     refuse_training(loaded)
     revision = models.revision(models.describe(model))  # described again: loading may just have fetched the model
     make.check(loaded, options)
-    initial = origin.load(loaded) if origin is not None else None  # wrong ones are refused before questions are asked
+    initial = origin.load(loaded) if origin is not None else None  # refused here if they do not fit
     about = place.name if place is not None else ", ".join(entry.tasks) or source(loaded)
     items: Sequence[Question | Trace | Example]
     test: Sequence[Question | Trace | Example]
@@ -105,7 +105,7 @@ def prepare(
             items, test = _answered(entry, loaded, questions, held_out, collection, asked, out, on_answer)
     data_hash = _hash([item.ids for item in (*items, *test)])
     more = dict(options) | {"data": about, "samples": samples, "data_sha256": data_hash} | prompting.settings()
-    if (plugin := hash_of(name, "recipe")) is not None:  # another version of the plug-in trains otherwise
+    if (plugin := hash_of(name, "recipe")) is not None:  # another version may train differently
         more["plugin_sha256"] = plugin
     if origin is not None:
         more["continue_from_sha256"] = origin.sha256
@@ -126,7 +126,7 @@ def _answered(
     out: Path,
     on_answer: Callable[[int], None] | None,
 ) -> tuple[list[Trace], Sequence[Question | Trace]]:
-    """Return the answers to train on, and the held-out data: answers, or questions without answers.
+    """Let the model answer the questions. Return the answers to train on, and the held-out data: answers, or questions.
 
     asked: all settings that the answers depend on, except the questions.
     """
@@ -182,8 +182,8 @@ def _questions(
 def _divide(entry: Entry, questions: Iterable[Question], samples: int) -> tuple[list[Question], list[Question]]:
     """Divide the questions of a data file: the first are held out, the next `samples` are for training.
 
-    Where a recipe needs right answers, a question without a known one is skipped, unless training can use its given
-    answer. Raises UserError if too few are left.
+    If the recipe needs right answers, a question without one is skipped, unless training can use the answer that the
+    data give. Raises UserError if too few questions are left.
     """
     judged, own = "questions" in (entry.learns_from, entry.tested_on), entry.learns_from == "answers"
     held_out, taken, seen = list[Question](), list[Question](), 0

@@ -48,7 +48,7 @@ class Processes:
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def part(self, size: int, rank: int | None = None) -> slice:
-        """Return the part of a row of `size` numbers that belongs to a process; None: to this one.
+        """Return the part of `size` numbers that belongs to the process `rank`; None: this process.
 
         Parts follow each other in the order of the ranks; their sizes differ by at most 1.
         """
@@ -56,13 +56,13 @@ class Processes:
         return slice(rank * size // self.count, (rank + 1) * size // self.count)
 
     def share_parts(self, row: torch.Tensor) -> None:
-        """Copy every process's own part of `row` to the same place in `row` of all other processes."""
+        """Copy every process's own part of the 1-D tensor `row` to the same place in `row` of all other processes."""
         for rank in range(self.count) if self.count > 1 else ():
             if len(part := row[self.part(len(row), rank)]):
                 distributed.broadcast(part, src=rank)
 
     def gather(self, own: torch.Tensor, size: int) -> torch.Tensor:
-        """Return, in the first process, the row of `size` numbers joined from the parts `own` of all processes; in any
+        """Return, in the first process, all `size` numbers, put together from the parts `own` of the processes; in any
         other process, its `own`."""
         if self.count == 1:
             return own

@@ -85,11 +85,11 @@ class Recipe(ABC):
     """The definition of one training: its trained tensors, its loss and its held-out figures.
 
     Attributes:
-        entry: defaults and presets; built-in recipes have theirs in `kvbench.train.catalogue`.
+        entry: the recipe's defaults and presets; for built-in recipes, `kvbench.train.catalogue` has them.
         name: as in ``kvbench train NAME``.
         kind: the kind of weights that the recipe writes (`kvbench.eviction.api.Weights`).
         figure: the held-out figure that training should improve; `higher`: whether larger is better.
-        stores: the most bytes that the tensors of `stored` may have.
+        stores: the most bytes of tensors that the recipe may keep in memory (see `stored`).
         at_once: how many items of a batch a call of `loss` may get, to limit the memory of its graph; the loop adds up
             the gradients. None: the whole part of the batch that this process computes.
     """

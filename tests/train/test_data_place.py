@@ -57,7 +57,7 @@ def test_an_address_names_data_set_split_and_revision(cached: dict[str, object])
 
 @pytest.mark.parametrize("data", ["hub:", "hub:a b", "hub:org/x:", "hub:org/x:train[:9]", "hub:org/x@", "hub:../x"])
 def test_a_malformed_address_is_one_line(data: str) -> None:
-    with pytest.raises(UserError, match=r"is no address of a data set: hub:OWNER/NAME\[:SPLIT\]\[@REVISION\]\."):
+    with pytest.raises(UserError, match=r"is no address of a data set; write hub:OWNER/NAME\[:SPLIT\]\[@REVISION\]\."):
         check_data(data)
 
 

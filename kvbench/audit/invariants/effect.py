@@ -22,7 +22,8 @@ def effect(exam: Exam, layout: AuditLayout) -> None:
         if low == high:
             raise Broken(f"{budgets} keep the same {counts[0]} entries: {seen} tokens seen")
         if counts[0] >= counts[1]:
-            raise Broken(f"{budgets} keep {counts[0]} and {counts[1]} entries: {seen} tokens seen")
+            kept = f"{counts[0]} and {counts[1]} entries"
+            raise Broken(f"{budgets} keep {kept}; the larger must keep more: {seen} tokens seen")
     first, second = (trial.seen.logits for trial in trials.values())
     if all(torch.equal(logits, second[at]) for at, logits in first.items()):
         raise Broken(f"{budgets} give the same logits in all {len(first)} steps")

@@ -21,7 +21,7 @@ from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.eviction.api import State
 
 # Kinds of layers in a transformers configuration.
-STATEFUL = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})  # hybrid: beside keys and values
+STATEFUL = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})  # hybrid: keys and values too
 MEMORYLESS = frozenset({"moe", "mlp"})  # nothing but a feed-forward part
 SLIDING = frozenset({"sliding_attention", "hybrid_sliding"})
 OWN_POSITIONS = frozenset({"kosmos_2_5_text_model"})  # model types that begin to count at another number than 0
@@ -55,7 +55,7 @@ class LayerGeometry:
     device: torch.device | None = None
 
     def on(self, device: torch.device) -> torch.device:
-        """Return the layer's own device; for a model that is on one device, that is `device`."""
+        """Return the layer's own device; `device` if the whole model is on one device."""
         return self.device or device
 
     def entry_bytes(self, element: int) -> int:
@@ -89,7 +89,7 @@ class LayerGeometry:
 
     @property
     def evicts(self) -> bool:
-        """Whether methods evict this layer; never one with a sliding window, whose memory is bounded already."""
+        """Whether methods evict entries of this layer: not if it has a sliding window, which bounds its memory."""
         return self.window is None
 
 
@@ -132,7 +132,7 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
         return call.value.new_zeros(b, t, hq, layers[index].read_dim)
 
     device = next(model.parameters()).device
-    # Models with states pass without weights too, so that a failure there is one with weights.
+    # The pass of a recurrent model works on meta tensors too, so its failure would occur with weights as well.
     failure = UserError if stateful else ProbeFailed
     with torch.no_grad(), route(model, record, latent=True), own_failures(model, failure):
         first = torch.zeros(1, 1, dtype=torch.long, device=device)
@@ -181,7 +181,7 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
 
 @contextlib.contextmanager
 def own_failures(model: Any, failure: type[UserError] = ProbeFailed) -> Iterator[None]:
-    """Replace an error that the model's code raises in the block by `failure`, a UserError.
+    """While the block runs the model's code, turn its exceptions into `failure`, a UserError.
 
     Errors of kvbench itself, of memory and of devices are raised as they are.
     """

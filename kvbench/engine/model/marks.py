@@ -9,10 +9,10 @@ from kvbench.errors import UserError
 
 
 def marks(loaded: LoadedModel, characters: str) -> torch.Tensor:
-    """Return which tokens have a text of these characters and of white space only, [V] bool, on the model's device.
+    """Return which tokens consist only of these characters and white space, [V] bool, on the model's device.
 
-    False for special tokens. Raises UserError if the model has no tokenizer, or if no such token has one of
-    the characters.
+    False for special tokens. Raises UserError if the model has no tokenizer, or if none of these tokens contains
+    one of `characters`.
     """
     tokenizer, size = loaded.tokenizer, loaded.model.get_input_embeddings().weight.shape[0]
     if tokenizer is None:

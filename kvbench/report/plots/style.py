@@ -81,7 +81,7 @@ def methods(names: Sequence[str], shown: Sequence[str]) -> dict[str, Any]:
 
 
 def dash(name: str, names: Sequence[str]) -> int:
-    """Return a method's value of the field `dash`: the index in DASHES of the pattern of its lines."""
+    """Return the pattern of a method's lines as an index in DASHES, the value of the field `dash`."""
     return max(0, _ordered(names).index(name) - 1) // (len(COLOURS["light"]) - 1) % len(DASHES)
 
 

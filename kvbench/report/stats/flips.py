@@ -81,16 +81,17 @@ def patterns(clusters: int, permutations: int, seed: int = 0) -> Floats:
 
 
 def limits(sums: Floats, sizes: Floats, signs: Floats, alpha: float) -> tuple[Floats, Floats]:
-    """Return how far the confidence interval of the test reaches below and above the mean.
+    """Return how far the confidence interval at level 1 - `alpha` reaches below and above the mean difference.
 
     `sums`: [clusters], the sum of the differences in each cluster; or [tables, clusters] for several tables with the
     same clusters. `sizes`: [clusters], the questions in each cluster. `signs`: from `patterns`.
 
-    The test does not reject a true difference at distance u from the mean while enough patterns give a sum at least as
-    large as the unflipped one: |c - b u| >= Q u. Q is the number of questions, b the sum of the clusters' sizes with
-    the pattern's signs, and c the sum of the clusters' deviations from the mean with these signs. The largest u of a
-    pattern has a closed form. The limit is the smallest value that at most a share `alpha` of these u
-    exceed; it is infinite if there are too few patterns.
+    The interval holds all true differences that the sign-flip test does not reject. It does not reject mean + u while
+    enough patterns of signs give a sum at least as far from 0 as the unflipped pattern, which a pattern does if
+    |c - b u| >= Q u (for mean - u: |c + b u| >= Q u). Q is the number of questions, b the sum of the clusters' sizes
+    with the pattern's signs, and c the sum of the clusters' deviations from the mean with these signs. The largest such
+    u of each pattern has a closed form. The limit is the smallest value that at most a share `alpha` of these u exceed;
+    it is infinite if there are too few patterns.
     """
     import numpy as np
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from kvbench.runner.workers.slurm_parameters import CLUSTER, LINES, Parameters, names_gpus
 from kvbench.store.again import OUT, line
 
-REPLACED = {"--executor": 1, "--workers": 1, "--slurm": 1, "--run-name": 1, "--print-sbatch": 0}  # values of an option
+# Options that the script sets itself or does not need, with the number of values that each takes.
+REPLACED = {"--executor": 1, "--workers": 1, "--slurm": 1, "--run-name": 1, "--print-sbatch": 0}
 
 _TEXT = """#!/bin/bash
 {flags}
@@ -21,8 +22,8 @@ _TEXT = """#!/bin/bash
 def script(command: Sequence[str], name: str, out: str, shards: int, parameters: Parameters, *, gpus: bool) -> str:
     """Return the script: a Slurm array with a job per shard.
 
-    command: the words of the user's command line after ``kvbench``. name: of the run. out: its results folder. gpus: a
-    job needs a GPU.
+    command: the words of the user's command line after ``kvbench``. name: of the run. out: its results folder. gpus:
+    whether a job needs a GPU.
     """
     flags = {"job_name": f"kvbench-{name}", "array": f"1-{shards}", "open_mode": "append", "requeue": "true"}
     if gpus and not names_gpus(parameters):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def remove_tree(root: str | Path) -> None:
-    """Delete a folder and its content. Raises nothing; entries that cannot be deleted stay."""
+    """Delete a folder and its content. Raises nothing; files and folders that cannot be deleted stay."""
     numbers = itertools.count()
     progress = True
     while progress:

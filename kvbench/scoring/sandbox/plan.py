@@ -57,7 +57,7 @@ class Plan:
         return [argument for _, group in self.outer for argument in group]
 
     def steps(self) -> list[list[Any]]:
-        """Return the steps inside the process as plain data for the driver."""
+        """Return the steps of `inner` as JSON data for the driver; the step `seccomp` gets its system-call filter."""
         return [[name, _filter(self.opened) if name == "seccomp" else value] for name, value in self.inner]
 
 

@@ -52,9 +52,9 @@ class Sandbox:
 
 
 class _Kept(threading.local):
-    """This thread's boxes that stay open for further programs.
+    """The boxes that this thread keeps open for further programs.
 
-    They end with this process, because their input then closes.
+    They end with this process, whose end closes their standard input.
     """
 
     def __init__(self) -> None:

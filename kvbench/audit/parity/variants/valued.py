@@ -41,7 +41,7 @@ def _norms(case: Case, layer: int) -> torch.Tensor:
 
 def _criticalkv(case: Case) -> list[CasePlan]:
     h, budget = case.hyper, windowed_budget(case)
-    asked = case.seen[0] * (1 - h["compression_ratio"])  # the reference rounds it down after the multiplication too
+    asked = case.seen[0] * (1 - h["compression_ratio"])  # like the reference, round down only in the next line
     first = int(asked * h["first_stage_ratio"])
     options = {"base": kvpress_label(case), "epsilon": h["epsilon"], "rho": h["first_stage_ratio"]}
     if int(budget * options["rho"]) != first:
