@@ -1,4 +1,4 @@
-"""How many sequences fit into memory, by the plan that a run makes before it starts."""
+"""Computes how many sequences fit into memory, with the memory plan that a run makes before it starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvbench.runner.bench.setting import Load, Setting
 class Capacity:
     """Plans the memory of methods on one model.
 
-    machine: limits of this machine. If the setting states a memory size, plans are for a GPU with that much instead.
+    machine: limits of this machine. If `setting.memory` is given, the plans are for a GPU with that many bytes instead.
     """
 
     def __init__(self, setting: Setting, loaded: LoadedModel, machine: Machine) -> None:
@@ -29,7 +29,7 @@ class Capacity:
             self.device, self.machine = torch.device("cuda"), replace(machine, memory=setting.memory)
 
     def fitting(self, method: Method, budget: Budget | None, load: Load) -> int:
-        """Return how many sequences of this load fit into memory by the plan; 0 if not even one does.
+        """Return how many sequences of this load fit into memory according to the plan; 0 if not even one fits.
 
         Raises UserError if the engine cannot serve the method on this model.
         """
@@ -55,9 +55,9 @@ class Capacity:
     def first(self, fitting: int, load: Load) -> int:
         """Return the number of sequences with which a measurement begins. fitting: the result of the method `fitting`.
 
-        If the user gave no number, it is `fitting`, at most MOST_SLOTS. If the user gave a number and a memory size, it
-        is the smaller of that number and `fitting`. If the user gave a number only, it is that number; the measurement
-        tries fewer sequences if memory runs out.
+        If the user gave no number of sequences, it is `fitting`, at most MOST_SLOTS. If the user gave a number and a
+        memory size, it is the smaller of that number and `fitting`. If the user gave only a number, it is that number;
+        the measurement then tries fewer sequences if memory runs out.
         """
         if load.sequences is None:
             return min(fitting, MOST_SLOTS[self.device.type])

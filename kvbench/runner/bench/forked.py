@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 def forked(work: Callable[[], Result]) -> Result:
-    """Return the result of a function that runs in a fork of this process, or raise its KVBenchError.
+    """Run `work` in a fork of this process, and return its result or raise its KVBenchError.
 
     Raises SetupError if memory runs out there, and KVBenchError if the fork ends without a result.
     """
@@ -39,9 +39,9 @@ def forked(work: Callable[[], Result]) -> Result:
         result, error = receiver.recv()
     except EOFError:
         process.join()
-        cure = "If the system killed it for memory, use fewer --sequences or a smaller --shape."
+        cure = "If the system killed it because memory ran out, use fewer --sequences or a smaller --shape."
         raise KVBenchError(
-            f"a measuring process ended without a result (exit code {process.exitcode}). {cure}"
+            f"the process of a measurement ended without a result (exit code {process.exitcode}). {cure}"
         ) from None
     except BaseException:
         process.kill()

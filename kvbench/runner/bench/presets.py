@@ -1,7 +1,7 @@
-"""Tables of papers that `kvbench bench --preset` measures: what is measured, and where the paper's numbers stand.
+"""The presets of `kvbench bench --preset`: each repeats the measurements of one table of a paper.
 
-The numbers themselves lie in one file with their sources (`kvbench.sources.published`). Imports no torch: the command
-checks names first.
+A preset names what to measure and which of the paper's numbers to show beside it. The numbers themselves lie in one
+file with their sources (`kvbench.sources.published`). Imports no torch, so that the command can check names quickly.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from kvbench.sources.published import Published, published
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A figure that a paper prints, and ours beside it.
+    """A column of the output: one figure that a paper prints, beside the same figure as kvbench measures it.
 
     Attributes:
         head: title of the column, for example "tok/s".
-        ours: the name of our figure in `kvbench.cli.bench_published.OURS`.
+        ours: the name of the measured figure in `kvbench.cli.bench_published.OURS`.
         form: the format of both figures.
-        table, metric, task: the values of these columns in the paper's row of published.csv; `task` may name fields of
-            the load in braces, which are filled in.
+        table, metric, task: the values by which the paper's number is found in published.csv (columns table_or_figure,
+            metric and task). `task` may hold fields of the load in braces, such as {new_tokens}, which are filled in.
     """
 
     head: str
@@ -34,13 +34,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """One table of a paper.
+    """One table of a paper: what to measure, and where its numbers are in published.csv.
 
     Attributes:
-        paper: as in published.csv; what: the table's subject.
+        paper: the paper's name in published.csv; what: the table's subject.
         shapes: the shapes of the table's models, each with the model's name in published.csv; the first is measured
             unless the user names another.
-        systems: our methods, each with its name in published.csv and its budgets (none for the full cache).
+        systems: per method, its label in kvbench, its name in published.csv, and its budgets (none for the full cache).
         options: options of `kvbench bench`, as the user would type them.
         unknown: sentences on settings that the paper does not state, or that differ from ours.
         also: further tables or texts in published.csv; their numbers are listed below the table.
@@ -60,8 +60,8 @@ class Preset:
     ) -> Published | None:
         """Return the number that the paper prints in a column, or None if it prints none.
 
-        shape: the measured shape; a shape that the table lacks counts as the table's first. method: our label. budget:
-        the paper's budget. load: the paper's load, by the names of its fields.
+        shape: the measured shape; for a shape that the table lacks, the numbers of the table's first shape are used.
+        method: the method's label in kvbench. budget: the paper's budget. load: the paper's load, as {field: value}.
         """
         model = self.shapes.get(shape) or next(iter(self.shapes.values()))
         task = column.task.format_map({name: short(value) for name, value in load.items()})
@@ -70,7 +70,7 @@ class Preset:
         return next((row for row in same if row.entries in (budget, None)), None)
 
     def their_name(self, method: str) -> str | None:
-        """Return the paper's name of a method; None for a method that the table lacks. method: our label."""
+        """Return the paper's name of a method; None if the table lacks the method. method: its label in kvbench."""
         return next((theirs for ours, theirs, _ in self.systems if ours == method), None)
 
     def numbers(self, *tables: str) -> list[Published]:

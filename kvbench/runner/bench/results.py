@@ -1,4 +1,4 @@
-"""What `kvbench bench` measured: costs, speeds, and one row per system and load. Figures are medians over rounds."""
+"""Results of `kvbench bench`: a `Measured` per system and load. Figures are medians over rounds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from kvbench.runner.bench.stopwatch import Timing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Microseconds per generated token in the stretch of an answer that ends after `tokens` tokens.
+    """The cost per generated token, in microseconds, in the stretch of an answer that ends after `tokens` tokens.
 
     Attributes:
-        us: median over the rounds; low, high: in the cheapest and in the dearest round.
+        us: median cost over the rounds; low, high: cost in the cheapest and in the dearest round.
     """
 
     tokens: int
@@ -33,14 +33,14 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """The speed of a system when "fresh" or "warm" (see the package), in tokens per second of CPU time; on CUDA, of
-    wall time.
+    """The speed of a system when "fresh" or "warm" (see `kvbench.runner.bench`), in tokens per second of CPU time; on
+    CUDA, of wall time.
 
     Attributes:
         rate: generated tokens per second, the median over the rounds. The time includes reading the prompts.
         low, high: generated tokens per second in the slowest and in the fastest round.
         decode: as `rate`, but from the moment when every sequence has its first token; None where this is not known.
-        costs: per stretch of the answer, see `Setting.stretch`; rise: see the function `rise`.
+        costs: the cost per token in each stretch of the answer, see `Setting.stretch`; rise: see the function `rise`.
     """
 
     rate: float
@@ -74,15 +74,16 @@ class Evictions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The figures of one system at one load. Those about evictions and the cache are None for a baseline.
+    """The figures of one system at one load. Figures about evictions and the cache are None for a baseline.
 
     Attributes:
         load: the requested load; decoded: the number of sequences that fitted into memory, 0 if not even one did.
-        failure: why there are no figures: "out of memory" and the cause; None where there are some.
-        fitting: sequences that fit into memory by the plan of a run; for a baseline, by the plan of the method `full`.
+        failure: why the system has no figures: "out of memory" and the cause; None if it was measured.
+        fitting: how many sequences fit into memory according to the plan of a run; for a baseline, according to the
+            plan for the method `full`.
         random_weights: whether the method's trained weights were replaced by random ones.
         seconds: wall time of the second generation of a round.
-        first_seconds: time until every sequence had its first token; None where the system does not tell.
+        first_seconds: time until every sequence had its first token; None if the system does not report it.
         peak_bytes: most bytes allocated on the GPU, with the weights; None on a CPU.
         entries: entries per layer and KV head, a mean over sequences and steps; kv_bytes: most KV bytes of a sequence.
         roofline_share: decoded tokens per second of wall time, divided by the most that this machine's memory and
@@ -114,7 +115,9 @@ class Measured:
 
 
 def speed(timings: Sequence[Timing], stretch: int | None) -> Speed:
-    """Return the speed of generations in the same state. stretch: see `Setting`."""
+    """Return the speed over several rounds. timings: one generation per round, all fresh or all warm. stretch: see
+    `Setting`.
+    """
     rates = [timing.rate for timing in timings]
     decoded = [timing.decode_rate for timing in timings if timing.decode_rate is not None]
     per_stretch = zip(*(timing.costs for timing in timings), strict=True)
@@ -138,8 +141,8 @@ def rise(costs: Sequence[Cost]) -> float | None:
     """Return the rise of the cost per token from the second stretch to the last, as a share of the mean cost.
 
     A straight line is fitted to the cost of each stretch in its cheapest round, because other processes can only add to
-    a cost. The result is the rise of this line. The first stretch is left out: caches still fill up to their budgets.
-    None for fewer than three stretches.
+    a cost. The result is the rise of this line. The first stretch is left out, because caches are still filling up to
+    their budgets then. Returns None for fewer than three stretches.
     """
     if len(costs) < 3:
         return None
@@ -149,7 +152,7 @@ def rise(costs: Sequence[Cost]) -> float | None:
 
 
 def evictions(timings: Sequence[Timing]) -> Evictions:
-    """Return the evictions of the engine's generations, one `Timing` each.
+    """Return the figures about evictions. timings: one `Timing` per generation of the engine.
 
     `seconds` is the median over the generations; the other figures are taken over all generations together.
     """

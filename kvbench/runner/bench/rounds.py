@@ -26,13 +26,15 @@ WARM_UP = 40  # tokens before the clock starts
 
 
 class NothingFits(NamedTuple):
-    """Not even one sequence fits into memory. cause: the allocator's message (first line) or the plan that says so."""
+    """The result when not even one sequence fits into memory. cause: the first line of the allocator's message, or the
+    memory for which the plan found no room.
+    """
 
     cause: str
 
 
 class Pair(NamedTuple):
-    """Two generations of a round: the first in a fresh process (on a CPU), and the one after it."""
+    """The two timed generations of a system in a round: the first ("fresh") and the second ("warm")."""
 
     first: Timing
     second: Timing
@@ -45,7 +47,7 @@ def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> 
     UserError, before the first measurement, for a baseline or a method that cannot run here.
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # until the processes are forked: threads do not survive a fork
+    torch.set_num_threads(1)  # no thread pool before the forks: threads do not survive a fork
     try:
         loaded = build(setting)
         limit(loaded.device, setting.memory)
@@ -86,16 +88,16 @@ class Contest:
         return [self._measured(system, load, done[system.name]) for system in self.systems]
 
     def _by_plan(self, system: System, load: Load) -> list[Pair] | NothingFits:
-        """Return what a system's rounds begin with: [], or `NothingFits` if by the plan not even one sequence fits."""
+        """Return `NothingFits` if not even one sequence fits by the plan, otherwise [] (no rounds measured yet)."""
         if self.capacity.first(self.plans[system.name, load], load):
             return []
         return NothingFits(f"the plan of {self.capacity.machine.memory / 2**30:.3g} GiB")
 
     def _round(self, system: System, load: Load, before: list[Pair]) -> list[Pair] | NothingFits:
-        """Measure a system once more, and return all rounds that count; before: the earlier rounds.
+        """Measure a system for one more round, and return all rounds that count. before: the earlier rounds.
 
         The first round tries as many sequences as planned, later rounds as many as the round before. If fewer fit now,
-        earlier rounds no longer count, because medians are over rounds with equally many sequences.
+        the earlier rounds are dropped, because medians are taken over rounds with equally many sequences.
         """
         most = self.capacity.first(self.plans[system.name, load], load)
         rows = before[-1].first.sequences if before else most
@@ -105,10 +107,10 @@ class Contest:
         return [*(before if pair.first.sequences == rows else []), pair]
 
     def _fitting(self, system: System, load: Load, ids: torch.Tensor) -> Pair | NothingFits:
-        """Warm a system up and time two generations, with fewer sequences until they fit into memory.
+        """Warm a system up and time two generations; if memory runs out, try again with fewer sequences until they fit.
 
-        ids: prompts [sequences, prompt]. After each failure it tries half as many sequences if the user gave their
-        number, otherwise seven eighths of them.
+        ids: prompts [sequences, prompt]. Each new attempt has half as many sequences if the user gave their number,
+        otherwise seven eighths of them.
         """
         tokens = load.new_tokens
         while True:

@@ -50,14 +50,15 @@ class Setting:
 
     Attributes:
         members: the methods that are measured, each at its budget. Budgets and interval mean the same as in a run.
-        prompts, new_tokens, sequences: see `Load`. Every combination is a measurement of its own.
+        prompts, new_tokens, sequences: the values of the fields of `Load`; every combination is one load.
         samples: sequences that share one prompt, as the samples of a question do.
-        stretch: also measure the cost per token in each stretch of this many tokens of the answers; None: measure none.
+        stretch: tokens per stretch. The answers are cut into stretches of this length, and the cost per token is also
+            measured in each of them; None: not measured.
         repeats: timed rounds. threads: processor threads.
         decode_attn: the attention backend while a GPU decodes, as in a run.
         baselines: systems beside the methods, all with the full cache, by their names in `shapes.BASELINES`.
-        memory: bytes of a GPU. As many sequences are decoded as a run would plan for it; on a GPU, torch may also
-            allocate no more. None: the whole memory of the device.
+        memory: bytes of the GPU for which the number of sequences is planned, as in a run; on a GPU, torch may not
+            allocate more than this. None: the whole memory of the device.
     """
 
     shape: str = "A"
@@ -92,12 +93,13 @@ class Setting:
         return ids.repeat_interleave(self.samples, 0)[:sequences]
 
 
-SEPARATED = 8  # tokens per separator in random prompts; made up, as their other tokens are
+SEPARATED = 8  # tokens per separator (a comma) in random prompts; an arbitrary figure
 
 
 class NoTokenizer:
-    """Replaces a tokenizer for methods that read additional text, of which it makes one token per 4 characters, and for
-    methods that look for separators: every eighth token is a comma."""
+    """Stands in for a tokenizer. Methods that read additional text get one token per 4 characters; for methods that
+    look for separators, every eighth token id decodes to a comma.
+    """
 
     all_special_ids = ()
 
@@ -121,7 +123,7 @@ class NoTokenizer:
 
 
 def build(setting: Setting) -> LoadedModel:
-    """Return a model of the setting's shape with random weights, which never ends an answer."""
+    """Return a model of the setting's shape with random weights and no end token, so that no answer ends early."""
     transformers.logging.set_verbosity_error()
     device = pick_device(setting.device)
     dtype = pick_dtype(setting.dtype, device)

@@ -1,11 +1,11 @@
-"""Model shapes and baselines that `kvbench bench` knows by name. Imports no torch: the command checks names first."""
+"""Model shapes and baselines that `kvbench bench` knows by name. Imports no torch: names are checked quickly."""
 
 from __future__ import annotations
 
 from typing import Any
 
 _SMALL: dict[str, Any] = dict(vocab_size=4096, num_attention_heads=8, num_key_value_heads=4, tie_word_embeddings=True)
-# Name -> (class of the configuration, its sizes).
+# Name of the shape -> (transformers' model family, arguments of its configuration).
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "A": ("Qwen3", dict(_SMALL, hidden_size=256, intermediate_size=768, num_hidden_layers=4, head_dim=32)),
     "B": ("Qwen3", dict(_SMALL, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, head_dim=64)),
@@ -47,7 +47,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
 }
-# Most tokens of a prompt and its answer. Some released models have fewer positions, but random weights have no
+# Most tokens of a prompt with its answer. Some released models have fewer positions, but random weights have no
 # quality to lose.
 LONGEST = 131_072
 BASELINES = ("transformers", "continuous", "vllm")

@@ -18,12 +18,13 @@ class Timing:
     """One timed generation of `tokens` tokens in each of `sequences` sequences.
 
     Attributes:
-        seconds: time to read the prompts and to generate, by `clock`; wall: the same in wall time.
+        seconds: time to read the prompts and to generate, measured by `clock`; wall: the same in wall time.
         first, first_wall: seconds until every sequence had its first token, by `clock` and in wall time; None where
             this is not known.
         usages: the engine's record of each sequence; empty for a baseline.
         peak_bytes: most bytes allocated on the GPU; None on a CPU.
-        costs: seconds per generated token in each whole stretch of the answers, by `clock`; see `Setting.stretch`.
+        costs: seconds per generated token in each whole stretch of the answers, measured by `clock`; see
+            `Setting.stretch`.
     """
 
     sequences: int
@@ -58,8 +59,8 @@ class Timing:
 class Stopwatch:
     """Times one generation and its parts: the time until the first token, and stretches of `stretch` tokens.
 
-    A system reports its steps by `lap`. At the first report each sequence may already have k tokens. The time of the
-    first token is then estimated: it came k - 1 steps earlier, at the mean time per step after this report.
+    A system calls `lap` after its steps. At the first call each sequence may already have k tokens. The time of the
+    first token is then estimated as k - 1 steps earlier, at the mean time per step after this call.
     """
 
     def __init__(self, device: torch.device, stretch: int | None = None) -> None:

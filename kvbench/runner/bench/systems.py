@@ -1,6 +1,6 @@
 """The systems that `kvbench bench` measures beside each other: the engine with a method, and full-cache baselines.
 
-A system continues all prompts of a batch and returns the times as a `Timing`. The baselines are transformers'
+A system generates after all prompts of a batch and returns the times as a `Timing`. The baselines are transformers'
 `generate` with its growing cache, transformers' continuous batching (`generate_batch`), and vLLM where it is installed.
 The method `full` is the engine with its own full cache: all other methods differ from it by their evictions only.
 """
@@ -46,7 +46,7 @@ class System(ABC):
 
     @property
     def planned(self) -> tuple[Method, Budget | None]:
-        """The method and budget by which its memory is planned: for a baseline, the engine's full cache."""
+        """The method and budget for which the system's memory is planned; for a baseline, the engine's full cache."""
         return choose.make("full", {}), None
 
     @abstractmethod
@@ -58,7 +58,7 @@ class System(ABC):
         self.run(ids, tokens)
 
     def attention(self, ids: torch.Tensor, tokens: int, bandwidth: float) -> tuple[AttentionTime, ...]:
-        """Time each backend for the attention of a decode step; () if the system has only one backend.
+        """Time the attention of a decode step with each backend; () if the system has only one backend.
 
         bandwidth: bytes per second of a copy.
         """
@@ -109,8 +109,9 @@ class EngineSystem(System):
     def _engine(self, ids: torch.Tensor, tokens: int, on_tokens: Callable[[int], None]) -> Engine:
         """Return an engine with one slot per prompt.
 
-        on_tokens: called after each block of steps with the number of tokens that every sequence has generated. There
-        are at least two blocks, so that `Stopwatch` sees a first token; on a CPU it sees the ends of stretches too.
+        on_tokens: called after each block of steps with the number of tokens that every sequence has generated. The
+        steps form at least two blocks, so that `Stopwatch` can estimate the time of the first token. On a CPU with
+        stretches, a block is one step, so that `Stopwatch` sees the end of each stretch.
         """
         sequences = made = len(ids)  # the prompts give the first tokens
         by_step = self.setting.stretch is not None and self.loaded.device.type == "cpu"
@@ -190,7 +191,7 @@ class Continuous(System):
             )
         self.loaded = loaded
 
-    @torch.no_grad()  # it writes to its tensors outside of inference mode
+    @torch.no_grad()  # not inference_mode: transformers writes to its tensors outside of that mode
     def run(self, ids: torch.Tensor, tokens: int) -> Timing:
         watch = Stopwatch(self.loaded.device)
         blocks = len(ids) * (-(-(ids.shape[1] + tokens) // BLOCK) + 1)
@@ -207,7 +208,7 @@ class Continuous(System):
             ),
         )
         if errors := [str(answer.error) for answer in answers.values() if answer.error]:
-            raise RuntimeError(errors[0])  # it logs what its thread raised, and gives back answers without tokens
+            raise RuntimeError(errors[0])  # transformers itself returns answers without tokens
         generated = sum(len(answer.generated_tokens) for answer in answers.values())
         if generated != len(ids) * tokens:
             raise BudgetViolation(f"continuous batching generated {generated} tokens instead of {len(ids) * tokens}.")
@@ -228,11 +229,11 @@ class Vllm(System):
         if importlib.util.find_spec("vllm") is None:
             raise UserError("--baseline vllm: vLLM is not installed here. Leave it out of --baseline.")
         if loaded.device.type != "cuda":
-            raise UserError("--baseline vllm is measured on a GPU only. Leave it out of --baseline.")
+            raise UserError("--baseline vllm can be measured on a GPU only. Leave it out of --baseline.")
         self.loaded = loaded
 
     def warm_up(self, ids: torch.Tensor, tokens: int) -> None:
-        """Do nothing: every run loads the model in a new process, which warms up itself."""
+        """Do nothing: each call of `run` starts a new process, which loads the model and warms up itself."""
 
     def run(self, ids: torch.Tensor, tokens: int) -> Timing:
         with tempfile.TemporaryDirectory(prefix="kvbench-vllm-") as folder:

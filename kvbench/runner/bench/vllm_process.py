@@ -1,4 +1,4 @@
-"""Runs vLLM in a separate process: `python -m kvbench.runner.bench.vllm_process` reads a job from stdin.
+"""Runs vLLM in a separate process: `python -m kvbench.runner.bench.vllm_process` reads what to generate from stdin.
 
 vLLM keeps its GPU memory until its process ends, so no other system could be measured in the same process.
 """
@@ -17,21 +17,21 @@ import torch
 from kvbench.errors import KVBenchError
 
 RESULT = "kvbench-result.json"
-SHARE = 0.45  # of the GPU's memory, for vLLM; the other systems' model and cache stay on the GPU meanwhile
+SHARE = 0.45  # vLLM's share of the GPU's memory; the other systems' model and cache stay on the GPU meanwhile
 
 
 def vllm_seconds(folder: Path, ids: torch.Tensor, tokens: int, dtype: str) -> float:
     """Return the wall seconds in which vLLM generates `tokens` tokens after each prompt of ids [sequences, prompt].
 
     folder: the model's folder; the process also writes its result there. The time excludes loading and one warm-up.
-    Raises RuntimeError with vLLM's message when it fails, KVBenchError when its process ends without a result.
+    Raises RuntimeError with vLLM's message if vLLM fails, KVBenchError if its process ends without a result.
     """
     job = {"folder": str(folder), "ids": ids.tolist(), "tokens": tokens, "dtype": dtype}
     subprocess.run([sys.executable, "-m", "kvbench.runner.bench.vllm_process"], input=json.dumps(job), text=True)
     try:
         result = json.loads((folder / RESULT).read_text())
     except FileNotFoundError:
-        cure = "Its output above may say why; without vllm in --baseline the other systems can be measured."
+        cure = "Its output above may say why. To measure the other systems, leave vllm out of --baseline."
         raise KVBenchError(f"the process that measures vLLM ended without a result. {cure}") from None
     if "error" in result:
         raise RuntimeError(f"vLLM: {result['error']}")
@@ -39,7 +39,7 @@ def vllm_seconds(folder: Path, ids: torch.Tensor, tokens: int, dtype: str) -> fl
 
 
 def main() -> None:
-    """Run the job on stdin, and write its seconds or its error to the model's folder."""
+    """Read from stdin what to generate, time it, and write the seconds or an error to the model's folder."""
     job = json.load(sys.stdin)
     try:
         result: dict[str, Any] = {"seconds": _seconds(job)}
@@ -72,7 +72,7 @@ def _seconds(job: dict[str, Any]) -> float:
     generated = generate(job["tokens"])
     seconds = time.perf_counter() - began
     if generated != len(prompts) * job["tokens"]:
-        raise ValueError(f"generated {generated} tokens instead of {len(prompts) * job['tokens']}")
+        raise ValueError(f"vLLM generated {generated} tokens instead of {len(prompts) * job['tokens']}")
     return seconds
 
 
