@@ -3,11 +3,11 @@
     with adapted(model, weights):
         model(inputs_embeds=...)
 
-Inside the block, the linear layers that the adapter names compute W x + scaling B A x.
+Inside the block, each linear layer that the adapter names computes W x + scaling B A x, where W is the layer's weight.
 
 Tensors are named ``A.<layer>.<projection>`` [r, in] and ``B.<layer>.<projection>`` [out, r], as in ``A.3.q_proj``,
-beside ``scaling`` [1]. Hu et al., LoRA, arXiv 2106.09685. Own code rather than peft, which modifies the model: the
-prompt's keys and values must stay bit-equal to those of the unmodified model.
+beside ``scaling`` [1]. Hu et al., LoRA, arXiv 2106.09685. kvbench does not use peft here, because peft modifies the
+model: the prompt's keys and values must stay bit-equal to those of the unmodified model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def projections(model: Any) -> dict[str, torch.nn.Linear]:
     return {
         f"{found[1]}.{found[2]}": module
         for name, module in model.named_modules()
-        if (found := _PLACE.search(name)) and hasattr(module, "in_features")  # also peft's, while the model is trained
+        if (found := _PLACE.search(name)) and hasattr(module, "in_features")  # nn.Linear, or peft's layer in a training
     }
 
 
@@ -54,9 +54,10 @@ def fit_adapter(shapes: Mapping[str, tuple[int, ...]], model: Any) -> dict[str, 
 
 @contextlib.contextmanager
 def adapted(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Apply an adapter in every forward pass inside the block. weights: the adapter's tensors, named as in the module.
+    """Apply an adapter in every forward pass inside the block.
 
-    Raises SetupError when the adapter names a layer that the model lacks, or its shapes do not fit the layer's.
+    weights: the adapter's tensors, named as the module's docstring says. Raises SetupError when the adapter names a
+    layer that the model lacks, or has tensors that do not fit the layer's shape.
     """
     places = projections(model)
     hooks = []
@@ -72,8 +73,8 @@ def adapted(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
             if (a.shape[1], b.shape[0]) != (module.in_features, module.out_features):
                 ours, theirs = [module.in_features, module.out_features], [a.shape[1], b.shape[0]]
                 raise SetupError(
-                    f"the adapter of {quote(name)} maps {theirs[0]} to {theirs[1]} features, the model's layer "
-                    f"{ours[0]} to {ours[1]}. Use weights that were trained for this model."
+                    f"the adapter of layer {quote(name)} maps {theirs[0]} to {theirs[1]} features, but the model's "
+                    f"layer maps {ours[0]} to {ours[1]}. Use weights that were trained for this model."
                 )
             where = next(chain(module.parameters(), module.buffers()), a).device  # quantised layers have buffers
             hooks.append(module.register_forward_hook(_add(*(x.to(where) for x in (a, b, weights["scaling"])))))

@@ -1,4 +1,4 @@
-"""How many steps the device runs before the host looks at their tokens, and whether they must store queries."""
+"""How many steps the device runs before the host looks at their tokens, and whether these steps must store queries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 from kvbench.engine.sequence import Sequence
 from kvbench.eviction.trigger import Trigger
 
-LOOK = 8  # most steps before the host looks
+LOOK = 8  # most steps before the host looks at their tokens
 
 
 def block_length(sequences: Many[Sequence], trigger: Trigger, look: int, states: bool = False) -> int:
@@ -27,7 +27,7 @@ def stores_newest(sequences: Many[Sequence], trigger: Trigger, width: int, steps
     """Return whether the queries and hidden states of the next `steps` steps must be stored.
 
     A slot has room for the queries and hidden states of its newest `width` tokens; each new token replaces the oldest.
-    What these steps compute must be stored if a sequence has a tick while the slot would still hold some of it.
+    They must be stored if a sequence has a tick before later tokens have replaced all those of these steps.
     """
     if width == 0 or trigger.growth is None or width >= trigger.growth:
         return width > 0
@@ -36,8 +36,7 @@ def stores_newest(sequences: Many[Sequence], trigger: Trigger, width: int, steps
 
 
 def _clocks(sequences: Many[Sequence]) -> set[int]:
-    """Return the distinct clocks (`Sequence.clock`). Sequences that began together share a clock, so few are left to
-    check."""
+    """Return the distinct clocks (`Sequence.clock`), which are few: sequences that began together share a clock."""
     return {sequence.clock for sequence in sequences}
 
 

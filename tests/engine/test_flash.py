@@ -99,7 +99,7 @@ def test_heads_of_unequal_length_are_read_with_sdpa(asked):
 def test_what_it_needs(monkeypatch):
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     check_attn("sdpa", cpu, torch.float32)
-    with pytest.raises(SetupError, match=r"needs the package flash-attn, which is not installed\. 'sdpa' works here\."):
+    with pytest.raises(SetupError, match=r"needs the package flash-attn, which is not installed\. Use --attn sdpa\."):
         check_attn("flash", cuda, torch.bfloat16)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     check_attn("flash", cuda, torch.bfloat16)
@@ -112,7 +112,7 @@ def test_a_run_without_the_package_is_refused_before_any_work(tmp_path, capsys):
     """B057."""
     run = ["run", "--model", "tiny", "--method", "gkv", "--budget", "48", "--task", "walk", "--attn", "flash", "-q"]
     assert main([*run, "--out", str(tmp_path / "r")]) == 3
-    text = "error: --attn flash needs the package flash-attn, which is not installed. 'sdpa' works here.\n"
+    text = "error: --attn flash needs the package flash-attn, which is not installed. Use --attn sdpa.\n"
     assert capsys.readouterr().err == text
     assert not list(tmp_path.rglob("run.json"))
 

@@ -1,8 +1,8 @@
 """Attention of prompts through the package flash-attn (`--attn flash`).
 
-flash-attn takes no mask, so it serves only layers whose heads hold equally many entries. Everywhere else, also while
-decoding, the engine uses its own attention (`interface`, `kernels`). Whether flash-attn computes a block of tokens
-depends on the settings and the prompt, never on other prompts.
+flash-attn takes no mask, so the engine uses it only in layers whose heads hold equally many entries. In all other
+layers, and while decoding, the engine uses its own attention (`interface`, `kernels`). Whether flash-attn computes the
+attention of a block of tokens depends on the settings and the prompt, never on other prompts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def check_attn(attn: Attn, device: torch.device, dtype: torch.dtype) -> None:
     if attn != "flash":
         return
     if importlib.util.find_spec("flash_attn") is None:
-        raise SetupError("--attn flash needs the package flash-attn, which is not installed. 'sdpa' works here.")
+        raise SetupError("--attn flash needs the package flash-attn, which is not installed. Use --attn sdpa.")
     if device.type != "cuda" or dtype == torch.float32:
         name = str(dtype).removeprefix("torch.")
         raise UserError(
@@ -41,8 +41,8 @@ def flash_attention(
 ) -> torch.Tensor:
     """Return the causal attention [b, t, Hq, D] of the newest t tokens to the n entries of each head.
 
-    query: [b, Hq, t, D]; keys, values: [b, Hk, n, D], oldest first; the last t are those of the t tokens. window: most
-    entries that a query sees, the entry of the query's own token included; None: no limit.
+    query: [b, Hq, t, D]; keys, values: [b, Hk, n, D], oldest first; the last t of the n belong to the t tokens. window:
+    most entries that a query sees, the entry of the query's own token included; None: no limit.
     """
     from flash_attn import flash_attn_func
 
@@ -51,7 +51,7 @@ def flash_attention(
         keys.transpose(1, 2),
         values.transpose(1, 2),
         softmax_scale=scaling,
-        causal=True,  # aligned at the last query and the last entry
+        causal=True,  # flash-attn lets the last query see the last entry
         window_size=(-1, -1) if window is None else (window - 1, 0),
         softcap=softcap or 0.0,
     )

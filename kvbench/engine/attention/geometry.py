@@ -21,10 +21,10 @@ from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.eviction.api import State
 
 # Kinds of layers in a transformers configuration.
-STATEFUL = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})  # hybrid: keys and values too
-MEMORYLESS = frozenset({"moe", "mlp"})  # nothing but a feed-forward part
+STATEFUL = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})  # hybrids: also K, V
+MEMORYLESS = frozenset({"moe", "mlp"})  # only a feed-forward part
 SLIDING = frozenset({"sliding_attention", "hybrid_sliding"})
-OWN_POSITIONS = frozenset({"kosmos_2_5_text_model"})  # model types that begin to count at another number than 0
+OWN_POSITIONS = frozenset({"kosmos_2_5_text_model"})  # model types whose positions do not begin at 0
 
 
 class ProbeFailed(UserError):
@@ -33,12 +33,12 @@ class ProbeFailed(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGeometry:
-    """The shape of one attention layer, as its entries are stored.
+    """The shape of one attention layer, and of the entries that the cache stores for it.
 
-    window: the sliding window in tokens, None for full attention. latent: in latent attention, how many of a key's
-    first numbers also serve as the value (`value_dim` is then 0); otherwise 0. See the module `latent`. hidden: how
+    window: the sliding window in tokens, None for full attention. latent: in latent attention, the first `latent`
+    numbers of a key are also the value, and `value_dim` is 0 (see the module `latent`); in other layers 0. hidden: how
     many numbers a hidden state (the input of the layer's attention) has. device: the layer's own device in a model that
-    is divided among several, else None.
+    is divided among several devices, else None.
     """
 
     index: int
@@ -59,7 +59,7 @@ class LayerGeometry:
         return self.device or device
 
     def entry_bytes(self, element: int) -> int:
-        """Return the bytes of one token in all KV heads. element: bytes per number of K and V.
+        """Return the bytes of one token's entries in all KV heads. element: bytes per number of K and V.
 
         Each head stores K, V and, in a layer without a sliding window, a position of 4 bytes.
         """
@@ -96,7 +96,8 @@ class LayerGeometry:
 def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape, ...]]:
     """Return the geometry of a language model's attention layers, and the shapes of the states of its recurrent layers.
 
-    Raises UserError when the engine cannot serve the model, ProbeFailed (a UserError too) when the forward pass failed.
+    Raises UserError when the engine does not support the model, ProbeFailed (a UserError too) when the forward pass
+    failed.
     """
     refuse_unsupported(model.config)
     text = model.config.get_text_config()
@@ -132,7 +133,7 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
         return call.value.new_zeros(b, t, hq, layers[index].read_dim)
 
     device = next(model.parameters()).device
-    # The pass of a recurrent model works on meta tensors too, so its failure would occur with weights as well.
+    # A recurrent model's pass works on meta tensors too. If it fails there, it would also fail with real weights.
     failure = UserError if stateful else ProbeFailed
     with torch.no_grad(), route(model, record, latent=True), own_failures(model, failure):
         first = torch.zeros(1, 1, dtype=torch.long, device=device)
@@ -143,8 +144,8 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
         missing = [at for at in range(wanted) if not layers or at not in served]
         raise UserError(
             f"architecture {quote(type(model).__name__)} is not supported: {len(missing)} of {wanted} layers have "
-            "neither a KV cache nor a state that kvbench can manage: layers of type "
-            f"{layer_type(model, missing[0])}, with their own kind of state or attention. Choose another model."
+            "neither a KV cache nor a state that kvbench can manage: they are of type "
+            f"{layer_type(model, missing[0])}, with another kind of state or attention. Choose another model."
         )
     geometry = tuple(layers[i] for i in sorted(layers))
     _check_windows(model.config, geometry)
@@ -167,7 +168,7 @@ def layer_type(model: Any, index: int) -> str:
 
 
 def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
-    """Raise UserError if a layer applies its sliding window only by a mask: the engine's attention gets no mask."""
+    """Raise UserError if the model applies a sliding window only by its mask, which the engine does not use."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None)
     slides = bool(getattr(text, "sliding_window", None)) and getattr(text, "use_sliding_window", True) is not False
@@ -192,8 +193,8 @@ def own_failures(model: Any, failure: type[UserError] = ProbeFailed) -> Iterator
             raise
         reason = (words(error).splitlines() or [""])[0].rstrip(".")
         raise failure(
-            f"model type {quote(model.config.model_type)} is not supported: it cannot read one token without a cache "
-            f"of its own ({type(error).__name__}: {reason})."
+            f"model type {quote(model.config.model_type)} is not supported: its code fails on one token without a "
+            f"cache of its own ({type(error).__name__}: {reason})."
         ) from error
 
 
@@ -218,9 +219,9 @@ def check_evicts(geometry: Sequence[LayerGeometry], longest: int) -> None:
     if not any(g.evicts for g in geometry):
         window = max(g.window or 0 for g in geometry)
         raise UserError(
-            f"every layer of the model has a sliding window (at most {window} tokens, sequences up to {longest}), so "
-            "there is nothing to evict. Use --method full, or lower --max-new-tokens until a window holds a whole "
-            "sequence."
+            f"every layer of the model has a sliding window (of at most {window} tokens; sequences have up to "
+            f"{longest}), so there is nothing to evict. Use --method full, or lower --max-new-tokens until a window "
+            "holds a whole sequence."
         )
 
 
@@ -255,7 +256,7 @@ def refuse_unsupported(config: Any) -> None:
         )
     if text.model_type in OWN_POSITIONS:
         raise UserError(
-            f"model type {name} counts positions from another number than 0, which is not supported. "
+            f"model type {name} counts positions from a number other than 0, which kvbench does not support. "
             "Choose another model."
         )
     rope = getattr(text, "rope_parameters", None) or {}
@@ -263,6 +264,7 @@ def refuse_unsupported(config: Any) -> None:
     kind, before = rope.get("rope_type"), rope.get("original_max_position_embeddings") or longest
     if kind in ("dynamic", "longrope") and longest > before:
         raise UserError(
-            f"model type {name} uses {kind} RoPE, whose frequencies follow the longest sequence of a batch, so that a "
-            f"sequence would depend on its neighbours. Set max_position_embeddings to {before} in its config.json."
+            f"model type {name} uses {kind} RoPE, whose frequencies depend on the longest sequence of a batch, so "
+            "that sequences would change each other's answers. "
+            f"Set max_position_embeddings to {before} in the model's config.json."
         )

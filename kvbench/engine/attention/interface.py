@@ -2,8 +2,8 @@
 
 `route(model, handler)` sends every attention call of a model to `handler(call) -> output` inside a with-block, without
 patching the model. The handler receives post-RoPE queries, keys and values of the new tokens only, because the model
-runs without transformers' cache. With `route(latent=True)`, the layers of latent attention hand over queries, keys and
-values of their latent form (`latent`).
+runs without transformers' cache. With `route(latent=True)`, the calls of layers with latent attention hold the queries,
+keys and values of the latent form (module `latent`).
 
 Attention does not copy a KV head for each of its g query heads. The g query heads either become g queries of one head,
 or read the same memory (`sdpa`).
@@ -33,15 +33,15 @@ from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.errors import UserError, quote
 from kvbench.eviction.planned_device import on_gpu
 
-# Arguments that models pass to attention and that do not change its result here.
+# Arguments that models pass to attention and that do not change the attention that the engine computes.
 _HARMLESS = {"dropout", "position_ids", "use_cache", "cache_position", "logits_to_keep"}
 _HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits"}
-_replaced: dict[str, str] = {}  # name of a routing -> name of the attention implementation that it replaced
+_replaced: dict[str, str] = {}  # name of a routing (a `route` block) -> the attention implementation that it replaced
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What the model passes when it calls the attention of one layer."""
+    """The arguments with which the model calls the attention of one layer."""
 
     layer: int
     query: torch.Tensor  # [b, Hq, t, D]
@@ -51,9 +51,9 @@ class AttentionCall:
     window: int | None
     softcap: float | None
     sinks: torch.Tensor | None  # [Hq] logits of a virtual key
-    hidden: torch.Tensor | None = None  # [b, t, hidden size] the module's input, with route(hidden=True)
+    hidden: torch.Tensor | None = None  # [b, t, hidden size] input of the attention module, with route(hidden=True)
     tokens: torch.Tensor | None = None  # [b, t] ids, with route(hidden=True); None where the model reads embeddings
-    latent: Latent | None = None  # of a latent layer, with route(latent=True): `value` is empty, see `read_values`
+    latent: Latent | None = None  # a latent layer's matrices, with route(latent=True); `value` is then empty
 
     @property
     def plain(self) -> bool:
@@ -72,7 +72,8 @@ class AttentionCall:
         return values if self.latent is None else keys[..., : self.latent.rank]
 
     def in_latents(self, maps: Latent, latent: torch.Tensor) -> AttentionCall:
-        """Return the call in its latent form. maps: the layer's matrices; latent [b, 1, t, R]: the tokens' latents."""
+        """Return a latent layer's call in its latent form. maps: the layer's matrices; latent: [b, 1, t, R], those of
+        the tokens."""
         key = maps.entries(latent, self.key)
         return replace(self, query=maps.queries(self.query), key=key, value=key[..., :0], latent=maps)
 
@@ -86,9 +87,9 @@ class AttentionCall:
 
 
 Handler = Callable[[AttentionCall], torch.Tensor]  # returns [b, t, Hq, Dv]
-Read = dict[int, torch.Tensor]  # what modules have read in this forward pass, by module; and the tokens
-TOKENS = -1  # key of the tokens, which is the id of no module
-_routings: dict[str, tuple[Handler, Read, Latents]] = {}  # by name, those in use
+Read = dict[int, torch.Tensor]  # id() of a module -> its input in this forward pass; TOKENS -> the token ids
+TOKENS = -1  # a key that is no module's id()
+_routings: dict[str, tuple[Handler, Read, Latents]] = {}  # the open `route` blocks, by name
 
 
 @contextlib.contextmanager
@@ -97,8 +98,8 @@ def route(
 ) -> Iterator[None]:
     """Send the model's attention to `handler` inside the block; afterwards the model is as before.
 
-    hidden: also pass the hidden states that each attention module reads, and the ids of the tokens. latent: pass the
-    calls of latent layers in their latent form; latents: the matrices of these layers, kept from an earlier routing of
+    hidden: add to each call the hidden states that the attention module reads, and the token ids. latent: pass the
+    calls of latent layers in their latent form; latents: the matrices of these layers from an earlier `route` block of
     this model.
     """
     name = next(name for name in map("kvbench_{}".format, itertools.count()) if name not in _replaced)
@@ -121,7 +122,7 @@ def route(
         del _routings[name]  # routings may end in any order
         if text.config._attn_implementation == name:  # else a later routing has taken over
             before = name
-            while before in _replaced and before not in _routings:  # an open routing, else the model's implementation
+            while before in _replaced and before not in _routings:  # an open routing, else the model's own
                 before = _replaced[before]
             set_implementation(text, before)
         ALL_ATTENTION_FUNCTIONS._global_mapping.pop(name, None)
@@ -167,7 +168,7 @@ class RoutedModel:
 
 
 def text_model(model: Any) -> Any:
-    """Return the part of a model that attends to tokens: the language model of a vision-language model, else the model.
+    """Return the language model of a vision-language model; any other model itself.
 
     The two parts of a vision-language model may have different attention implementations.
     """
@@ -179,8 +180,11 @@ def text_model(model: Any) -> Any:
 
 
 def set_implementation(model: Any, name: str) -> None:
-    """Select a registered attention function. Raises UserError when the architecture has no attention interface."""
-    # transformers sets the first mark on no model with states, although their attention uses the interface too.
+    """Let a model call the attention function registered as `name`.
+
+    Raises UserError when the model does not use transformers' attention interface.
+    """
+    # Models with states use the interface too, but transformers does not set `_supports_attention_backend` for them.
     stateful = getattr(model, "_is_stateful", False) and model._can_set_attn_implementation()
     if not (stateful or getattr(model, "_supports_attention_backend", False)):
         raise UserError(
@@ -194,11 +198,11 @@ def set_implementation(model: Any, name: str) -> None:
 def _functions(
     name: str,
 ) -> tuple[Callable[..., tuple[torch.Tensor, None]], Callable[..., None], Callable[..., None]]:
-    """Return three functions of the routing `name`: its attention function and two hooks. None of them is compiled.
+    """Return the attention function of the routing `name` and two hooks; torch compiles none of the three.
 
-    The first hook notes the hidden states that an attention module reads. The second notes the token ids: on the
-    model's embedding it notes those of this pass, on the model it forgets those of the last pass. A later routing of
-    the same name gets the same functions, because compiled layers are valid only with these.
+    The first hook stores the input of a module: the hidden states that an attention module reads, or latents. The
+    second stores the token ids when the embedding reads them, and deletes those of the previous pass when a pass
+    begins. A later routing of the same name gets the same functions, because compiled layers are valid only with these.
     """
 
     @torch.compiler.disable
@@ -230,20 +234,20 @@ def _functions(
             if argument is not None and extra_name not in _HARMLESS:
                 owner = quote(type(module).__name__)
                 raise UserError(
-                    f"{owner} passes {quote(extra_name)} to attention, which kvbench does not support. "
+                    f"the model's {owner} passes {quote(extra_name)} to attention, which kvbench does not support. "
                     "Choose another model."
                 )
         if attention_mask is not None:  # kvbench passes no mask, and transformers makes none for this function
             raise UserError(
-                f"{quote(type(module).__name__)} passes its own mask to attention, which kvbench does not support. "
-                "Choose another model."
+                f"the model's {quote(type(module).__name__)} passes its own mask to attention, which kvbench does not "
+                "support. Choose another model."
             )
         layer: Any = module
         handler, read, latents = _routings[name]
         if is_causal is False or getattr(layer, "is_causal", True) is False:
             raise UserError(
-                f"{quote(type(module).__name__)} attends in both directions; kvbench serves causal models. "
-                "Choose another model."
+                f"the model's {quote(type(module).__name__)} attends in both directions; kvbench supports causal "
+                "models only. Choose another model."
             )
         call = AttentionCall(
             layer=int(layer.layer_idx),
@@ -290,7 +294,7 @@ def grouped_attention(
     plain = softcap is None and sinks is None
     if plain and (on_gpu(query) or (query.dtype == torch.float32 and t > 1)):
         out = grouped_sdpa(q, keys, values, bias, scaling)
-    else:  # for few queries on a CPU this is also faster than SDPA, several times so in bfloat16
+    else:  # with few queries on a CPU, matrix products are also faster than SDPA, in bfloat16 several times
         out = _matmul_attention(q, keys, values, bias, scaling, softcap, sinks)
     return out.permute(0, 3, 1, 2, 4).reshape(b, t, hq, -1)
 
@@ -304,8 +308,8 @@ def _matmul_attention(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the attention [b, Hk, g, t, Dv] with float32 logits. q: [b, Hk, g, t, D]; others as in
-    `grouped_attention`."""
+    """Return the attention [b, Hk, g, t, Dv], with float32 logits. q: [b, Hk, g, t, D]; the other arguments are those
+    of `grouped_attention`."""
     logits = (q.flatten(2, 3) @ keys.transpose(-1, -2)).view(*q.shape[:-1], -1)  # [b, Hk, g, t, n]
     logits = logits.float().mul_(scaling)
     if softcap is not None:
@@ -328,8 +332,8 @@ def causal_bias(
 ) -> torch.Tensor:
     """Return an additive mask [..., t, n]: 0 where a query sees a key, -inf elsewhere.
 
-    A query sees valid keys at its own position and before it; with a `window`, only the `window` newest positions of
-    these. query_positions: [t]; key_positions: [..., n]; valid: [..., n] bool, False for padding; None: all are valid.
+    A query sees valid keys at its own and earlier positions; with a `window`, only at the newest `window` of these
+    positions. query_positions: [t]; key_positions: [..., n]; valid: [..., n] bool, False for padding, None: all valid.
     """
     age = query_positions[:, None] - key_positions[..., None, :]
     hidden = age < 0

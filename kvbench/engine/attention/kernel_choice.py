@@ -1,8 +1,8 @@
 """Computes attention with the kernel that torch chooses for a device. On the meta device, where a plan counts bytes,
 the kernel is that of the device for which the plan is made.
 
-Meta tensors have sizes and no memory. For them torch itself would take its slow formula, which holds all attention
-weights at once, so a plan would count too many bytes.
+Meta tensors have sizes and no memory. For them torch would choose its slow fallback, which holds all attention weights
+at once, so a plan would count too many bytes.
 """
 
 from __future__ import annotations

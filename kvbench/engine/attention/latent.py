@@ -5,12 +5,12 @@ part of r numbers. With the key of head h as [U_h c, k_rot] and its value as V_h
 
     q_h . [U_h c, k_rot] = [U_h^T q_pass, q_rot] . [c, k_rot]        sum_i w_i V_h c_i = V_h (sum_i w_i c_i)
 
-so attention runs over the entries [c, k_rot] alone, as one KV head whose value is the key's first R numbers. The
-matrices move to the queries and to the result (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). That is exact, and it is
+so attention runs over the entries [c, k_rot] alone, as one KV head whose value is the key's first R numbers: U is
+applied to the queries and V to the result (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). That is exact, and it is
 what serving engines store: R + r numbers per token and layer.
 
 The latent is the input of the module's `kv_b_proj`; every size follows from the tensors' shapes.
-`positions.check_latents` compares both forms on each model.
+`positions.check_latents` checks on each model that attention over latents gives the same outputs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-PROJECTION = "kv_b_proj"  # transformers' name of the layer that expands latents
+PROJECTION = "kv_b_proj"  # transformers' name of the module that computes keys and values from latents
 
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """The matrices of one layer: up_key [Hq, N, R] (U) and up_value [Hq, Dv, R] (V)."""
+    """The matrices of one layer: up_key [Hq, N, R] (U) and up_value [Hq, Dv, R] (V). N: size of U_h c."""
 
     up_key: torch.Tensor
     up_value: torch.Tensor
@@ -36,14 +36,14 @@ class Latent:
         return self.up_key.shape[2]
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:
-        """Convert queries [b, Hq, t, N + r] for keys into queries [b, Hq, t, R + r] for entries: [U^T q_pass,
-        q_rot]."""
+        """Convert queries [b, Hq, t, N + r] of the heads' keys into queries [b, Hq, t, R + r] of the entries, which are
+        [U^T q_pass, q_rot]."""
         plain, rotary = query.split([self.up_key.shape[1], query.shape[3] - self.up_key.shape[1]], dim=-1)
         return torch.cat([torch.einsum("bhtn,hnr->bhtr", plain, self.up_key), rotary], dim=-1)
 
     def entries(self, latent: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Return the entries [b, 1, t, R + r] of tokens: their latents [b, 1, t, R], and the rotary part of their keys
-        [b, Hq, t, N + r]."""
+        """Return the entries [b, 1, t, R + r] of tokens. latent: their latents [b, 1, t, R]; key: their keys
+        [b, Hq, t, N + r], of which only the rotary part is used."""
         return torch.cat([latent, key[:, :1, :, self.up_key.shape[1] :]], dim=-1)
 
     def outputs(self, out: torch.Tensor) -> torch.Tensor:
@@ -55,10 +55,11 @@ class Latents:
     """The matrices of a model's latent layers, read from its live weights."""
 
     def __init__(self) -> None:
-        self._unfolded: dict[int, torch.Tensor] = {}  # of projections that are no plain linear layers, by module
+        self._unfolded: dict[int, torch.Tensor] = {}  # of modules other than nn.Linear, by id()
 
     def of(self, projection: torch.nn.Module, rank: int, key: torch.Tensor, value: torch.Tensor) -> Latent:
-        """Return a layer's matrices. key, value: [b, Hq, t, ...], made by `projection` from latents of R = `rank`."""
+        """Return the matrices of a layer, split from the weight of `projection`. key, value: [b, Hq, t, ...], what the
+        layer computed with it from latents of R = `rank`; only their sizes count."""
         weight = self._weight(projection, rank, key)
         heads, dv = key.shape[1], value.shape[3]
         plain = weight.shape[0] // heads - dv
@@ -66,11 +67,10 @@ class Latents:
         return Latent(up[:, :plain], up[:, plain:])
 
     def _weight(self, projection: Any, rank: int, like: torch.Tensor) -> torch.Tensor:
-        """Return the matrix [out, R] that the projection multiplies latents with. like: a tensor of the wanted dtype,
-        on the wanted device.
+        """Return the matrix [out, R] by which the projection multiplies latents. like: a tensor with the dtype and
+        device that the matrix should have.
 
-        If the projection is quantised or has an adapter, the matrix is found by applying the projection to unit
-        vectors.
+        If the projection is quantised or has an adapter, it is applied to unit vectors to get the matrix.
         """
         if type(projection) is torch.nn.Linear:
             return projection.weight
@@ -82,6 +82,6 @@ class Latents:
 
 
 def projections(model: Any) -> dict[int, torch.nn.Module]:
-    """Return the module that expands latents in each latent layer of a model (`PROJECTION`), by the layer's index."""
+    """Return the module that computes keys and values from latents in each latent layer, by the layer's index."""
     layers = [module for module in model.modules() if hasattr(module, "layer_idx") and hasattr(module, PROJECTION)]
     return {int(layer.layer_idx): getattr(layer, PROJECTION) for layer in layers}

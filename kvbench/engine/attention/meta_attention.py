@@ -20,8 +20,8 @@ def attention_bytes(
 ) -> int:
     """Return the bytes that one layer's attention of t queries over n entries per head takes, its mask included.
 
-    counting: opens a block whose tensors are counted; gpu: whether for a GPU; uneven: whether heads hold different
-    numbers of entries, so that each needs a mask of its own.
+    counting: opens a block whose tensors are counted; gpu: whether a GPU would compute the attention; uneven: whether
+    heads hold different numbers of entries, so that each needs a mask of its own.
     """
 
     def floats(*size: int) -> torch.Tensor:
@@ -34,7 +34,7 @@ def attention_bytes(
         positions = torch.empty((1, g.kv_heads, n) if uneven else (1, 1, n), dtype=torch.int64, device=META)
         given = live.now
         if gpu and plain and g.window is None and not uneven:
-            bias = None  # `sdpa.newest_rows`, which has no elements
+            bias = None  # the mask of `sdpa.newest_rows` stores no elements
         else:
             valid = torch.ones_like(positions, dtype=torch.bool) if uneven else None
             bias = causal_bias(torch.empty(t, device=META, dtype=torch.int64), positions, g.window, dtype, valid)

@@ -1,8 +1,8 @@
-"""Checks of a loaded model, in short forward passes.
+"""Checks, in short forward passes, that a loaded model works under the engine.
 
-(1) The model uses the positions that the engine passes, rather than counting tokens in transformers' cache. (2) Its
-recurrent layers, when a text is read in pieces, continue from the state that the last piece left. (3) Its latent layers
-give the same outputs from latents as from the keys and values of all heads.
+(1) The model uses the positions that the engine passes, rather than counting tokens in transformers' cache. (2) When a
+text is read in several passes, its recurrent layers continue from the state after the previous pass. (3) Its latent
+layers give the same outputs from latents as from the keys and values of all heads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check_positions(model: Any) -> None:
     """Check that a token has the same queries when the model reads it alone as when it reads it after other tokens.
 
     In both passes the token is at the same position. Only the first layer runs. Raises UserError for a model that
-    ignores the positions it is given, or mixes neighbouring tokens outside attention.
+    ignores the positions that the engine passes, or mixes neighbouring tokens outside attention.
     """
     ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
     together = first_queries(model, ids, None)[:, :, -1:].float()
@@ -46,11 +46,11 @@ def check_positions(model: Any) -> None:
 
 @torch.no_grad()
 def check_states(model: Any, states: Sequence[StateShape]) -> None:
-    """Check that a model continues the states of its layers, and uses the positions that it is given.
+    """Check that a model continues the states of its layers, and uses the positions that the engine passes.
 
-    The last token of a text must have the same queries and logits whether the text is read in pieces or in one pass.
-    Attention is switched off (its output is zero), so the states alone connect the pieces. Raises UserError for a model
-    that starts its states anew with each piece.
+    The last token of a text must have the same queries and logits whether the text is read in three passes or in one.
+    Attention is switched off (its output is zero), so only the states carry anything from pass to pass. Raises
+    UserError for a model that begins new states in each pass.
     """
     ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
     queries: list[torch.Tensor] = []
@@ -72,7 +72,7 @@ def check_states(model: Any, states: Sequence[StateShape]) -> None:
     if any(_differ(*both, model) for both in zip(whole, last, strict=True)):
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: its layers do not continue their state "
-            "when a text is read in pieces. Choose another model."
+            "when a text is read in several passes. Choose another model."
         )
 
 
@@ -80,9 +80,9 @@ def check_states(model: Any, states: Sequence[StateShape]) -> None:
 def check_latents(model: Any) -> None:
     """Check that attention over latents equals attention over the keys and values of all heads, in every latent layer.
 
-    The model reads a few tokens in each of the two forms. All attention layers output zeros, so that every layer gets
-    equal inputs in both forms. Raises UserError if the attention of a layer differs between the forms, for example
-    because of a bias on the expanded keys.
+    The model reads a few tokens once in each of these two forms. All attention layers output zeros, so that every layer
+    gets equal inputs both times. Raises UserError if the attention of a layer differs between the forms, for example
+    because the module that computes keys from latents has a bias.
     """
     ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
     grid = torch.arange(TOKENS, device=ids.device)
@@ -103,7 +103,7 @@ def check_latents(model: Any) -> None:
     if any(_differ(*both, model) for both in zip(outputs(latent=False), outputs(latent=True), strict=True)):
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: its latent attention expands latents in a "
-            "way that kvbench does not know. Choose another model."
+            "way that kvbench does not support. Choose another model."
         )
 
 

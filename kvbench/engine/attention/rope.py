@@ -31,13 +31,13 @@ def read_rope(model: Any, geometry: Sequence[LayerGeometry]) -> Rope:
         if all(_explains(rope, near[layer], far[layer], 40 - 3) for layer in evicted):
             return rope
     raise UserError(
-        f"the rotary positions of {quote(type(model).__name__)} are of a kind that this method cannot undo, or differ "
-        "between the layers that it evicts; use another method."
+        f"this method must undo RoPE, but the RoPE frequencies of {quote(type(model).__name__)} are of an unknown kind "
+        "or differ between the layers that it evicts. Use another method."
     )
 
 
 def _queries(model: Any, position: int) -> dict[int, torch.Tensor]:
-    """Return the queries [1, Hq, 1, D] after RoPE of one token at a position, by layer."""
+    """Return each layer's queries [1, Hq, 1, D], after RoPE, of one token at a position."""
     queries: dict[int, torch.Tensor] = {}
 
     def attend(call: AttentionCall) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""Attention of queries in groups by torch's `scaled_dot_product_attention`, on CPU and CUDA.
+"""Grouped-query attention by torch's `scaled_dot_product_attention`, on CPU and CUDA.
 
-The g query heads of a group share keys and values without copying them. With one query per head, the group's g queries
-become queries of one head. On CPU, the g * t queries of a block of t tokens also become queries of one head, which is
-fastest there; the mask is then repeated g times. On CUDA, each group becomes a sequence of a batch, and its g heads
-read views of one KV head. There the mask is not repeated, and a causal block needs no mask, so flash attention can
-compute it.
+The g query heads of a group share the keys and values of one KV head without a copy. For one token, the group's g
+queries become queries of one head. For a block of t tokens on CPU, the g * t queries also become queries of one head,
+which is fastest there; the mask is then repeated g times. On CUDA, each group becomes a sequence of a batch, and its g
+heads read views of one KV head. There the mask is not repeated, and a causal block needs no mask, so flash attention
+can compute it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right
 from kvbench.engine.attention.kernel_choice import attention
 from kvbench.eviction.planned_device import on_gpu
 
-# cuDNN's backend would build a plan for every prompt length. Flash attention takes no mask; the next one does.
+# Without cuDNN, whose backend would build a plan for every prompt length. Efficient attention takes masks, flash not.
 _CUDA_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def newest_rows(count: int, rows: int) -> torch.Tensor | None:
-    """Return the causal mask of the newest `count` of `rows` tokens, in a form of torch that stores no elements.
+    """Return the causal mask for the queries of the newest `count` of `rows` tokens, as a bias without elements.
 
     Query i (from 0) sees all keys but the newest count - 1 - i. None if no key is hidden. Only `grouped_sdpa` on CUDA
-    reads it.
+    takes such a mask.
     """
     return causal_lower_right(count, rows) if count > 1 else None
 

@@ -1,8 +1,8 @@
 """`BlockTable`: which pages of a pool belong to which head, and how many entries each head holds.
 
 The host allocates memory, so its arrays are authoritative. The device has a copy of the tables and the lengths; on a
-CPU the copy is the same memory. A step changes a table at few places, and only these are copied to the device. The
-lengths are few, so all are copied.
+CPU the copy is the same memory. A step changes few elements of a table, and only these are copied to the device. The
+lengths are few numbers, so all of them are copied.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class BlockTable:
         self.used, self.entries = np.zeros(slots, dtype=np.int64), np.zeros(slots, dtype=np.int64)
         self._lengths: torch.Tensor | None = None  # on the device, if up to date
         self._table: torch.Tensor | None = None
-        self._changed: list[np.ndarray] = []  # places of the flat table that the device lacks
+        self._changed: list[np.ndarray] = []  # indices into the flat table, not yet copied to the device
 
     def resize(self, rows: np.ndarray, lengths: np.ndarray) -> None:
-        """Set the heads of these rows to `lengths` [b, Hk] entries, and give each exactly the pages that these fill."""
+        """Set how many entries the heads of these rows hold, `lengths` [b, Hk], and give each head just the pages that
+        they fill."""
         self.reserve(rows, lengths)
         before, slots = self.lengths[rows], rows % self.slots
         np.add.at(self.entries, slots, (lengths - before).sum(axis=1))
@@ -57,7 +58,7 @@ class BlockTable:
         row = rows[row]
         place, page = np.arange(self.table.shape[2]), self.table[row, head]  # [m, W]
         freed, added = (place >= want) & (place < had), (place >= had) & (place < want)
-        taken = self.pool.take(max(0, int(added.sum()) - int(freed.sum())))  # pages freed here serve too
+        taken = self.pool.take(max(0, int(added.sum()) - int(freed.sum())))  # freed pages are reused
         spare = np.concatenate([np.array(taken, dtype=np.int32), page[freed]])
         self.pool.give_back(spare[int(added.sum()) :])
         page[freed] = 0
@@ -103,18 +104,18 @@ class BlockTable:
         return self._table
 
     def at(self, rows: slice | torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Return where the pool stores the entries at `places` [b, Hk, n] of the heads of these rows, int64."""
+        """Return the pool's indices, int64, of the entries at `places` [b, Hk, n] in the heads of these rows."""
         page = self.table_on_device()[rows].gather(-1, (places // PAGE).long())
         return page.long() * PAGE + places % PAGE
 
     def first(self, rows: slice | torch.Tensor, count: int) -> torch.Tensor:
-        """Return where the pool stores the first `count` entries of each head of these rows: [b, Hk, count] int64."""
+        """Return the pool's indices [b, Hk, count], int64, of the first `count` entries in each head of these rows."""
         page = self.table_on_device()[rows][..., : -(-count // PAGE)].long()
         within = torch.arange(PAGE, device=self.device)
         return (page[..., None] * PAGE + within).flatten(-2)[..., :count].contiguous()
 
     def live(self, rows: np.ndarray) -> torch.Tensor:
-        """Return where the pool stores all entries of these rows, in order of row, head and place, int64."""
+        """Return the pool's indices, int64, of all entries of these rows, ordered by row, head and place."""
         row, head, place = np.nonzero(np.arange(self.lengths[rows].max(initial=0)) < self.lengths[rows][..., None])
         page = self.table[rows[row], head, place // PAGE].astype(np.int64)
         return upload(page * PAGE + place % PAGE, self.device)

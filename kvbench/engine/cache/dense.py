@@ -98,7 +98,7 @@ class DenseStack(Stack):
         heads = torch.arange(self.geometry.kv_heads, device=self.device)
         base = ((batch.index[:, None] * len(heads) + heads) * self.capacity)[..., None]
         movers, holes = moves(~keep[..., :count], keep[..., count:], length - count)
-        # The shape is fixed: where a head has fewer movers, the last place, no longer in use, is copied onto itself.
+        # Every head copies equally many places: one with fewer movers copies its last place, now unused, onto itself.
         source = (base + torch.where(movers < 0, length - 1, movers + count)).view(-1)
         to = (base + torch.where(holes < 0, length - 1, holes)).view(-1)
         rows = [x.view(x.shape[:3].numel(), x.shape[3]) for x in (self.keys, self.values)]  # -1 fails at width 0
@@ -120,14 +120,14 @@ class DenseCache(SlotCache):
         self, geometry: Sequence[LayerGeometry], shape: Shape, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__(geometry, shape, device, dtype)
-        self.lengths = [0] * shape.slots  # live entries of each slot in the evicting layers
+        self.lengths = [0] * shape.slots  # entries per head of each slot in evicted layers
         self.stacks = [
             DenseStack(members, shape, members[0].on(device), dtype, self.lengths) for members in alike(geometry)
         ]
         stores = {store.geometry.index: store for stack in self.stacks for store in stack.layers}
         self.layers = [stores.get(g.index) or RingStore(g, shape, g.on(device), dtype) for g in geometry]
         heads = sum(g.kv_heads for g in geometry if g.evicts)
-        self._beside_bytes = 4 * (1 + len(shape.columns)) * heads  # of one entry in every head: position and columns
+        self._beside_bytes = 4 * (1 + len(shape.columns)) * heads  # position and columns of one entry per head
         entry = sum(g.entry_bytes(dtype.itemsize) - 4 * g.kv_heads for g in geometry if g.evicts)
         self._entry_bytes = self._beside_bytes + entry
 
