@@ -21,8 +21,8 @@ Everything else has a default, which a method can override:
     competition for the budget     scope        within a head, a layer, or the whole model
     uneven budgets                 quotas()     entries per layer and head
     scores shared by layers        settled()    called with the scores of all layers if the method is `joint`
-    a budget that is not constant  allowed()    entries that an eviction may leave
-    extra tokens to run            probes()     run against the prompt's cache, shown to observe(), then dropped
+    a budget that is not constant  allowed()    entries that may stay after an eviction
+    extra tokens to run            probes()     read against the prompt's cache for observe(), then dropped
     learned weights and tables     weights()    loaded, checked, and given as view.weights
     all layers in one call         stacked      faster, above all on a GPU; then `score` must not read `view.layer`
 
@@ -135,14 +135,14 @@ class Method(ABC):
         The engine calls it if the method declares `Needs(queries="since_last")`, and with the queries of every probe
         that the method yields (`view.probe` is then set).
         """
-        raise TypeError(f"{type(self).__name__} asks for queries or probes but does not define observe()")
+        raise TypeError(f"{type(self).__name__} needs every query or yields probes, so it must define observe()")
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
-        """Return the values [b, Hk, t] of each `GivenColumn` for t new tokens of the prompt or the answer, by name.
+        """Return, by column name, the values [b, Hk, t] of every `GivenColumn` for t new tokens of prompt or answer.
 
-        The engine calls it only if a method overrides it.
+        The engine calls this function only if the method overrides it.
         """
-        raise TypeError(f"{type(self).__name__} declares GivenColumns but does not define on_tokens()")
+        raise TypeError(f"{type(self).__name__} declares a GivenColumn, so it must define on_tokens()")
 
     @property
     def reads_tokens(self) -> bool:
@@ -164,7 +164,7 @@ class Method(ABC):
     def unscored(self) -> int:
         """Return how many of the newest tokens the method cannot score, so that every protection must keep them.
 
-        By default, these are the tokens of the window whose queries score the others, if `protect` keeps them.
+        By default: the tokens of the window, if the queries of the window score older entries and `protect` keeps it.
         """
         needs = self.needs()
         return min(needs.width, self.protect(1 << 30).recent) if needs.queries == "window" else 0
@@ -228,7 +228,7 @@ class Method(ABC):
         return ()
 
     def during(self, phase: Phase) -> Method:
-        """Return the method that decides in a phase: `self`, or a part of `Combined`."""
+        """Return the method that decides in a phase: `self`, or for `Combined` one of its two methods."""
         return self
 
     def options(self) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class Method(ABC):
 
     @property
     def takes_budget(self) -> bool:
-        """Whether the user gives a budget. Methods whose own options decide how many entries stay override this."""
+        """Whether the user must give a budget. False for a method whose own options decide how many entries stay."""
         return self.evicts
 
     @property
@@ -259,7 +259,7 @@ class Method(ABC):
     @property
     def layerwise(self) -> bool:
         """Whether the entries that one layer keeps can be chosen without the scores of the other layers."""
-        evenly = self.replaced is None or self.uniform  # else layers give up entries to make room in others
+        evenly = self.replaced is None or self.uniform  # else quotas may move between layers (`select._with_room`)
         return self.scope != "model" and not self.joint and evenly
 
     def min_budget(self) -> int:
@@ -269,7 +269,7 @@ class Method(ABC):
         while (p := self.keeps_always(budget)).sinks + p.recent + 1 > budget:
             if budget > 1 << 30:
                 raise BudgetViolation(
-                    f"{type(self).__name__}.protect() fills every budget; it must leave room for another entry."
+                    f"{type(self).__name__}.protect() keeps as many entries as any budget; leave room for one more."
                 )
             budget = max(budget + 1, min(p.sinks + p.recent + 1, 2 * budget + 1))
         return budget

@@ -12,7 +12,7 @@ Budget = int | float
 
 
 def entries(budget: Budget, prompt_tokens: int) -> int:
-    """Return a budget in entries. A share is taken of `prompt_tokens` and rounded to a whole number, at least 1."""
+    """Return a budget in entries. A share is multiplied by `prompt_tokens` and rounded to an integer, at least 1."""
     if not isinstance(budget, float):
         return budget
     return max(1, math.floor(budget * prompt_tokens + 0.5))
@@ -24,7 +24,7 @@ def label(budget: Budget) -> str:
 
 
 def named(budget: Budget | None) -> str:
-    """Return a budget's name in tables, which is also its key: its label, or ``-`` without a budget."""
+    """Return the text that stands for a budget in tables and JSON: its `label`, or ``-`` if there is no budget."""
     return "-" if budget is None else label(budget)
 
 

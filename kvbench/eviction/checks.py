@@ -55,7 +55,7 @@ def unread() -> Iterator[None]:
 
 
 def read(numbers: torch.Tensor) -> torch.Tensor:
-    """Copy int64 numbers [n] to the host. The same copy reads the checks that `gathered` has delayed so far.
+    """Copy int64 numbers [n] to the host. The same copy brings the results of the checks that `gathered` has delayed.
 
     The first of these checks that fails raises its error.
     """

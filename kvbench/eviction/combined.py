@@ -40,18 +40,18 @@ class Combined(Method):
             )
         if not (self.second.ragged or (self.first.uniform and not self.first.per_query_head)):
             raise UserError(
-                f"method {quote(self.names[1])} scores heads with equally many entries, which {quote(self.names[0])} "
-                "does not leave; combine it with a method that keeps equally many in all KV heads."
+                f"method {quote(self.names[1])} needs equally many entries in every KV head, but "
+                f"{quote(self.names[0])} keeps different numbers; give another method before the '+'."
             )
         if set(_memories(self.first)) & set(_memories(self.second)):
             raise UserError(
-                f"methods {quote(self.names[0])} and {quote(self.names[1])} keep the same state, so they cannot be "
-                "combined; give one of them."
+                f"methods {quote(self.names[0])} and {quote(self.names[1])} keep columns or states of the same name, "
+                "so they cannot be combined; give one of them."
             )
         if len({part.needs().marks for part in (self.first, self.second)} - {""}) > 1:
             raise UserError(
-                f"methods {quote(self.names[0])} and {quote(self.names[1])} read different marks, so they cannot be "
-                "combined; give one of them."
+                f"methods {quote(self.names[0])} and {quote(self.names[1])} look for different separators ('marks'), "
+                "so they cannot be combined; give one of them."
             )
         if self.first.weights() and self.second.weights():
             raise UserError(
@@ -63,7 +63,7 @@ class Combined(Method):
         return self.first if phase == "prefill" else self.second
 
     def score(self, view: LayerView) -> torch.Tensor:
-        raise TypeError("call `during` for the method of a phase")
+        raise TypeError("two combined methods have no common score; call `during` for the one that decides in a phase")
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
         if view.probe is not None:

@@ -20,7 +20,7 @@ WHOLE = 1 << 40  # more tokens than any prompt has, for `Needs.prompt_hidden`
 class Needs:
     """Tensors that the engine must collect.
 
-    queries: which queries (after RoPE) the method sees. "last": the newest. "window": the newest `window`.
+    queries: which queries (after RoPE) the method sees. "last": the newest one. "window": the newest `window`.
     "since_last": every query; the engine shows each to `Method.observe` exactly once. It shows the prompt's queries in
     blocks while the model reads the prompt, and the queries of generated tokens at the sequence's next tick.
     """
@@ -34,12 +34,12 @@ class Needs:
     layer_weights: tuple[LayerWeight, ...] = ()  # the model's matrices that `on_tokens` reads, see `NewTokens`
     marks: str = ""  # characters; `on_tokens` reads which tokens consist of these and of white space, see `NewTokens`
     hidden: int = 0  # number of newest hidden states that `score` sees while decoding (`view.hidden`)
-    prompt_hidden: int = 0  # the same at an eviction of the prompt; WHOLE: those of all its tokens
+    prompt_hidden: int = 0  # number of newest hidden states that it sees when the prompt is evicted; WHOLE: all
     attention: tuple[str, ...] = ()  # classes of attention modules that `score` can read as `view.attention`; (): none
 
     @property
     def width(self) -> int:
-        """Number of newest queries that `score` sees. With "since_last" this is `window`; only `observe` sees all."""
+        """Number of newest queries that `score` sees. With "since_last" it is `window`; `observe` sees every query."""
         return {"none": 0, "last": 1}.get(self.queries, self.window)
 
 
@@ -67,11 +67,11 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protect:
-    """Entries that always stay: the first `sinks` tokens, the newest `recent`, the whole prompt.
+    """Which tokens' entries always stay: the first `sinks`, the newest `recent` and, if `prompt`, those of the prompt.
 
     prompt_most: the most tokens of the prompt that are protected, counted from its start; None: all. by_interval: cap
-    `recent` at the eviction interval. text: among all other entries, those of text stay in preference to those of
-    images, within the budget; the method must declare the column `modality.MODALITY`.
+    `recent` at the eviction interval. text: of the unprotected entries, evict those of images before those of text; the
+    method must declare the column `modality.MODALITY`.
     """
 
     sinks: int = 0
@@ -116,7 +116,7 @@ class Allocation:
     """The input of `Method.quotas`: facts on some layers of the model, or on all layers if the method is `joint`."""
 
     budget: int  # entries per layer and KV head, averaged over the model
-    layers: tuple[int, ...]  # index of each layer, as in `view.layer`; () if a `StackView` is decided layer by layer
+    layers: tuple[int, ...]  # index of each layer, as in `view.layer`; () for a `StackView` of separate layers
     ordinals: tuple[int, ...]  # place of each layer among the layers that evict, from 0
     layer_count: int  # layers that evict, in the whole model
     query_heads: int
@@ -143,7 +143,7 @@ class Probe:
         against: the cache that the tokens attend to. None: the prompt's full cache. A method: a copy of this cache,
             from which the method has evicted entries down to the budget.
         keep: later probes against the same cache attend to these tokens too.
-        span: the prompt positions that the probe is about, as (first, last + 1). Only `observe` reads it.
+        span: the positions of the prompt, (first, last + 1), whose entries the probe scores. Only `observe` reads it.
         learned: name of a tensor [n, hidden] among the method's weights. The model reads the tensor's n vectors as
             embeddings, in place of `tokens`, while the low-rank adapter that is also among the method's weights is
             active (`kvbench.engine.adapter`).

@@ -1,4 +1,4 @@
-"""For methods that wrap another method: they change its decisions, and take everything else from it unchanged."""
+"""Helps to write a method that wraps another method: it changes the other's decisions, and copies all else from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvbench.eviction.api import Method
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.protection import parse_protection
 
-# What the engine asks of a method beside its scores and quotas.
+# What the engine reads from a method beside its scores and quotas.
 DECLARATIONS = (
     *("needs", "columns", "states", "protect", "trigger", "allowed", "observe", "on_tokens"),
     *("probes", "drafts", "weights", "min_budget", "notes"),
@@ -22,13 +22,13 @@ PROPERTIES = ("reads_tokens", "per_query_head", "stacked", "decode_bounded")
 def delegate(cls: type, functions: tuple[str, ...], properties: tuple[str, ...]) -> None:
     """Define functions and properties in a class whose objects wrap a method, `self.inner`.
 
-    Each of them returns what the function or property of the same name of `inner` returns, with two exceptions.
-    "protect": the protection of `inner` applies, or the one that the option `protection` of `inner` names, unless the
-    wrapping method's own option `protection` names one. "min_budget": the larger one of the two methods' applies.
+    Each returns what the function or property of the same name returns for `inner`, with two exceptions. "protect"
+    follows the option `protection` of the wrapping method, else the option of `inner`, else the protection that `inner`
+    declares. "min_budget" is the larger of the wrapping method's own and that of `inner`.
     """
     for name in functions:
         setattr(cls, name, _of_inner({"protect": "keeps_always"}.get(name, name)))
-    if "protect" in functions:  # as far as the class's own option does not replace it again
+    if "protect" in functions:  # the wrapping method's option `protection` comes first
         cls.replaced = property(lambda self: parse_protection(self.protection) or self.inner.replaced)  # type: ignore
         cls.unscored = _of_inner("unscored")  # type: ignore[attr-defined]
     if "min_budget" in functions:
@@ -38,9 +38,9 @@ def delegate(cls: type, functions: tuple[str, ...], properties: tuple[str, ...])
 
 
 def named(option: str, label: str, make: Callable[[], Method]) -> Method:
-    """Return the method that `make` makes from the value `label` of an option, for a method that wraps it.
+    """Return the method that the value `label` of an option names, to be wrapped by another method; `make` makes it.
 
-    Raises OptionError if it is no method, or combines two methods: a wrapper asks one method for its scores.
+    Raises OptionError if `label` names no method or two combined ones: a wrapper asks one method for its scores.
     """
     try:
         inner = make()
@@ -58,7 +58,7 @@ def check_base(method: Any, *refusals: tuple[Callable[[Method], bool], str]) -> 
     method that the user should name instead.
     """
     inner = named("base", method.base, lambda: method.inner)
-    even = (lambda inner: not (inner.ragged or method.uniform), "a method that scores heads of uneven lengths")
+    even = (lambda inner: not (inner.ragged or method.uniform), "a method that can score heads of uneven lengths")
     for refused, wanted in (*refusals, even):
         if refused(inner):
             raise OptionError("base", f"must name {wanted}; got {quote(method.base)}.")

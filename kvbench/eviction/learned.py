@@ -1,4 +1,4 @@
-"""Trained weights as a method declares them: tensor names and shapes, and a check that they fit a model."""
+"""How a method declares its trained weights: tensor names and shapes, and a check that they fit a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvbench.eviction.api import Weights
 from kvbench.lazy import torch
 
 Shapes = dict[str, tuple[int, ...]]
-Sizes = Mapping[str, int]  # of a model, named as in its configuration: num_hidden_layers, hidden_size ...
+Sizes = Mapping[str, int]  # sizes of a model by their names in its configuration: num_hidden_layers, hidden_size ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Tokens that enter the cache. A method can read their hidden states now; later, those that the engine has stored."""
+"""What a method sees of tokens that enter the cache: their hidden states, keys and values in one layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class NewTokens:
     hidden: torch.Tensor  # [b, t, D] input of the layer's attention: the hidden state after the input norm
     keys: torch.Tensor  # [b, Hk, t, d] post-RoPE
     values: torch.Tensor  # [b, Hk, t, dv]
-    # [b, t] bool, the tokens whose text consists of the characters `Needs.marks` and of white space; None without them.
+    # [b, t] bool, the tokens whose text consists of the characters `Needs.marks` and of white space; None if it
+    # is empty.
     marks: torch.Tensor | None = None
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of the whole model, see `Method.weights`
     # The model's own matrices in this layer, as named in `Needs.layer_weights`, in the model's dtype:

@@ -1,6 +1,7 @@
-"""The kind of device, CPU or GPU, for which code chooses a kernel or the size of its blocks.
+"""Tells code whether to choose kernels and block sizes for a CPU or for a GPU.
 
-It is the device of the tensors. On the meta device, where a plan counts bytes, it is the device that the plan is for.
+The device of the tensors decides. For tensors on the meta device, whose bytes the memory plan counts, the plan's device
+decides.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ def for_gpu() -> bool:
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is on a GPU, or on the meta device while a plan counts for a GPU."""
+    """Return whether a tensor is on a GPU, or on the meta device while the memory plan is for a GPU."""
     return tensor.is_cuda or (tensor.is_meta and for_gpu())
 
 
 def enough(blocks: range, like: torch.Tensor) -> range:
-    """Return the blocks that a loop must run: all, but only the first if `like` is on the meta device, where a plan
-    counts bytes. Use it for blocks that take equally much memory and leave none behind."""
+    """Return the blocks that a loop must run: all, but only the first if `like` is on the meta device, where the
+    memory plan counts bytes. Use it for blocks of equal memory that is free again after the block."""
     return blocks[:1] if like.is_meta else blocks
 
 
 def occurs(mask: torch.Tensor) -> bool:
-    """Return whether a mask has a True element; on the meta device True, so that a plan counts what would follow."""
+    """Return whether a mask has a True element; on the meta device True, so that the memory plan counts that case."""
     return mask.is_meta or bool(mask.any())

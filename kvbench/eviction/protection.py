@@ -30,7 +30,7 @@ TERMS = "own, none, or some of prompt, prompt=N, prompt=N%, sinks=N and recent=N
 class Protection:
     """A protection that replaces a method's own.
 
-    prompt: 0: the prompt competes. An integer: the number of its first tokens. A float: at most this share of the
+    prompt: 0: none of it is protected. An integer: the number of its first tokens. A float: at most this share of the
     budget. None: the whole prompt.
     """
 
@@ -45,7 +45,7 @@ class Protection:
         return "+".join(terms) or NONE
 
     def at(self, budget: int) -> Protect:
-        """Return the entries that this protection covers at a budget."""
+        """Return which entries are protected at a budget."""
         if self.prompt == 0:
             return Protect(sinks=self.sinks, recent=self.recent)
         wanted = budget if self.prompt is None else self.prompt

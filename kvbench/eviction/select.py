@@ -1,4 +1,4 @@
-"""From scores to the entries that stay: protection, budgets, ties.
+"""Chooses the entries that stay by their scores, under the method's protection and budgets; breaks ties.
 
 Entries compete inside the method's scope. Of entries with equal scores the newer one stays, on CPU and GPU alike
 (`order_key`).
@@ -30,7 +30,7 @@ class Decision:
     columns: dict[str, torch.Tensor]
 
     def at(self, device: torch.device) -> Decision:
-        """Return the decision on a device; itself if it is there."""
+        """Return the decision with its tensors on a device."""
         return Decision(self.keep.to(device), {name: column.to(device) for name, column in self.columns.items()})
 
 
@@ -151,7 +151,7 @@ def _with_room(shares: torch.Tensor, views: Sequence[LayerView], musts: Sequence
     """Adjust the quotas `shares` [b, L, Hk] so that each has room for its head's protected entries (`musts`).
 
     A quota is first cut to the entries that its head holds; from then on the sum per sequence stays the same. This is
-    needed where the option `protection` protects more entries than the method, which made the quotas, does.
+    needed where the option `protection` protects more entries than the method, whose quotas have no room for them.
     """
     held = torch.cat([v.per_sequence(v.held()) for v in views], dim=1)
     low = torch.cat(
@@ -234,7 +234,7 @@ def keep_mask(
     selector: TopK | None = None,
     ahead: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the mask of entries that stay: `count` per head or, if the heads share, `count * Hk` over all heads.
+    """Return the mask of entries that stay: `count` per head or, if heads share a budget, `count * Hk` over all heads.
 
     If there are fewer valid entries, all of them stay.
 

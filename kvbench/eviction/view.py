@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvbench.eviction.rope import Rope
 
 
-VECTORS = frozenset({"keys", "values", "queries", "hidden", "probe_keys", "weights"})  # what single layers score by
+VECTORS = frozenset({"keys", "values", "queries", "hidden", "probe_keys", "weights"})  # read only by `score`
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class LayerView:
     whole: bool = False  # True: all entries are valid, so helpers skip the mask
     queries: torch.Tensor  # [b, Hq, w, d] post-RoPE, oldest first
     query_positions: torch.Tensor  # [b, w] int64
-    # [b, w, D] inputs of the layer's attention of the newest w tokens, oldest first, see `Needs.hidden`. A sequence of
-    # fewer tokens has its own in the last places. None unless the method needs them.
+    # [b, w, D] inputs of the layer's attention of the newest w tokens, oldest first, see `Needs.hidden`. If a
+    # sequence has fewer tokens, they are the last ones. None unless the method needs them.
     hidden: torch.Tensor | None = None
     attention: OwnAttention | None = None  # None unless the method needs it
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)  # each [b, Hk, N] float32
@@ -76,7 +76,7 @@ class LayerView:
         return x[:, None]
 
     def per_row(self, x: torch.Tensor) -> torch.Tensor:
-        """Undo `per_sequence`."""
+        """Undo `per_sequence`: return x [b, L, ...] with one axis for layers and sequences."""
         return x[:, 0]
 
     @property
@@ -84,7 +84,7 @@ class LayerView:
         """The pair (layer, ordinal) of each layer on axis 1 of the result of `per_sequence`.
 
         layer: the layer's index in the model; ordinal: its place among the layers that evict, from 0. The result is ()
-        for a `StackView` whose layers are decided each by itself.
+        for a `StackView` whose layers choose their entries separately.
         """
         return ((self.layer, self.ordinal),)
 
@@ -135,7 +135,7 @@ class LayerView:
         return self.rope.rotate(x, by)
 
     def at(self, device: torch.device) -> LayerView:
-        """Return the view for a decision over layers of several devices: `VECTORS` stay where they are."""
+        """Return a copy of the view on a device, to decide over layers of several devices; `VECTORS` are not moved."""
 
         def moved(value: Any) -> Any:
             if isinstance(value, Mapping):
@@ -216,7 +216,7 @@ class StackView(LayerView):
 
     layers: torch.Tensor  # [b] int64, the layer of each element of axis 0
     # Index and ordinal of the layers whose entries are chosen together; axis 0 then has the same sequences for each of
-    # them. () if every element of axis 0 is decided by itself.
+    # them. () if every element of axis 0 chooses its entries separately.
     together: tuple[tuple[int, int], ...] = ()
     layer: int = field(init=False)
     ordinal: int = field(init=False)

@@ -131,9 +131,9 @@ def test_invalid_options():
 
 
 def test_where_a_press_does_not_fit():
-    with pytest.raises(UserError, match="heads with equally many entries, which 'ada-kv' does not leave"):
+    with pytest.raises(UserError, match="every KV head, but 'ada-kv' keeps different numbers"):
         make("ada-kv+kvpress:KnormPress", {})
-    with pytest.raises(UserError, match="must name a method that scores heads of uneven lengths"):
+    with pytest.raises(UserError, match="must name a method that can score heads of uneven lengths"):
         make("ada-kv", {"base": "kvpress:KnormPress"})
     with pytest.raises(UserError, match=r"reads the attention of LlamaAttention, .* model type 'phi' has a layer "):
         Engine(build("phi"), press("TOVAPress"), budget=32, interval=8, slots=1, max_tokens=120)
