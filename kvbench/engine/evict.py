@@ -1,9 +1,9 @@
 """Evictions while decoding: at a slot's tick the method decides which entries stay, and the cache drops the others.
 
-A view shows a method the entries that it decides about. A `stacked` method gets layers and slots with equally many
-entries in one view or, if it decides about all layers together, all layers of a slot, padded to one length. Other
-methods get a view per layer. Decisions do not depend on which slots share a view. `cache.prompt.PromptCache` evicts
-while a prompt is read.
+A view shows a method the entries about which it decides. A method that is not `stacked` gets one view per layer. A
+`stacked` method gets several layers and slots in one view: those with equally many entries or, if it decides about all
+layers together, all layers of a slot, padded to one length. Decisions do not depend on which slots share a view.
+`cache.prompt.PromptCache` evicts while a prompt is read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Evictor:
 
     Args:
         rules: the method with its weights. The budget in `rules` is ignored: `start` sets the budget of each sequence.
-        log: receives the kept positions of every eviction.
+        log: receives the kept positions of every eviction, see `rules.KeptLog`.
     """
 
     def __init__(self, rules: Rules, cache: SlotCache, log: KeptLog | None = None) -> None:
@@ -70,8 +70,8 @@ class Evictor:
         self.noise_key[slot], self.evictions[slot] = noise.signed64(noise_key), evictions
 
     def tick(self, slots: Sequence[int]) -> list[int]:
-        """Let the method observe the sequences in these slots, which have a tick, and evict entries where there are too
-        many.
+        """Let the method observe the sequences in these slots, which have a tick. Where a slot holds too many entries,
+        drop those that the method does not keep.
 
         Return the slots that lost entries.
         """
@@ -88,12 +88,12 @@ class Evictor:
             cache.settle(due)
         for s, size in due.items():
             self.evictions[s] += 1
-            check_held(cache.held(s), size)  # the method may have decided layer by layer
+            check_held(cache.held(s), size)  # over all layers: the method may have decided layer by layer
         return [s for s in due if cache.held(s) < held[s]]
 
     def kept(self, slot: int, spans: Sequence[tuple[int, int]]) -> tuple[float, float]:
-        """Return the share of the text tokens and the share of the image tokens whose entries a slot holds now, each a
-        mean over heads (`images.kept_shares`). spans: the first and last + 1 position of each image's tokens."""
+        """Return two shares, each a mean over heads: of the text tokens, and of the image tokens, whose entries a slot
+        holds now. spans: the first and the last + 1 position of each image's tokens."""
         self._complete([slot])
         held: list[torch.Tensor] = []
         for stack, batch in self._batches({slot: 0}, 0):
@@ -120,7 +120,7 @@ class Evictor:
     def _batches(self, sizes: Mapping[int, int], queries: int) -> Iterator[Part]:
         """Yield batches of rows (each one layer of one slot), each batch for one view.
 
-        sizes: maps each slot to the entries per head that it may keep; queries: queries per head that a view holds.
+        sizes: maps each slot to the entries per head that it may keep; queries: number of newest queries in a view.
         """
         for stack in self.cache.stacks:
             rows = stack.rows_of(list(sizes))
@@ -137,11 +137,11 @@ class Evictor:
         yield from ([part] for part in self._batches(sizes, self.needs.width))
 
     def _jointly(self, sizes: Mapping[int, int]) -> Iterator[list[Part]]:
-        """Yield, for each group of slots, the parts that the method sees as views: one part with all layers if it fits
-        into one view, else one part per layer.
+        """Yield, for each group of slots, the batches of which the method gets a view each: one batch with all layers
+        if it fits into one view, else one batch per layer.
 
-        The slots of a group have equal `sizes` and equally long views. The views of a group together stay within
-        the scratch of one view, unless the group is a single slot.
+        The slots of a group have equal `sizes` and equally long views. All views of a group together stay within the
+        scratch of one view, unless the group is a single slot.
         """
         one_view: dict[tuple[int, ...], list[int]] = {}
         by_layer: dict[tuple[int, ...], list[int]] = {}
@@ -169,21 +169,21 @@ class Evictor:
                 yield sorted(parts, key=lambda part: part[1].together)
 
     def _shown(self, slot: int, together: bool) -> list[int]:
-        """Return the lengths of a slot's views, and whether heads are padded in them, stack by stack (`Stack.shown`).
+        """Return how long a slot's views are and whether heads are padded in them, as numbers (`Stack.shown`), stack
+        after stack.
 
-        Slots with equal results fit into one batch. together: count one view of all layers of a stack, not one per
-        layer.
+        Slots with equal results may share a batch. together: one view shows all layers of a stack, not one layer.
         """
         of = (stack.rows_of([slot]) for stack in self.cache.stacks)
         shown = (stack.shown(rows[None] if together else rows) for stack, rows in zip(self.cache.stacks, of))
         return np.concatenate([numbers for pair in shown for numbers in pair]).tolist()
 
     def _fitting(self, slot: int) -> int:
-        """Return how many slots with as many entries as this one fit into one view of all layers.
+        """Return how many slots with as many entries as `slot` fit into one view of all layers.
 
-        0 if not even one fits, or if each layer needs a view of its own.
+        0 if not even one slot fits, or if each layer needs a view of its own.
         """
-        if not self.stacked or len(self.cache.stacks) > 1:  # the order of layers decides ties, and stacks mix it up
+        if not self.stacked or len(self.cache.stacks) > 1:  # ties go by the order of layers, which stacks change
             return 0
         stack = self.cache.stacks[0]
         return stack.at_once(self._shown(slot, together=True)[0], self.needs.width) // len(stack.members)
@@ -237,7 +237,7 @@ class Evictor:
 
 
 def _equal(rows: np.ndarray, *keys: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield rows of a stack in groups that agree in all of `keys`, arrays with one number per row."""
+    """Yield the rows in groups with equal numbers in all of `keys`. keys: arrays with one number per row."""
     if len(rows):
         kinds, kind = np.unique(np.stack(keys), axis=1, return_inverse=True)
         yield from (rows[kind.ravel() == number] for number in range(kinds.shape[1]))

@@ -1,2 +1,2 @@
-"""KV memory. `slot_cache` is the interface of the slots, `dense` and `paged` are its two layouts. `prompt` holds a
-prompt's entries while the model reads the prompt."""
+"""KV caches. `prompt` is the cache of a prompt while the model reads it. `slot_cache` is the interface of the cache that
+holds sequences while they are decoded; `dense` and `paged` are its two layouts."""

@@ -25,9 +25,9 @@ Layout = Literal["auto", "dense", "paged"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """The most tokens that a sequence of a cell may have: in all, in its output, in its prompt, in the prompt's tail.
+    """The most tokens of any sequence of a cell: prompt plus output, output, prompt, and the prompt's tail.
 
-    The tail is the part that is read after the rest was evicted (query-agnostic compression).
+    With query-agnostic compression, the tail is the part of a prompt that is read after the eviction of the rest.
     """
 
     total: int  # prompt plus output
@@ -39,16 +39,16 @@ class Lengths:
     def of(
         cls, max_tokens: int, max_output: int | None = None, tail: int = 0, max_prompt: int | None = None
     ) -> Lengths:
-        """Return the lengths; a None means that only `max_tokens` bounds the output or the prompt."""
+        """Return the lengths. max_output, max_prompt: None if only `max_tokens` bounds the output, or the prompt."""
         output, prompt = (min(most or max_tokens, max_tokens) for most in (max_output, max_prompt))
         return cls(total=max_tokens, output=output, prompt=prompt, tail=tail)
 
 
 def entry_budget(method: Method, budget: float | None, prompt_len: int, group: int) -> int | None:
-    """Return the budget for a prompt in entries per head of the cache; None when the method takes no budget.
+    """Return a prompt's budget in entries per head of the cache; None when the method takes no budget.
 
-    If the method keeps entries per query head, the `group` query heads of a KV head split its budget. A budget given as
-    a share of the prompt is raised to the method's smallest budget.
+    If the method keeps entries per query head, the budget of a KV head is divided among its `group` query heads. A
+    budget given as a share of the prompt is raised to the smallest budget that the method allows.
     """
     if budget is None or not method.takes_budget:
         return None
@@ -59,9 +59,9 @@ def entry_budget(method: Method, budget: float | None, prompt_len: int, group: i
 def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths, group: int = 1) -> int:
     """Return how many entries per head, a mean over heads, a slot must have room for.
 
-    For a method with a budget this is the sum of three numbers: the budget; the prompt's tail, which is read after the
-    eviction of the rest; and the tokens generated between two evictions (all generated tokens, if the budget does not
-    bound them). The sum is at most the length of the longest sequence. For other methods it is this length.
+    For a method with a budget this is the sum of three numbers: the budget; the prompt's tail (`Lengths`); and the
+    tokens generated between two evictions, or all generated tokens if the budget does not bound the cache while
+    decoding. The result is never more than the length of the longest sequence; without a budget it is this length.
     """
     if not method.takes_budget or budget is None:
         return lengths.total
@@ -85,7 +85,7 @@ def stored_queries(method: Method, interval: int, longest: int) -> tuple[int, in
 def stored_hidden(method: Method, interval: int, longest: int) -> tuple[int, int]:
     """Return how many of the newest hidden states a layer stores: while a prompt is read, and in each slot afterwards.
 
-    While a prompt is read layer by layer, only one layer stores more than a slot does.
+    When a prompt is read layer by layer, only the layer being read stores more than a slot does.
     """
     decode = method.during("decode")
     after = 0 if decode.trigger(interval).growth is None else decode.needs().hidden
@@ -96,11 +96,13 @@ def stored_hidden(method: Method, interval: int, longest: int) -> tuple[int, int
 def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tuple[LayerGeometry, ...]:
     """Return the geometry of the cache for a method and sequences of at most `longest` tokens.
 
-    Sliding windows of at least `longest` tokens become full attention. For a method that keeps entries per query head,
-    every query head of an evicted layer counts as a KV head. Raises UserError if the method evicts and every layer has
-    a sliding window; if the method spreads its budget unevenly and the evicted layers differ in heads or dimensions; or
-    if all heads share each entry (latent attention) and the method keeps entries per query head, has weights, or reads
-    the model's output projection.
+    Layers with a sliding window of at least `longest` tokens get full attention. For a method that keeps entries per
+    query head, every query head of an evicted layer counts as a KV head.
+
+    Raises UserError in three cases: the method evicts, and every layer has a sliding window; the method spreads its
+    budget unevenly, and the evicted layers differ in heads or dimensions; all heads share each entry (latent
+    attention), and the method keeps entries per query head, has weights, or reads the model's attention or output
+    projection.
     """
     fitted = layer_shapes.for_lengths(geometry, longest)
     if method.evicts:
@@ -123,18 +125,18 @@ def _check_latent(g: LayerGeometry, method: Method) -> None:
         )
     if g.latent and (weights := method.weights()) is not None:
         raise UserError(
-            f"method {quote(weights.kind)} reads weights made for each KV head, and in latent attention all heads "
-            "share one entry. Use a method without weights."
+            f"method {quote(weights.kind)} reads weights made for each KV head, but in this model's latent attention "
+            "all heads share one entry. Use a method without weights."
         )
     if g.latent and method.needs().attention:
         raise UserError(
-            f"{type(method).__name__} reads keys and values of every head, and in latent attention all heads share one "
-            "entry. Use another method."
+            f"{type(method).__name__} reads keys and values of every head, but in this model's latent attention all "
+            "heads share one entry. Use another method."
         )
     if g.latent and method.needs().layer_weights:
         raise UserError(
-            f"{type(method).__name__} multiplies each head's values by the output projection, and in latent attention "
-            "all heads share one entry. Use another method."
+            f"{type(method).__name__} multiplies each head's values by the output projection, but in this model's "
+            "latent attention all heads share one entry. Use another method."
         )
 
 
@@ -144,7 +146,7 @@ def check_prefill(method: Method, prefill: str, name: str = "") -> None:
     whole = "runs probes over" if needs.probes else "reads the hidden states of" if needs.prompt_hidden == WHOLE else ""
     if prefill == "chunked" and whole:
         raise UserError(
-            f"method {label} {whole} the whole prompt, but --prefill chunked evicts parts of it before. "
+            f"method {label} {whole} the whole prompt, but --prefill chunked evicts entries before the prompt's end. "
             "Use --prefill full."
         )
 
@@ -152,8 +154,8 @@ def check_prefill(method: Method, prefill: str, name: str = "") -> None:
 def layer_by_layer(method: Method, prefill: str, states: bool) -> bool:
     """Return whether a prompt is read in one forward pass, in which each layer is evicted right after its attention.
 
-    states: whether the model has layers that keep a state. In one pass over a long prompt the activations of such
-    layers may take more memory than all entries, so a model that has them reads every prompt in chunks.
+    states: whether layers of the model keep a state. In one pass over a long prompt, the activations of such layers may
+    take more memory than all entries. So a model with such layers reads every prompt in chunks.
     """
     acting = method.during("prefill")
     return not states and prefill == "full" and acting.evicts and acting.layerwise and not acting.needs().probes
@@ -168,10 +170,9 @@ def shape_of(
     slots: int,
     states: tuple[StateShape, ...] = (),
 ) -> Shape:
-    """Return the size of a cache for sequences of these lengths. geometry: the model's geometry, not the result of
-    `fit`.
+    """Return the size of a cache for sequences of these lengths.
 
-    states: the shapes of the recurrent layers' states.
+    geometry: the model's geometry, not the result of `fit`. states: the shapes of the recurrent layers' states.
     """
     group = largest_group(geometry)
     rows = capacity(method, budget, interval, lengths, group)
@@ -198,7 +199,7 @@ def make_cache(
 ) -> SlotCache:
     """Return an empty cache. layout: "auto" is dense if the method keeps equally many entries in all heads, else paged.
 
-    Raises UserError for the dense layout with a method that may keep unequal numbers.
+    Raises UserError for the dense layout if the method may keep unequal numbers of entries in different heads.
     """
     if layout == "auto":
         layout = "dense" if method.uniform else "paged"

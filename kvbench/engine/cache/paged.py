@@ -2,13 +2,13 @@
 
 K, V, positions and columns lie in a pool of pages, one pool per shape of entry and device; a page belongs to one head
 of one layer of one slot. A block table lists the pages of a head in order, so the head's entry i lies at place
-i % PAGE of its page i // PAGE. Free pages are a list. Compaction fills holes within a head, in the same order as in the
-dense layout. Both layouts therefore give the same tokens for a method that keeps equally many entries in all heads.
-Empty pages return to the list.
+i % PAGE of its page i // PAGE. The pool lists its free pages, to which emptied pages return. Compaction fills holes
+within a head, in the same order as in the dense layout. Both layouts therefore give the same tokens for a method that
+keeps equally many entries in all heads.
 
 Block tables and lengths are kept on the host (numpy), because the host allocates the pages. `BlockTable` keeps copies
-of both on the device, and updates them when they are asked for. Page 0 belongs to no head. Idle slots write to it, and
-a write of fixed shape puts its unused places there.
+of both on the device, and updates a copy when it is read. Page 0 belongs to no head: idle slots write to it, and a
+write of fixed shape puts there what no entry needs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kvbench.eviction.columns import fixed
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which entries of a batch of rows stay, as a method decided; `PagedCache.settle` later drops the others."""
+    """A method's decision which entries of a batch of rows stay; `PagedCache.settle` later drops the others."""
 
     batch: RowBatch
     keep: torch.Tensor  # [b, Hk, n] bool
@@ -41,7 +41,7 @@ class Cut:
 
 
 class PagedStore(EvictingStore):
-    """One layer of a paged cache, in all slots; its entries lie in the stack's pool."""
+    """One layer of a paged cache, in all slots. Its entries lie in the pool of its stack."""
 
     def __init__(self, stack: PagedStack, place: int) -> None:
         rows = stack.of_layer(place)
@@ -87,8 +87,8 @@ class PagedStack(Stack):
         """Return how many places per head a view of each row shows, and whether shorter heads are padded to that
         number.
 
-        Uneven heads are padded to whole pages. So rows of equal padded length can form one batch, and a row's padding
-        does not depend on other slots.
+        The number is that of the longest head; if heads are uneven, it is rounded up to whole pages. So more rows have
+        equal numbers and can form one batch, and a row's padding does not depend on other slots.
         """
         lengths = self.blocks.lengths[rows]  # [b, (L,) Hk]
         of_view = tuple(range(1, lengths.ndim))
@@ -129,7 +129,7 @@ class PagedStack(Stack):
         self._cuts.append(Cut(batch, keep, counts, movers.view(1)))
 
     def cuts(self) -> list[Cut]:
-        """Return the cuts that `compact` has noted since the last call of this function, and forget them."""
+        """Return the cuts that `compact` has stored since the last call of this function, and delete them here."""
         cuts, self._cuts = self._cuts, []
         return cuts
 
@@ -193,9 +193,9 @@ class PagedCache(SlotCache):
         return float(sum(stack.blocks.entries[slot] for stack in self.stacks)) / max(1, self._heads)
 
     def settle(self, sizes: Mapping[int, int]) -> None:
-        """Drop the entries that the methods' decisions (`Cut`) do not keep; `sizes` is not needed here.
+        """Drop the entries that the method's decisions (`Cut`) do not keep. `sizes` is not used.
 
-        One copy brings the numbers of kept entries, and the results of delayed checks, from the device to the host.
+        The numbers of kept entries, and the results of delayed checks, come from the device to the host in one copy.
         """
         cuts = [(stack, cut) for stack in self.stacks for cut in stack.cuts()]
         if not cuts:
@@ -223,5 +223,5 @@ class PagedCache(SlotCache):
 
 
 def _front(keep: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return the mask [b, Hk, n] of each head's first places, as many as it keeps entries (`counts` [b, Hk])."""
+    """Return the mask [b, Hk, n] that marks the first `counts` [b, Hk] places of each head."""
     return torch.arange(keep.shape[-1], device=keep.device) < counts[..., None]

@@ -32,7 +32,7 @@ class Pool:
     def take(self, count: int) -> list[int]:
         """Return `count` free pages, which then belong to the caller. Raises BudgetViolation if there are fewer."""
         if count > len(self.free):
-            raise BudgetViolation(f"{count} more pages of entries are needed; the cache has {len(self.free)} free.")
+            raise BudgetViolation(f"the cache needs {count} more pages for entries but has only {len(self.free)} free.")
         first = len(self.free) - count
         taken = self.free[first:]
         del self.free[first:]
@@ -46,9 +46,9 @@ class Pool:
 
 
 def pages(layers: Sequence[LayerGeometry], shape: Shape) -> int:
-    """Return how many pages suffice for all slots: the pages that `shape.rows` entries fill, plus one, for every head.
+    """Return how many pages suffice for all slots: for every head, the pages of `shape.rows` entries, and one more.
 
-    The additional page is for a head's last page, which may be partly filled.
+    One more, because `shape.rows` is a mean over heads and the last page of every head may be partly filled.
     """
     heads = sum(g.kv_heads for g in layers)
     return shape.slots * heads * (-(-shape.rows // PAGE) + 1)

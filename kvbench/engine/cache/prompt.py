@@ -1,10 +1,10 @@
-"""A prompt's KV cache while the prompt is read: its layers, and their evictions.
+"""A prompt's KV cache while the model reads the prompt: its layers, and their evictions.
 
-A layer may be evicted right after its attention, so peak memory can be one layer's full KV plus the other layers'
-budgets.
+A layer may be evicted right after its attention is computed. Peak memory is then the full KV of one layer plus the
+budgets of the other layers.
 
 Letters: b prompts of equal length (one, except in `EvictionCache` and in a replay), Hk KV heads, n entries per head, D
-head dimension. `rows` is a number of entries per head, counted in storage order.
+head dimension. `rows`: a number of entries per head, the first in storage order.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class PromptCache:
     """The KV caches of b equally long prompts, with all their layers.
 
     queries: how many of the newest queries every layer stores; hidden: how many of the newest hidden states every layer
-    stores while the prompt is read, and how many afterwards; size: tokens to allocate memory for at first;
-    noise_keys: per prompt, the seed of the method's random numbers; recurrent: empty states of recurrent layers;
-    images: the prompt's images; if it has some, b must be 1.
+    stores while the prompt is read, and how many afterwards; size: the tokens for which each layer allocates memory at
+    first; noise_keys: per prompt, the seed of the method's random numbers; recurrent: empty states of recurrent layers;
+    images: the prompt's images, None without; with images, b must be 1.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PromptCache:
         self.geometry, self.rules, self.size, self.log = geometry, rules, size, log
         self.queries, self.hidden = queries, hidden
         self.acting = rules.method.during("prefill")
-        self._hidden_seen = self.acting.needs().prompt_hidden  # by views
+        self._hidden_seen = self.acting.needs().prompt_hidden  # number of newest hidden states in a view
         self.evicting = [g for g in geometry if g.evicts]
         self.ordinals = {g.index: i for i, g in enumerate(self.evicting)}
         self.layers: dict[int, PromptLayer] = {}
@@ -59,7 +59,7 @@ class PromptCache:
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
         self.device, self.recurrent, self.images = device, recurrent, images
         self.peak_bytes = 0
-        self.prompt_rows: dict[int, int] = {}  # by layer, entries per head that no probe added; {} without probes
+        self.prompt_rows: dict[int, int] = {}  # layer -> entries per head of the prompt, without probes
         self.extra = 0  # tokens of kept probes
         self._by_index = {g.index: g for g in geometry}
 
@@ -93,7 +93,10 @@ class PromptCache:
         probe: Probe | None = None,
         own: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> LayerView:
-        """Build the method's view of a layer's first `rows` entries. own: keys and positions of a probe's tokens."""
+        """Build the method's view of the first `rows` entries per head of a layer.
+
+        probe: the probe that the model reads, None outside probes; own: keys and positions of its tokens.
+        """
         b = len(self.noise_keys)
 
         def same(value: int) -> torch.Tensor:
@@ -126,14 +129,14 @@ class PromptCache:
         layer.write(self.rules.method.observe(view))
 
     def hand_over(self, layer: PromptLayer, queries: torch.Tensor, positions: torch.Tensor, rows: int) -> None:
-        """Let the method observe a block of the prompt's queries; the last query of the block sees the first `rows`
-        entries."""
+        """Let the method observe a block of queries of the prompt. The block's last query sees the first `rows` entries
+        of every head."""
         before, self.seen = self.seen, int(positions[-1]) + 1
         self.observe(layer, self.view(layer, queries, positions, rows))
         self.seen = before
 
     def full(self) -> bool:
-        """Return whether the layers hold more entries than the method may keep."""
+        """Return whether the layers hold so many entries that the method must evict."""
         held = [self.layers[g.index].held() for g in self.evicting if g.index in self.layers]
         trigger = self.acting.trigger(1)
         return bool(held) and trigger.full(sum(held) / len(held), self.allowed())
@@ -161,17 +164,16 @@ class PromptCache:
         return True
 
     def begin_decoding(self, noise_keys: Sequence[int]) -> None:
-        """Switch from the prompt to generated tokens: later evictions use the rules for decoding and these noise
-        keys."""
+        """From now on, evict by the rules for decoding and with these noise keys: the next tokens are generated."""
         self.rules = self.rules.decoding()
         self.acting = self.rules.method
         self._hidden_seen = self.acting.needs().hidden
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
 
     def tick(self, growth: int | None) -> None:
-        """Let the method observe new queries if it needs every query; evict if more entries are held than allowed.
+        """Let the method observe the new queries if it needs every query; evict if there are too many entries.
 
-        growth: tokens read since the last tick, whose queries the method observes; None: it observes none.
+        growth: number of tokens read since the last tick, whose queries are new; None: 0.
         """
         if self.acting.needs().queries == "since_last":
             for g in self.evicting:
@@ -181,7 +183,7 @@ class PromptCache:
         self.reduce()
 
     def evicted_by(self, method: Method) -> PromptCache:
-        """Return a copy of the cache, for probes, in which `method` has evicted entries down to the same budget."""
+        """Return a copy of the cache, for probes, from which `method` has evicted entries under the same budget."""
         rules = replace(self.rules, method=method, weights={}, elsewhere={})
         other = PromptCache(
             self.geometry,
@@ -206,11 +208,11 @@ class PromptCache:
         return other
 
     def forget_hidden(self, layer: PromptLayer) -> None:
-        """Keep only as many of a layer's newest hidden states as evictions after the prompt read; drop the others."""
+        """Drop those hidden states of a layer that no eviction after the prompt reads."""
         layer.forget_hidden(self.hidden[1])
 
     def forget_windows(self) -> None:
-        """Drop the entries that have left the sliding windows of their layers."""
+        """In layers with a sliding window, drop the entries that the window no longer covers."""
         for g in self.geometry:
             if g.window is not None:
                 self.layers[g.index].forget_before(self.seen - g.window + 1)

@@ -1,11 +1,11 @@
-"""One layer of a prompt's KV cache. It grows by blocks of tokens, loses entries at evictions, and is packed at the end:
-packing removes padding.
+"""One layer of a prompt's KV cache. It grows by blocks of tokens and loses entries at evictions; at the end it is
+packed, which removes padding.
 
-Heads may end with different numbers of entries; shorter heads are then padded to the longest, and `valid` marks the
-places that hold an entry.
+After an eviction heads may hold different numbers of entries; shorter heads are then padded to the longest, and `valid`
+marks the places that hold an entry.
 
 Letters: b prompts of equal length (one, except in `EvictionCache` and in a replay), Hk KV heads, n entries per head
-with padding, D head dimension, t new tokens. `rows` is a number of entries per head.
+with padding, D head dimension, t new tokens. `rows`: a number of entries per head, the first in storage order.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from kvbench.eviction.columns import expanded
 class PackedLayer:
     """One layer of one sequence without padding: the entries of its heads, one head after the other."""
 
-    lengths: list[int]  # of each head
+    lengths: list[int]  # entries of each head
     keys: torch.Tensor  # [sum of lengths, D]
     values: torch.Tensor
     positions: torch.Tensor  # [sum of lengths] int32
     columns: dict[str, torch.Tensor]
     states: dict[str, torch.Tensor]
-    queries: torch.Tensor  # [Hq, w, D] the newest ones, oldest first
-    hidden: torch.Tensor  # [1, w, hidden size] the newest ones, oldest first, with a w of their own
+    queries: torch.Tensor  # [Hq, w, D] the newest w queries, oldest first
+    hidden: torch.Tensor  # [1, w, hidden size] the newest w hidden states, oldest first; this w may differ
 
     def held(self) -> tuple[torch.Tensor, ...]:
         """Return the positions of each head's entries."""
@@ -45,8 +45,8 @@ class PackedLayer:
 class PromptLayer:
     """One layer of the KV caches of b prompts.
 
-    queries: how many of the newest queries it stores; hidden: how many of the newest hidden states it stores, until
-    `forget_hidden` lowers that number.
+    queries: how many of the newest queries the layer stores; hidden: how many of the newest hidden states it stores,
+    until `forget_hidden` lowers this number.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class PromptLayer:
     ) -> None:
         """Add t tokens from position `start`: key, value [b, Hk, t, D], query [b, Hq, t, D], hidden [b, t, size].
 
-        hidden: None if the model does not hand it over; then UserError if the layer stores hidden states.
+        hidden: None if the model does not pass its hidden states; then raises UserError if the layer stores them.
         """
         t = key.shape[2]
         end = self.rows + t
@@ -143,7 +143,7 @@ class PromptLayer:
             self.valid = self.valid[:, :, :rows]
 
     def forget_before(self, position: int) -> None:
-        """Drop the entries at positions before `position`, which the sliding window has passed."""
+        """Drop the entries before `position`, which the sliding window no longer covers."""
         first = int((self.positions[0, 0, : self.rows] < position).sum())
         self._take(torch.arange(first, self.rows, device=self.keys.device).expand(*self.positions.shape[:2], -1))
 

@@ -1,7 +1,7 @@
-"""The states that layers keep beside keys and values: linear attention, short convolutions, state-space layers.
+"""The states of recurrent layers: linear attention, short convolutions, state-space layers.
 
-A model reads and writes these states in the cache object that it is given. `RecurrentStates` is that object. It holds
-the states in transformers' own cache layers, a row per sequence. Keys and values it returns unchanged, because the
+A model reads and writes these states in its cache object, `past_key_values`. `RecurrentStates` is that object. It holds
+the states in transformers' own cache layers, a row per sequence. It returns keys and values unchanged, because the
 engine stores them. No method evicts a state; its size does not depend on the number of tokens.
 """
 
@@ -18,10 +18,11 @@ from transformers.cache_utils import LinearAttentionLayer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateShape:
-    """One state of one layer. `kind`: "conv" or "recurrent"; `place`: its number among the layer's states of this kind.
+    """The shape of one state of one layer. kind: "conv" or "recurrent"; place: the state's index among the layer's
+    states of this kind.
 
     shape: the state's shape without the batch dimension. device: the layer's own device in a model that is divided
-    among several, else None.
+    among several devices, else None.
     """
 
     layer: int
@@ -52,12 +53,12 @@ class RecurrentStates(Cache):
 
     @classmethod
     def like(cls, shapes: Sequence[StateShape]) -> RecurrentStates | None:
-        """Return empty states of a model whose states have these shapes; None if it has none."""
+        """Return an object without states, for a model whose states have these shapes; None if there are no shapes."""
         return cls(1 + max(s.layer for s in shapes), 1 + max(s.place for s in shapes)) if shapes else None
 
     @classmethod
     def allocate(cls, shapes: Sequence[StateShape], rows: int, device: torch.device) -> RecurrentStates | None:
-        """Return zero states for `rows` sequences, which a forward pass continues; None if the model has no states."""
+        """Return zero states of `rows` sequences, for a forward pass to continue; None if the model has no states."""
         if (states := cls.like(shapes)) is not None:
             for s in shapes:
                 states._put(
@@ -80,7 +81,7 @@ class RecurrentStates(Cache):
         )
 
     def install(self, source: RecurrentStates, row: int, rows: torch.Tensor) -> None:
-        """Copy one sequence's states, row `row` of `source`, to the rows `rows` of these states."""
+        """Copy the states of one sequence, row `row` of `source`, to each of the rows `rows` of this object."""
         for (*_, mine), (*_, theirs) in zip(self.each(), source.each(), strict=True):
             mine[rows.to(mine.device)] = theirs[row].to(mine.dtype)
 
@@ -96,12 +97,12 @@ class RecurrentStates(Cache):
         return [state.cpu().clone() for *_, state in self.each()]
 
     def restore(self, saved: Sequence[torch.Tensor]) -> None:
-        """Restore, in place, the states that `saved` returned."""
+        """Overwrite the states in place with those that `saved` returned."""
         for (*_, state), before in zip(self.each(), saved, strict=True):
             state.copy_(before)
 
     def bytes(self) -> int:
-        """Return the bytes of all rows."""
+        """Return the bytes of all states of all sequences."""
         return sum(state.nbytes for *_, state in self.each())
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
@@ -139,5 +140,5 @@ class RecurrentStates(Cache):
 
 
 def copied(states: RecurrentStates | None) -> RecurrentStates | None:
-    """Return a copy of the states; None if the model has none."""
+    """Return a copy of the states; None for None."""
     return None if states is None else states.copy()

@@ -1,4 +1,4 @@
-"""SlotCache: the KV memory of a fixed number of slots, one sequence each; the common interface of both layouts.
+"""SlotCache: the KV cache of a fixed number of slots, one sequence each; the common interface of both layouts.
 
 Keys are stored after RoPE at their true position and never re-indexed. After an eviction a head's entries are in
 storage order, not text order. `dense.DenseCache` serves methods that keep equally many entries in every head,
@@ -33,8 +33,8 @@ class Shape:
 
     slots: int
     rows: int  # entries per head that a slot has room for, averaged over layers and heads
-    bounded: bool  # a budget keeps every slot's length near `rows`, so each step reads all places
-    longest: int  # most tokens of a sequence; rings of sliding-window layers have at most this many places
+    bounded: bool  # a budget keeps every slot about `rows` long, so each step reads all places
+    longest: int  # most tokens of a sequence, so the ring of a sliding-window layer needs no more places
     columns: tuple[Column, ...] = ()
     states: tuple[State, ...] = ()
     queries: int = 0  # number of newest queries stored per slot
@@ -43,15 +43,16 @@ class Shape:
 
     @property
     def newest(self) -> int:
-        """Number of newest tokens of which a slot stores queries or hidden states."""
+        """Number of newest tokens whose queries or hidden states a slot stores."""
         return max(self.queries, self.hidden)
 
 
 class Store:
-    """Base of the layers of a cache; holds each slot's newest queries and hidden states, and the method's states.
+    """One layer of a cache, in all slots. This base class holds what is not in entries: each slot's newest queries and
+    hidden states, and the method's states.
 
-    queries: [S, Hq, width, D]; hidden: [S, 1, width, hidden size], each with its own width; what belongs to position p
-    lies at p % width. states: each [S, ...].
+    queries: [S, Hq, width, D]; hidden: [S, 1, width, hidden size]; their widths may differ. The query and the hidden
+    state of position p lie at p % width. states: each [S, ...].
     """
 
     def __init__(
@@ -64,7 +65,10 @@ class Store:
         self.geometry, self.queries, self.hidden, self.states = geometry, queries, hidden, states
 
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
-        """Copy this layer of one sequence of `seen` tokens to several slots. index: the slots as a tensor."""
+        """Copy one sequence's entries, queries and states in this layer to several slots.
+
+        seen: tokens of the sequence; index: `slots` as a tensor.
+        """
         for name, state in self.states.items():
             state[index] = packed.states[name]
         for ring, newest in ((self.queries, packed.queries), (self.hidden, packed.hidden)):
@@ -74,23 +78,23 @@ class Store:
                 ring[index[:, None], :, at] = newest[:, newest.shape[1] - count :].transpose(0, 1)
 
     def keep_newest(self, query: torch.Tensor, hidden: torch.Tensor | None, positions: torch.Tensor) -> None:
-        """Store what methods read of one new token of every slot: query [S, Hq, 1, D], hidden [S, 1, hidden size].
+        """Store the query [S, Hq, 1, D] and hidden state [S, 1, hidden size] of one new token of every slot.
 
-        positions: [S].
+        positions: [S] of these tokens.
         """
         if self.queries.shape[2]:
             _put(self.queries, query, positions)
         if self.hidden.shape[2]:
-            assert hidden is not None  # else the prompt's were lacking too
+            assert hidden is not None  # else reading the prompt would have failed before
             _put(self.hidden, hidden, positions)
 
     def extra_bytes(self) -> int:
-        """Return the bytes of one slot's stored queries, stored hidden states and method's states in this layer."""
+        """Return the bytes of the queries, hidden states and method's states that this layer stores for one slot."""
         return sum(t[0].nbytes for t in (self.queries, self.hidden, *self.states.values()))
 
 
 def _put(ring: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> None:
-    """Store a vector per slot and head in a ring [S, heads, width, D]. positions: [S]."""
+    """Store one new vector per slot and head in a ring [S, heads, width, D]. positions: [S] of the vectors."""
     slots, heads, width, dim = ring.shape
     at = (torch.arange(slots * heads, device=positions.device) * width).view(slots, heads)
     at = (at + (positions % width)[:, None]).view(-1)
@@ -98,7 +102,8 @@ def _put(ring: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> None
 
 
 class RingStore(Store):
-    """A sliding-window layer, a ring buffer: the entry of position p lies at place p % capacity."""
+    """A sliding-window layer, in all slots. Each head is a ring buffer: the entry of position p lies at place
+    p % capacity."""
 
     def __init__(self, geometry: LayerGeometry, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
         assert geometry.window is not None
@@ -123,15 +128,15 @@ class RingStore(Store):
 
 
 class EvictingStore(Store):
-    """A layer that methods evict: a part of a `stack.Stack`."""
+    """A layer that methods evict, in all slots: a part of a `stack.Stack`."""
 
 
 class SlotCache(ABC):
-    """The KV memory of all layers and slots.
+    """The KV cache of all layers and slots.
 
-    device: the device that the model's inputs are on. Each layer's tensors are on the layer's own device
-    (`LayerGeometry.on`); devices: all of them, `device` first.
-    seen: tokens read so far per slot, which is also the sequence's next absolute position. 0 marks an idle slot.
+    device: the device that the model's inputs are on. devices: this device and those of the layers; each layer's
+    tensors are on the layer's own device (`LayerGeometry.on`).
+    seen: per slot, the tokens read so far, which is also the sequence's next absolute position; 0: the slot is idle.
     fresh: per slot, how many of the newest entries in each head lack positions and columns (see `Stack.complete`).
     """
 
@@ -152,7 +157,7 @@ class SlotCache(ABC):
         return [layer for layer in self.layers if isinstance(layer, EvictingStore)]
 
     def install(self, packed: Mapping[int, PackedLayer], slots: Sequence[int], seen: int) -> None:
-        """Copy one sequence of `seen` tokens to several slots."""
+        """Copy one sequence of `seen` tokens to several slots. packed: its layers, by index."""
         index = {device: torch.tensor(slots, device=device) for device in self.devices}
         for layer in self.layers:
             layer.install(packed[layer.geometry.index], slots, index[layer.geometry.on(self.device)], seen)
@@ -160,22 +165,22 @@ class SlotCache(ABC):
             self.seen[slot], self.fresh[slot] = seen, 0
 
     def install_states(self, states: RecurrentStates | None, row: int, slots: Sequence[int]) -> None:
-        """Copy the states of recurrent layers of one sequence, row `row` of `states`, to several slots."""
+        """Copy one sequence's states of recurrent layers, row `row` of `states`, to several slots."""
         if self.recurrent is not None and states is not None:
             self.recurrent.install(states, row, torch.tensor(slots, device=self.device))
 
     def saved_states(self) -> list[torch.Tensor]:
-        """Return a copy, in the host's memory, of the states of recurrent layers."""
+        """Return a copy of the states of recurrent layers, in the host's memory."""
         return [] if self.recurrent is None else self.recurrent.saved()
 
     def restore_states(self, saved: Sequence[torch.Tensor]) -> None:
-        """Undo all changes since `saved_states` returned `saved`."""
+        """Undo all changes of the states of recurrent layers since `saved_states` returned `saved`."""
         if self.recurrent is not None:
             self.recurrent.restore(saved)
 
     @abstractmethod
     def make_room(self, ahead: Sequence[int]) -> None:
-        """Make room for the next tokens of each slot. ahead: [S], their number."""
+        """Make room for the next tokens of each slot. ahead: [S], the number of these tokens."""
 
     def advance(self, slots: Sequence[int]) -> None:
         """Count the token that a step has written to each of these slots."""
@@ -200,11 +205,12 @@ class SlotCache(ABC):
 
     @abstractmethod
     def live_bytes(self, slot: int) -> int:
-        """Return the bytes that a slot's sequence uses now: K, V, positions, columns, `stored_bytes`, rings."""
+        """Return the bytes that a slot's sequence uses now: its entries, also in sliding-window layers, and
+        `stored_bytes`."""
 
     @abstractmethod
     def extra_bytes(self, slot: int) -> int:
-        """Return the part of `live_bytes` beside keys and values: positions, columns, `stored_bytes`."""
+        """Return the part of `live_bytes` that holds neither keys nor values: positions, columns, `stored_bytes`."""
 
     @abstractmethod
     def bytes(self) -> int:
@@ -219,7 +225,7 @@ class SlotCache(ABC):
 
     @cached_property
     def _rings(self) -> list[tuple[int, int]]:
-        """For each sliding-window layer, the places of its ring in one slot and the bytes of one place; both fixed."""
+        """(places of one slot's ring, bytes of one place in all heads) of each sliding-window layer."""
         rings, element = (layer for layer in self.layers if isinstance(layer, RingStore)), self.dtype.itemsize
         return [(ring.capacity, ring.geometry.entry_bytes(element)) for ring in rings]
 
@@ -227,7 +233,7 @@ class SlotCache(ABC):
     def stored_bytes(self) -> int:
         """Bytes of one slot's stored queries and hidden states, and of its states, both the method's and the model's.
 
-        They are the same for any number of tokens.
+        The number does not depend on the slot's tokens.
         """
         return sum(layer.extra_bytes() for layer in self.layers) + self.state_bytes
 

@@ -1,7 +1,7 @@
-"""`Stack`: all evicting layers of one geometry, on one device, in common tensors, so that one view can show them all.
+"""`Stack`: all evicted layers of one geometry, on one device, in common tensors, so that one view can show them all.
 
-Axis 0 of its tensors runs over rows. A row is one layer of one slot: row i * slots + s belongs to slot s in the i-th
-layer of the stack. Decode steps see a layer through its `EvictingStore`, evictions see rows.
+Axis 0 of the tensors runs over rows. A row is one layer of one slot: row i * slots + s is slot s in the i-th layer of
+the stack. Decode steps read and write one layer, through its `EvictingStore`; evictions read and write rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvbench.engine.cache.slot_cache import EvictingStore, Shape
 from kvbench.engine.rules import Batch, Rows
 
 SCRATCH_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
-SCRATCH_SHARE = 32  # scratch is also at most the memory divided by this
+SCRATCH_SHARE = 32  # scratch is also at most 1 / SCRATCH_SHARE of the memory
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,12 +27,12 @@ class RowBatch(Batch):
     """Rows of a stack (each one layer of one slot) that a method decides about together. Tensors are [b]."""
 
     rows: np.ndarray  # [b] on the host, ascending
-    index: torch.Tensor  # [b] the same
+    index: torch.Tensor  # [b] `rows` on the device
     at: slice | torch.Tensor  # `index`, or a slice if the rows are consecutive: indexing by a slice copies nothing
 
 
 class Stack(ABC):
-    """Evicted layers that differ in their index only. Holds their entries, newest queries and the method's states."""
+    """Evicted layers that differ in their index only: their entries, newest queries and the method's states."""
 
     layers: Sequence[EvictingStore]
 
@@ -42,7 +42,7 @@ class Stack(ABC):
         g = self.geometry = members[0]
         self.members, self.slots, self.device = tuple(members), shape.slots, device
         rows = len(members) * shape.slots
-        # The query, and the hidden state, of position p lie at p % width.
+        # The query and the hidden state of position p lie at p % width; width: the size of axis 2.
         self.queries = torch.zeros(rows, g.query_heads, shape.queries, g.head_dim, device=device, dtype=dtype)
         self.hidden = torch.zeros(rows, 1, shape.hidden, g.hidden, device=device, dtype=dtype)
         self.states = {s.name: torch.zeros(rows, *g.state_shape(s), device=device) for s in shape.states}
@@ -61,9 +61,9 @@ class Stack(ABC):
         return slice(place * self.slots, (place + 1) * self.slots)
 
     def at_once(self, entries: int, queries: int) -> int:
-        """Return how many rows (each a layer of a slot) one view may have, so that its scratch fits `scratch_bytes`.
+        """Return how many rows (each a layer of a slot) one view may have so that its scratch fits `scratch_bytes`.
 
-        entries: entries per head of a row; queries: queries per head that the view holds.
+        entries: entries per head of a row; queries: number of newest queries in the view.
         """
         return at_once(self.geometry, entries, queries, scratch_bytes(self.device, memory.total(self.device)))
 
@@ -89,15 +89,15 @@ class Stack(ABC):
     @abstractmethod
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return how many places per head a view of each row shows, and whether some heads have fewer entries than
-        places.
+        that.
 
-        rows: [b]; or [b, L] for views that show L rows with equally many places.
+        rows: [b]; or [b, L] for views that each show L rows, padded to equally many places.
         """
 
     @abstractmethod
     def filled(self, rows: np.ndarray) -> np.ndarray:
-        """Return a key per row, [b] int: one call of `complete` takes only rows with equal keys. In the dense layout
-        the key is the row's length; in the paged layout all keys are 0."""
+        """Return a number per row, [b]: only rows with equal numbers may be in one call of `complete`. In the dense
+        layout this is the row's length, in the paged layout always 0."""
 
     @abstractmethod
     def complete(self, batch: RowBatch, new: int) -> None:
@@ -129,19 +129,19 @@ def _newest(ring: torch.Tensor, batch: RowBatch, count: int) -> tuple[torch.Tens
 
 
 def at_once(g: LayerGeometry, entries: int, queries: int, scratch: int) -> int:
-    """Return how many rows (each a layer of a slot) one view may have, so that its scratch fits `scratch` bytes.
+    """Return how many rows (each a layer of a slot) one view may have so that its scratch fits `scratch` bytes.
 
-    At least 1, even if that does not fit. g: the geometry of all these layers; entries: entries per head of a row;
-    queries: queries per head that the view holds.
+    At least 1, even if one row does not fit. g: the geometry of the layers; entries: entries per head of a row;
+    queries: number of newest queries in the view.
     """
     floats = 2 * g.kv_heads * (g.head_dim + g.read_dim) + g.query_heads * queries
     return max(1, scratch // (4 * max(1, entries) * floats))
 
 
 def scratch_bytes(device: torch.device, total: int) -> int:
-    """Return the bytes of scratch that one view of an eviction may take, on a device with `total` bytes.
+    """Return the bytes of scratch that one view of an eviction may take, on a device with `total` bytes of memory.
 
-    The rows of a larger view are split among several views; no decision depends on that.
+    Rows that need more scratch are divided among several views; no decision depends on this division.
     """
     return min(SCRATCH_BYTES[device.type], total // SCRATCH_SHARE)
 
@@ -156,17 +156,17 @@ def alike(geometry: Sequence[LayerGeometry]) -> Iterator[list[LayerGeometry]]:
 
 
 def moves(holes: torch.Tensor, movers: torch.Tensor, places: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pair the kept entries of a head that must move (movers) with the places that become free (holes), each in order.
+    """Pair a head's kept entries that must move (movers) with its places that become free (holes): first with first.
 
     holes, movers: masks [b, Hk, n] bool, each with its own n. Returns two tensors [b, Hk, places]: the indices of the
-    movers, and the indices of the holes to which they move; -1 fills up the end of each list. No number is read back
-    from the device; the caller therefore states `places`, an upper bound on the movers of a head.
+    movers, and the indices of the holes to which they move, both with -1 after a head's last pair. `places` is an upper
+    bound on the movers of a head, so that no number need be read back from the device.
     """
 
     def listed(mask: torch.Tensor) -> torch.Tensor:
         n = mask.shape[-1]
         found = torch.full((*mask.shape[:2], 1 + max(n, places)), -1, device=mask.device)
-        rank = mask.cumsum(dim=-1).mul_(mask)  # 0, which is cut off, for entries that the mask leaves out
+        rank = mask.cumsum(dim=-1).mul_(mask)  # unmarked entries get 0, which is cut off below
         return found.scatter_(-1, rank, torch.arange(n, device=mask.device).expand(mask.shape))[..., 1 : 1 + places]
 
     source, target = listed(movers), listed(holes)
