@@ -35,7 +35,7 @@ from kvbench.taskkit.names import base_name
 class MethodState:
     """A method with its options, and what identifies its behaviour: version, hash of its source, and artefacts.
 
-    Artefacts are its weights, plug-ins and draft models, see the function `artefacts`.
+    artefacts: hashes and revisions of its weights, plug-ins and draft models, see the function `artefacts`.
     """
 
     method: Method
@@ -60,10 +60,8 @@ class MethodState:
         )
 
     def used(self, task: str) -> dict[str, str] | None:
-        """Return the hashes and revisions that the rows of a task store: of the method's artefacts, and of the plug-in
-        that defines the task.
-
-        None if there are none.
+        """Return what the rows of a task store about artefacts: hashes and revisions of the method's artefacts, and the
+        hash of the plug-in that defines the task. None if the method has no artefacts and no plug-in defines the task.
         """
         return (self.artefacts or {}) | _plug_ins([base_name(task)]) or None
 
@@ -76,7 +74,7 @@ class CellPlan:
     interval: int
     rows: list[PlannedRow]
     plan: SlotPlan
-    planned_slots: int  # before memory ran out
+    planned_slots: int  # number of slots before memory ran out
     plan_with: Callable[[int], SlotPlan]  # makes the plan with a given number of slots
     max_tokens: int  # of prompt and output together
     max_output: int
@@ -85,11 +83,11 @@ class CellPlan:
     oom_retries: int = 0  # how often memory ran out until now
 
     def with_slots(self, slots: int) -> CellPlan:
-        """Return the plan of the same cell with this number of slots from the beginning."""
+        """Return the plan of the same cell as if it had been planned with this number of slots at first."""
         return self if slots == self.plan.slots else replace(self, plan=self.plan_with(slots), planned_slots=slots)
 
     def after_lack_of_memory(self, slots: int, retries: int) -> CellPlan:
-        """Return the plan of the same cell after memory ran out `retries` times. slots: the number left after that."""
+        """Return the plan of the same cell after memory ran out `retries` times. slots: how many slots it has since."""
         return replace(self, plan=self.plan_with(slots), oom_retries=retries)
 
     def smaller(self) -> CellPlan:
@@ -99,7 +97,7 @@ class CellPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlanner:
-    """Plans cells of a run. Its fields are what all cells share: model, machine, device."""
+    """Plans cells of a run. Its fields hold for all cells: configuration, model, machine, device."""
 
     config: RunConfig
     model: Mapping[str, Any]  # name and revision, as every row has them
@@ -163,11 +161,12 @@ class CellPlanner:
         )
 
     def _images(self, task: str, prompts: Sequence[Prompt], whole: bool) -> tuple[int, int]:
-        """Return the most bytes that the model's vision part holds while it reads the images of one pass, and the bytes
-        that remain afterwards; both for the prompt with the most image tokens, (0, 0) if no prompt has images.
+        """Return (peak, remaining): the most bytes that the model's vision part holds in one forward pass that reads
+        images, and the bytes that it still holds afterwards. Both are for the prompt with the most image tokens; (0, 0)
+        if no prompt has images.
 
-        whole: whether a pass reads a whole prompt. Otherwise a pass reads the images of one chunk, or a single image
-        that is longer than a chunk.
+        whole: whether one pass reads a whole prompt. Otherwise a pass reads the images of one chunk of the prompt, or a
+        single image that has more tokens than a chunk.
         """
         shown = max(prompts, key=lambda p: sum(picture["tokens"] for picture in p.pictures), default=None)
         if shown is None or not shown.pictures:
@@ -180,7 +179,7 @@ class CellPlanner:
             read = shown.read_pictures()
             largest = sorted(range(len(read)), key=lambda i: -tokens[i])
             together = [read[i] for i, seen in zip(largest, accumulate(tokens[i] for i in largest)) if seen <= room]
-            # On a CPU, pixel values of the whole prompt stay in memory beside those that a pass joins.
+            # On a CPU, all pixel values of the prompt stay in memory beside the joined tensor of the pass.
             host = sum(value.nbytes for one in read for value in one.values()) if self.device.type == "cpu" else 0
             peak, left = self.shape.images(joined(together), self.dtype)
             self._towers[task, whole] = host + peak, host + left
@@ -193,14 +192,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def check_weights(plans: Iterable[CellPlan], loaded: LoadedModel) -> None:
-    """Raise SetupError when a method's weights were made for a model with other parameters."""
+    """Raise SetupError if the weights of a method were made for a model with other parameters than the loaded model."""
     for cell in {plan.cell.method: plan.cell for plan in plans}.values():
         if (needed := make_method(cell).weights()) is not None:
             load_weights(needed, loaded.folder, loaded.model.config, "cpu", loaded.fingerprint)
 
 
 def artefacts(method: Method, model_config: Any, names: Sequence[str], info: models.ModelInfo) -> dict[str, str] | None:
-    """Return hashes of a method's weights and plug-ins, and revisions of its draft models; None without any.
+    """Return hashes of a method's weights and plug-ins, and revisions of its draft models; None if it has none of them.
 
     names: the method's name, or the names of its two parts. Raises KVBenchError when weights or a draft model are
     missing, damaged or made for another model.

@@ -1,9 +1,9 @@
 """Generates one cell, and handles running out of memory and NaN logits.
 
-When memory runs out, the cell is planned again with half the slots and continues with the rows not written yet. Each
-row states with how many slots it was generated, how many the first plan had, and how often memory ran out. A sequence
-that does not fit alone becomes a row with status `oom`. Every cell starts with the slots of its own plan, whatever
-happened in earlier cells: otherwise a resumed run would generate other rows.
+When memory runs out, the cell is planned again with half the slots and continues with the rows that are not written
+yet. Each row states with how many slots it was generated, how many slots the first plan had, and how often memory ran
+out. A sequence that does not fit even with one slot becomes a row with status `oom`. Every cell starts with the slots
+of its own plan, even if memory ran out in an earlier cell: otherwise a resumed run would generate other rows.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from kvbench.runner.row_writer import RowWriter
 from kvbench.runner.workload import PlannedRow, TaskWork, make_method
 from kvbench.store import FINAL
 
-NOT_NUMBERS = 5  # successive rows with NaN or infinite logits that end the cell
-OTHER_DTYPE = {"float32": "bfloat16"}  # the number type to try next; for all others float32
+NOT_NUMBERS = 5  # the cell ends after this many successive rows with NaN or infinite logits
+OTHER_DTYPE = {"float32": "bfloat16"}  # number type -> the type that a message advises; for other types float32
 
 Key = tuple[str, int]  # document, sample
 
@@ -46,7 +46,7 @@ class CellRun:
     writer: RowWriter
     on_step: Snapshot
     say: Notice
-    not_numbers: int = 0  # how many of the newest rows, without a good row between them, have NaN or infinite logits
+    not_numbers: int = 0  # how many successive rows, up to the newest, have NaN or infinite logits
 
     @property
     def ended_early(self) -> bool:
@@ -54,7 +54,7 @@ class CellRun:
         return self.not_numbers >= NOT_NUMBERS
 
     def run(self) -> None:
-        """Generate until all rows are written, or logits stay NaN (`_numbers_fail`), or rows cannot be scored."""
+        """Generate until all rows are written, logits stay NaN (`_numbers_fail`), or rows cannot be scored."""
         memory.reset_peak(*self.loaded.devices)
         while True:
             try:
@@ -105,9 +105,9 @@ class CellRun:
             raise OutOfMemory(error) from error
 
     def _make_smaller(self, under_way: Iterable[Key], cause: str) -> None:
-        """After memory ran out, prepare a smaller engine: halve the slots, or with one slot give up rows.
+        """After memory ran out, plan a smaller engine: halve the slots or, if only one slot is left, give up rows.
 
-        Rows that are given up get status `oom`: those that were `under_way`, or if there were none the longest rows.
+        The rows in `under_way` are given up or, if it names none, the longest missing rows; they get status `oom`.
         """
         plan, label = self.cell_plan.plan, self.cell_plan.cell.label
         if plan.slots > 1:
@@ -118,7 +118,7 @@ class CellRun:
         lost = [key for key in under_way if key in self.missing]
         for key in lost or self._longest():
             self._give_up(self.missing.pop(key), cause)
-        if not lost:  # even an empty engine for the longest prompt does not fit
+        if not lost:  # memory ran out before any row was begun: the engine itself was too large
             self._fit_to_missing()
         self.say(f"{label}: out of memory with 1 slot; rows that do not fit get status 'oom' ({cause}).")
 
@@ -139,7 +139,7 @@ class CellRun:
         return [key for key, length in lengths.items() if length == most]
 
     def _fit_to_missing(self) -> None:
-        """Set the engine's size to the longest missing row. Rows that are too long for the model do not count."""
+        """Set the engine's size to the longest missing row, without those that are too long for the model."""
         prompts = [row.prompt for row in self.missing.values() if row.prompt.max_tokens <= self.cell_plan.max_tokens]
         self.cell_plan = replace(
             self.cell_plan,
@@ -152,7 +152,7 @@ class CellRun:
 
         If so, warn that the cell ends here.
         """
-        if answer.status in FINAL:  # such a prompt was not read
+        if answer.status in FINAL:  # the model did not read this prompt, so there were no logits
             return False
         self.not_numbers = self.not_numbers + 1 if answer.status == "nan_logits" else 0
         if self.not_numbers < NOT_NUMBERS:

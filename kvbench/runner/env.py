@@ -49,7 +49,7 @@ def versions() -> dict[str, str]:
 def git_commit() -> str | None:
     """Return the commit of the git work tree that kvbench runs from, or None outside a work tree or without git.
 
-    "+changes" follows if a tracked file differs from the commit.
+    "+changes" is appended if a tracked file differs from the commit.
     """
 
     def git(*arguments: str) -> str:
@@ -108,7 +108,9 @@ def machine() -> dict[str, Any]:
 
 
 def device_name(device: torch.device, number: int = 0) -> str:
-    """Return ``cpu``, or the GPU's name. number: of GPUs, if a model is divided among several."""
+    """Return ``cpu`` or the GPU's name, such as ``2 x NAME`` for two GPUs. number: how many GPUs the model is divided
+    among; 0: it is not divided.
+    """
     import torch
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

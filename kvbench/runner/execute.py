@@ -33,9 +33,9 @@ from kvbench.store import RunFolder
 class RunResult:
     """How a run ended.
 
-    failed: number of rows without a score, by status. It counts rows that this call tried, and rows that no call can
-    answer (`kvbench.store.FINAL`), but not the statuses "ok" and "unscored". repeated: no row was generated or scored,
-    because every row was saved before with its score.
+    failed: number of failed rows by status, without "ok" and "unscored". It counts rows that this call tried, and rows
+    whose status is in `kvbench.store.FINAL`, which no further attempt can answer. repeated: this call generated and
+    scored nothing, because every row was saved before with its score.
     """
 
     run_dir: Path | None  # None after a dry run
@@ -66,8 +66,8 @@ def execute(
 
     resume: require that the run exists. shard: generate only this part of the rows, in a folder whose name ends with
     `Shard.suffix`; with `resume`, `run_name` is the whole name of the folder, whose record states the shard. placement:
-    where its jobs are executed. notice: receives one-line warnings; by default they go to stderr. Raises KVBenchError.
-    After Ctrl-C, SIGTERM or SIGHUP it saves all finished rows and raises Interrupted.
+    where the run's jobs are executed. notice: receives one-line warnings; by default they go to stderr. Raises
+    KVBenchError. After Ctrl-C, SIGTERM or SIGHUP, the function saves all finished rows and raises Interrupted.
     """
     say = notice or terminal.warning
     name = (run_name or config.run_name()) + ("" if shard is None or resume else shard.suffix)
@@ -120,9 +120,9 @@ def _run(
     work = Work(folder, plan, len(keys & done), progress, say)
     with signals.handled(), failures(env.device_name(plan.device), work.state):
         if not keys <= done:
-            folder.forget()  # its rows would take memory as long as the run generates
+            folder.forget()  # otherwise the rows read from the journal would stay in memory during generation
             work.do(placement, order, done)
-        # Scoring failed before, or the judge compares with an answer of the full cache that exists only now.
+        # Score rows whose scoring failed before, or whose judge needs the full cache's answer, which exists only now.
         rescored = rescore(
             folder,
             plan.inputs.works,

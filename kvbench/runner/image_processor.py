@@ -21,7 +21,7 @@ SAMPLE = (48, 32)  # width and height of an image in pixels
 
 
 def load(name: str, where: str, revision: str | None, config: Any, tokenizer: Any) -> Vision:
-    """Load what is needed to put images into prompts.
+    """Load the model's image processor and the settings for putting images into prompts, as a `Vision`.
 
     name: the model's name, for messages. where: its folder or its name on the hub. Raises UserError for a model whose
     images the engine does not read, SetupError if files or Pillow are missing.
@@ -43,9 +43,9 @@ def load(name: str, where: str, revision: str | None, config: Any, tokenizer: An
 
 
 def _grid(images: Any) -> dict[str, Any] | None:
-    """Return {"count": a function that counts an image's tokens}, the field `count` of `Vision`.
+    """Return the field `count` of `Vision` as a dictionary: a function that counts the tokens of an image.
 
-    It serves image processors that cut an image into a grid of patches (Qwen2-VL and later), where `merge_size` by
+    It is for image processors that cut an image into a grid of patches (Qwen2-VL and later), where `merge_size` by
     `merge_size` patches become one token. None for other image processors.
     """
     if "image_grid_thw" not in images.model_input_names:
@@ -54,8 +54,9 @@ def _grid(images: Any) -> dict[str, Any] | None:
 
 
 def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a processor of `COUNTED` adds to `Vision`: how it counts an image's tokens, which tokens it writes
-    before and after an image, and its options.
+    """Return the fields `count`, `around` and `options` of `Vision` for a processor of `COUNTED`: a function that
+    counts an image's tokens, the tokens that the processor writes before and after an image, and the processor's
+    options.
 
     Raises UserError for another processor, or if the processor writes another number of tokens than it counts;
     SetupError if a setting is missing among the model's files.
@@ -64,7 +65,7 @@ def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapp
     what = f"model {quote(name)} (model type {quote(config.model_type)}): tasks cannot place its images in prompts"
     if kind not in COUNTED:
         raise UserError(
-            f"{what}: its processor {quote(kind)} gives no grid of patches and is none of {', '.join(COUNTED)}. "
+            f"{what}: its processor {quote(kind)} cuts no grid of patches and is none of {', '.join(COUNTED)}. "
             "Choose a model like Qwen3-VL or GLM-4V."
         )
     try:
@@ -83,7 +84,7 @@ def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapp
     if not places or len(places) != places[-1] - places[0] + 1 or counted != len(replaced):
         raise UserError(
             f"{what}: for a test image its processor {quote(kind)} announces {counted} tokens and writes "
-            f"{len(replaced)}; the numbers must be equal, and the image's tokens in one piece."
+            f"{len(replaced)}; the numbers must be equal, and the image tokens must follow each other without a gap."
         )
     before, after = tuple(replaced[: places[0]]), tuple(replaced[places[-1] + 1 :])
     count = partial(_tokens, processor, len(before) + len(after))
@@ -91,13 +92,14 @@ def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapp
 
 
 def _tokens(processor: Any, around: int, height: int, width: int) -> int:
-    """Return how many tokens stand for an image of this size. around: tokens before and after the image; transformers
-    counts them too, and they are subtracted."""
+    """Return how many tokens stand for an image of this size. around: how many tokens the processor writes before and
+    after an image; transformers counts these too, so they are subtracted.
+    """
     return int(processor._get_num_multimodal_tokens(image_sizes=[(height, width)]).num_image_tokens[0]) - around
 
 
 def without_videos(kind: str) -> Any:
-    """Return a subclass of a processor class that works without a video processor: transformers' needs torchvision."""
+    """Return a subclass of a processor class that needs no video processor, because that would need torchvision."""
     return type(kind, (processor_class_from_name(kind),), {"check_argument_for_proper_class": lambda *_: None})
 
 

@@ -1,4 +1,4 @@
-"""Reads the inputs of a run besides weights: the model's tokenizer and configuration, and every task's prompts."""
+"""Reads all inputs of a run except weights: the model's tokenizer and configuration, and every task's prompts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Notice = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a run reads before the weights: the model's configuration and context, and every task's prompts."""
+    """What a run reads before its weights: the model's configuration and context length, and every task's prompts."""
 
     info: models.ModelInfo
     where: str  # folder, or the hub's name
@@ -51,7 +51,7 @@ def read_inputs(
 ) -> Inputs:
     """Read all inputs except weights, and check the judge and the sandbox if a task needs them.
 
-    info, adapter: the model and its adapter, if they were looked up before.
+    info, adapter: the model and its adapter, if the caller has looked them up; None: look them up.
 
     Raises KVBenchError if the model, adapter or data are missing, a prompt cannot be made, or the judge or sandbox that
     a task needs cannot score.
@@ -60,7 +60,7 @@ def read_inputs(
     where = info.where
     with models.reading(config.model, where):
         tokenizer, model_config = _read_model(where, config)
-        tokenizer("word")  # it reads some of its settings only for the first text
+        tokenizer("word")  # a tokenizer reads some of its settings only with the first text: a fault shows here
         vocabulary.check(len(tokenizer), getattr(model_config.get_text_config(), "vocab_size", None))
         context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
     if adapter := adapter or adapters.find(config.adapter):
@@ -102,8 +102,8 @@ def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any,
         endless = [name for name, work in works.items() if not work.spec.stop and not work.spec.stop_tokens]
         if endless:
             raise UserError(
-                f"model {quote(config.model)}: no end token known; pass --stop TEXT, or every answer to task "
-                f"{quote(endless[0])} has {works[endless[0]].spec.max_new_tokens} tokens."
+                f"model {quote(config.model)} names no end token, and task {quote(endless[0])} has no stop string: "
+                f"every answer would have {works[endless[0]].spec.max_new_tokens} tokens. Give --stop TEXT."
             )
 
 

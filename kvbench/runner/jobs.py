@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from kvbench.runner.cell import CellPlan
     from kvbench.runner.workload import PlannedRow
 
-ROUNDS = 4  # how many times a job fills all slots; slots that run empty at the end of a job cost about half a round
+ROUNDS = 4  # rows per slot in a job; the slots that run empty at its end cost the time of about half a row per slot
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Rows of one cell that one worker generates. cell: the cell's place in the run's plan. keys: of the rows."""
+    """Rows of one cell that one worker generates. cell: the cell's index in the run's plan. keys: the rows' keys."""
 
     cell: int
     keys: tuple[str, ...]
 
     def without(self, done: Collection[str]) -> Job:
-        """Return the job that is left when some rows are saved."""
+        """Return the job without the rows in `done`, which are saved already."""
         return Job(self.cell, tuple(key for key in self.keys if key not in done))
 
 
 def jobs_of(cells: Sequence[CellPlan], done: Collection[str], *, whole: bool) -> list[Job]:
-    """Return the jobs of a run without its saved rows, in the order of its cells.
+    """Return the jobs of a run, in the order of its cells. done: keys of saved rows, which no job has.
 
-    whole: one job per cell. Otherwise a job has whole questions, as many as fill the slots `ROUNDS` times.
+    whole: one job per cell. Otherwise a job has whole questions, as many as give every slot `ROUNDS` rows.
     """
     jobs = []
     for index, cell in enumerate(cells):

@@ -1,9 +1,10 @@
-"""Joins the folders of a run's shards into one run that has each row once, with its texts. No torch, no model, no task.
+"""Joins the folders of a run's shards into one run that has each row once, with its texts. Loads no torch, model or
+task.
 
-A shard may be unfinished, or still running: its saved rows are joined, and joining again adds the rest. Rows that the
-run has already are not added again, unless a shard has a better record: scored again, or an answer in place of a
-failure. The joined run has the settings and the record of the shards, so ``kvbench run --resume`` generates the rows
-that no shard had.
+A shard may be unfinished, or still running: its saved rows are joined, and joining again adds the rows saved since.
+Rows that the joined run has already are not added again, unless a shard has a better record of the row: one that was
+scored again, or an answer in place of a failure. The joined run has the settings and the record of the shards, so
+``kvbench run --resume`` generates the rows that no shard had.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from kvbench.store.recovery import Entry, TextReader, read_journal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one shard gave to the joined run: how many rows it has, and how many of them the run did not have.
+    """What joining one shard did.
 
-    different: how many of its answers differ from an answer that the run has to the same sample.
+    rows: how many finished rows the shard has. added: how many of its records were copied into the joined run.
+    different: how many of its answers differ from the answer that the joined run has for the same sample.
     """
 
     folder: ShardFolder
@@ -37,7 +39,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """A joined run: its folder, how many rows it has by status and will have, its shards, and shards not given."""
+    """A joined run.
+
+    planned: how many rows it will have. statuses: how many rows it has now, by status. parts: what joining each shard
+    did. missing: the shards that the user did not name.
+    """
 
     run_dir: Path
     planned: int
@@ -47,7 +53,7 @@ class Joined:
 
 
 class _Known(NamedTuple):
-    """What the joined run has of a row. rank: of two records of a row, the one with the higher rank counts."""
+    """The joined run's record of a row. rank: of two records of a row, the one with the higher rank counts."""
 
     rank: tuple[int, bool, bool]
     outcome: tuple[object, ...]
@@ -68,11 +74,11 @@ def join(
     allow_version_change: bool = False,
     take_over: bool = False,
 ) -> Joined:
-    """Write the rows of shards into the run of this name, make its tables, and return the counts.
+    """Write the rows of shards into the run of this name, make its tables, and return how many rows each shard added.
 
     shards: from `kvbench.runner.shard_folder.read_shards`. say: receives warnings of one line. Raises UserError if the
-    run exists and is another run, RunInUseError if a process writes to it, SetupError if a disk fails or a journal is
-    damaged.
+    run of this name exists but has other settings or inputs, RunInUseError if a process writes to it, SetupError if a
+    disk fails or a journal is damaged.
     """
     first = shards[0]
     environment = {k: v for k, v in first.environment.items() if k not in first.shard.record(0)}
@@ -106,7 +112,7 @@ def join(
 
 
 def _add(shard: ShardFolder, known: dict[str, _Known], journal: Journal, say: Callable[[str], object]) -> Part:
-    """Write those rows of a shard that the run lacks, or has a worse record of."""
+    """Write those records of a shard whose rows the joined run lacks, or of which it has a record with a lower rank."""
     state = read_journal(shard.path)
     for text in state.notices:
         say(f"{shard.path.name}: {text}")
@@ -124,9 +130,11 @@ def _add(shard: ShardFolder, known: dict[str, _Known], journal: Journal, say: Ca
 
 
 def _check_target(folder: RunFolder, environment: Mapping[str, Any], allowed: bool) -> list[str]:
-    """Raise UserError if a run that exists is not the run of these shards. Returns notices."""
+    """Raise UserError if the run to write to is itself a shard, or began with other inputs than the shards. Returns
+    notices on the changes that are allowed.
+    """
     before = folder.info["environment"]
     check_complete(folder.path, before)
     if (shard := recorded(folder.name, before)) is not None:
-        raise UserError(f"run {quote(folder.name)} is itself shard {shard}; give another --run-name.")
+        raise UserError(f"run {quote(folder.name)} is itself shard {shard} of a run; give another --run-name.")
     return same_run.check(folder.name, before, environment, allow_version_change=allowed)

@@ -6,10 +6,10 @@ The files are:
 - the modules that it imports, directly or indirectly, from `kvbench.methods`, from `kvbench.eviction` and, if it is a
   plug-in, from its own package;
 - the same files of every method that it contains (both parts of ``snapkv+gkv``, the base of ``ada-kv``);
-- the module that selects entries by score.
+- the module that chooses entries by score.
 
-The files are read and parsed, never imported. Changes of the engine show in kvbench's version instead. Modules that a
-plug-in imports from elsewhere are not hashed.
+The files are read and parsed, never imported. Files of the engine are not hashed: kvbench's version stands for them.
+Modules that a plug-in imports from outside its own package are not hashed either.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SELECTION = "kvbench.eviction.select"
 class Source:
     """The source of a method: one hash over all its files, and the hash of each file by its label.
 
-    A label is a path such as ``kvbench/methods/gkv.py``. A plug-in's file may be moved, so the label of such a file has
-    the file's hash in place of a path.
+    A label is a path such as ``kvbench/methods/gkv.py``. The user may move a plug-in's file, so its label has the
+    file's hash in place of a path.
     """
 
     hash: str
@@ -44,11 +44,11 @@ class Source:
 class _Module:
     label: str
     sha256: str
-    imports: tuple[str, ...]  # modules, and names in modules
+    imports: tuple[str, ...]  # see `_imports`
 
 
 def source_of(method: Method) -> Source:
-    """Return the source of a method; the method's options decide which other methods belong to it."""
+    """Return the source of a method, which includes the files of the methods that it contains."""
     modules: dict[str, _Module] = {}
     for part in _parts(method):
         for name in (cls.__module__ for cls in type(part).__mro__ if issubclass(cls, Method)):
@@ -69,7 +69,7 @@ def _parts(method: Method) -> Iterator[Method]:
 
 
 def _follow(name: str, packages: tuple[str, ...], modules: dict[str, _Module]) -> None:
-    """Add a module to `modules`, and all modules of these packages that it imports, directly or indirectly."""
+    """Add a module to `modules`, and all modules of `packages` that it imports, directly or indirectly."""
     if name in modules or (module := _read(name)) is None:
         return
     modules[name] = module
@@ -115,7 +115,7 @@ def _label(name: str, path: Path) -> str | None:
 
 
 def _imports(tree: ast.AST, name: str, package: bool) -> Iterator[str]:
-    """Yield the full names of the modules, and of names in modules, that a module imports."""
+    """Yield the full name of everything that a module imports: modules, and objects as ``module.object``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -1,4 +1,4 @@
-"""One document as the model reads it: rendered by the chat template, cut to fit, as token ids."""
+"""Makes the prompt of a document: renders it with the chat template, cuts it to fit, and turns it into token ids."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kvbench.taskkit.vision import check_markers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One document as token ids. Document, text and ids lie in a spool; each access to `doc` and `text` reads them.
+    """One document as token ids. Document, text and ids lie in a spool; each access to `doc` or `text` reads the file.
 
     max_new_tokens: most tokens that a sample generates in one turn. max_tokens: most tokens that a sample reads and
-    generates in all turns together.
-    cut: number of tokens removed, because the text was too long. compress_at: in a query-agnostic run, how many tokens
-    stand before the question. images: the first turn's images, for the engine. pictures: facts about the images of all
-    turns, as rows store them. read_pictures: returns the model's inputs for each of these images.
+    generates in all turns together. cut: number of tokens removed because the text was too long. compress_at: in a
+    query-agnostic run, how many tokens of the prompt come before the question. images: the first turn's images, for the
+    engine. pictures: facts about the images of all turns, as rows store them. read_pictures: a function that returns
+    the model's inputs for each of these images.
     """
 
     doc_id: str
@@ -94,8 +94,9 @@ class PromptMaker:
             mode = talk.mode
             if config.compress == "query-agnostic" and mode != "keep":
                 raise UserError(
-                    f"task {quote(self.task.name)}: the chat template, later images or --multi-turn reset make every "
-                    "later turn a new prompt, which cannot be evicted before its question. Use --compress query-aware."
+                    f"task {quote(self.task.name)}: the chat template, images in later turns or --multi-turn reset "
+                    "make every later turn a new prompt, which cannot be evicted before its question. Use --compress "
+                    "query-aware."
                 )
         later = spec.max_new_tokens  # tokens after the prompt
         if talk:
@@ -121,7 +122,7 @@ class PromptMaker:
         )
 
     def _hash(self, text: str, doc: Doc) -> str:
-        """Return the SHA-256 of a rendered prompt, and of the files of its images and of all later turns' images."""
+        """Return one SHA-256 over the rendered prompt and the image files of all turns."""
         digest = hashlib.sha256(text.encode())
         if self.reader.vision:
             for picture in self.reader.vision.pictures(doc.turns):
@@ -143,8 +144,9 @@ class PromptMaker:
     def _cut(self, doc: Doc, spec: GenSpec) -> tuple[Doc, int]:
         """Shorten a document's first turn to a limit, unless the task forbids it (`spec.truncate` is "none").
 
-        The limit is --max-prompt-tokens; without this option it is the room that the model's context leaves for a
-        prompt, or `spec.longest` if that is less. Returns the document and the number of tokens that were removed.
+        The limit is --max-prompt-tokens. Without this option it is the model's context less the answer's tokens and
+        `spec.reserve`, at most `spec.longest`, and applies only if `spec.truncate` is "middle". Returns the document
+        and the number of tokens that were removed.
         """
         limit = self.config.max_prompt_tokens
         if limit is None and spec.truncate == "middle":
@@ -157,7 +159,7 @@ class PromptMaker:
 
 
 def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
-    """Return a task's sampling settings, replaced by those that the user gave; the user's stop strings are added."""
+    """Return a task's sampling settings, with those replaced that the user gave; the user's stop strings are added."""
     settings: dict[str, Any] = {
         "n": config.samples,
         "max_new_tokens": config.max_new_tokens,
@@ -172,10 +174,10 @@ def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
 
 
 def _behind(at: int, images: Images, before: int, after: int) -> int:
-    """Return how many tokens a prompt's context has once all tokens of an image stand in place of its one token.
+    """Return the length of a prompt's context, in tokens, after each image's single token is replaced by all its
+    tokens.
 
-    at: the context's length while every image is one token. before, after: how many further tokens the model's
-    processor writes before and after the tokens of an image.
+    at: the length before that. before, after: how many tokens the model's processor adds before and after an image.
     """
     for first, stop in images.spans:
         if first - before < at:
@@ -184,20 +186,21 @@ def _behind(at: int, images: Images, before: int, after: int) -> int:
 
 
 def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> tuple[list[int], int]:
-    """Return a prompt's token ids, and how many of them stand before the question.
+    """Return a prompt's token ids, and how many of them come before the question.
 
-    Raises UserError for a document with nothing before its question: no context, system message or history.
+    Raises UserError if nothing comes before the question (no context, system message or history), if the question has
+    an image, or if one token spans the end of the context and the start of the question.
     """
     turn = doc.turns[0]
     if not (turn.context.strip() or turn.system or turn.history):
         raise UserError(
-            f"task {quote(task.name)} has questions without a context ({quote(doc.doc_id)}): there is nothing to "
+            f"question {quote(doc.doc_id)} of task {quote(task.name)} has no context: there is nothing to "
             "compress before the question. Use --compress query-aware."
         )
     if IMAGE in turn.question and turn.images:
         raise UserError(
-            f"task {quote(task.name)} has an image in the question of {quote(doc.doc_id)}, behind its context. "
-            "Use --compress query-aware."
+            f"task {quote(task.name)}: {quote(doc.doc_id)} has an image in its question; --compress query-agnostic "
+            "needs all images in the context. Use --compress query-aware."
         )
     ids, leading = prompts.encode_to_context(tokenizer, text, turn, chat)
     if not 0 < leading < len(ids):

@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from kvbench.console.progress import Progress
 
 FACTS = ("verdict", "passed_lcb", "passed_native", "sandbox_tier", "sandbox_selftest", "python_version", "judge")
-AT_ONCE = 64  # most answers being scored
-KEPT = "kept"  # counted like a status: the answer keeps its score, because no judge is given
+AT_ONCE = 64  # how many answers are scored at a time, at most
+KEPT = "kept"  # counted like a status: an answer that keeps its score, because the user gave no judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """The result of scoring stored answers: how many got a score, could not be scored, or were left unchanged."""
+    """The result of scoring stored answers: how many answers got a score, could not be scored, or stayed unchanged."""
 
-    scored: int = 0  # have a new score
-    failed: Mapping[str, int] = field(default_factory=dict)  # could not be scored, by status
-    prompt_mismatch: int = 0  # belong to prompts that the task makes differently now
-    waiting: int = 0  # have no score, and no judge is given
-    kept: int = 0  # keep their score, because no judge is given
+    scored: int = 0  # answers with a new score
+    failed: Mapping[str, int] = field(default_factory=dict)  # answers that could not be scored, by status
+    prompt_mismatch: int = 0  # answers to prompts that the task makes differently now
+    waiting: int = 0  # answers that stay without a score, because the user gave no judge
+    kept: int = 0  # answers that keep their score, because the user gave no judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ def rescore(
 ) -> Rescored:
     """Score those stored answers of a run for which `wanted` is true.
 
-    Raises SetupError if the judge's server refuses the API key, or no scoring process starts; scores that were known
-    before are saved.
+    Raises SetupError if the judge's server refuses the API key, or no scoring process starts; the scores that were
+    written before this are saved.
     """
     entries = folder.content().entries
     chosen = [e for e in entries.values() if e.generated and wanted(e)]
@@ -92,7 +92,7 @@ def rescore(
 class _Scoring:
     """Scores answers, and writes the scores in the order in which the answers were submitted.
 
-    Only `write_ready`, at the end of an interrupted call, writes them out of order.
+    Only `write_ready`, which an interrupted call of `rescore` uses, writes scores out of order.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from kvbench.task import Score
 
 BACKLOG = 64  # most answers that wait for scores while generation continues
 LATER = Score(value=None, status="unscored", note="interrupted before it was scored")
-MOMENT = 1.0  # seconds between two commits while waiting
+MOMENT = 1.0  # seconds to wait for a score before the journal is polled again
 
 
 class RowWriter:
@@ -40,16 +40,16 @@ class RowWriter:
     ) -> None:
         self.journal, self.pool, self.works, self.host, self.keep_prompts = journal, pool, works, host, keep_prompts
         self.saved = 0  # rows on the disk
-        self.failed: Counter[str] = Counter()  # rows that failed, by status
+        self.failed: Counter[str] = Counter()  # number of failed rows by status
         self.scores: list[float] = []  # headline scores of the present cell
-        self.refused: SetupError | None = None  # the judge refuses the key, or no scoring process starts
+        self.refused: SetupError | None = None  # why no more rows can be scored, such as a judge that refuses the key
         self._waiting: dict[Future[Score], Answer] = {}
 
     def add(self, planned: PlannedRow, generation: Generation, cell_plan: CellPlan, peak: int | None) -> None:
-        """Submit the answer of one sample for scoring, and write rows whose scores are known.
+        """Submit the answer of one sample for scoring, and write the rows whose scores are known.
 
-        If the generation failed, write its row at once, without a score. Blocks while more than BACKLOG answers wait
-        for scores. peak: see `Answer.device_bytes_peak`.
+        If the generation failed, write its row at once, without a score. Returns when at most BACKLOG answers wait for
+        scores. peak: see `Answer.device_bytes_peak`.
         """
         answer, task = Answer(planned, generation, cell_plan, peak), self.works[cell_plan.cell.task].task
         with signals.shield():
@@ -60,7 +60,9 @@ class RowWriter:
         self.collect(most=BACKLOG)
 
     def poll(self) -> None:
-        """Write rows to the disk if the oldest unsaved row has waited long enough. Called after each block of steps."""
+        """Let the journal commit its rows to disk if a commit is due, see `Journal.poll`. Called after each block of
+        steps.
+        """
         self.saved += len(self.journal.poll())
 
     def collect(self, *, most: int = 0, seconds: float | None = None) -> None:
@@ -70,7 +72,7 @@ class RowWriter:
         while len(self._waiting) > most and (deadline is None or time.monotonic() < deadline):
             wait(self._waiting, timeout=MOMENT if deadline is None else 0.1, return_when=FIRST_COMPLETED)
             self._write_scored()
-            self.poll()  # rows that were written before must not wait for these scores
+            self.poll()  # so that rows which are already written reach the disk meanwhile
 
     def finish(self) -> None:
         """Wait for all scores, write their rows, and commit."""
@@ -78,7 +80,7 @@ class RowWriter:
         self.saved += len(self.journal.flush())
 
     def leave(self, seconds: float) -> None:
-        """Wait at most `seconds` for scores, then write the other rows without scores; a resumed run scores them."""
+        """Wait at most `seconds` for scores, then write the remaining rows unscored; a resumed run scores them."""
         self.collect(seconds=seconds)
         for answer in self._waiting.values():
             self._write(answer, LATER)

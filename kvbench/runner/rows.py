@@ -1,4 +1,4 @@
-"""Makes the row of a finished sample: settings, score, measured use. Its columns are `kvbench.store.schema.COLUMNS`."""
+"""Makes the row of a finished sample: settings, score and usage, in the columns of `kvbench.store.schema.COLUMNS`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Answer:
     planned: PlannedRow
     generation: Generation
     cell_plan: CellPlan
-    device_bytes_peak: int | None  # of the cell so far; None on a CPU
+    device_bytes_peak: int | None  # most bytes allocated on the GPU in this cell so far; None on a CPU
 
     @property
     def output_tokens(self) -> int:
@@ -45,7 +45,7 @@ class Answer:
 
 
 def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, str]) -> dict[str, Any]:
-    """Return the row of a finished sample. score: None when generation failed; then the row has no score columns."""
+    """Return the row of a finished sample. score: None if the generation failed; the row then has no score columns."""
     planned, generation, cell_plan = answer.planned, answer.generation, answer.cell_plan
     cell, doc = cell_plan.cell, planned.prompt.doc
     usage = generation.usage
@@ -83,7 +83,7 @@ def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, st
 
 
 def _images(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the row's columns about the images of its question; no columns without images."""
+    """Return the row's columns about the images of its question; {} for a question without images."""
     if not pictures:
         return {}
     return {"images": len(pictures), "image_tokens": sum(p["tokens"] for p in pictures), "image_list": list(pictures)}
@@ -92,7 +92,7 @@ def _images(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def scored(score: Score) -> dict[str, Any]:
     """Return the row's columns that depend on the score.
 
-    For a score without a value, all of them are null except status, note and the scorer's facts.
+    If the score has no value, all these columns are null except status, note and the scorer's facts.
     """
     shown = score if score.value is not None else Score(value=None)
     aux = dict(shown.aux)
@@ -111,11 +111,11 @@ def scored(score: Score) -> dict[str, Any]:
 
 
 def _usage(usage: Usage, limit: float) -> dict[str, Any]:
-    """Return the row's columns of measured use: seconds, entries, bytes and speeds.
+    """Return the row's columns on usage: seconds, entries, bytes and speeds.
 
-    limit: the most tokens per second that the plan expects of the machine. Each sample is charged only its share of the
-    engine's time, so the tokens per second in its row are a rate of the whole engine, all slots together. A sample's
-    first token comes with the prompt and is not counted.
+    limit: the plan's upper bound for the machine, in tokens per second. The seconds of a sample are its share of the
+    engine's time, so tokens_per_second is the rate of the whole engine, all slots together. A sample's first token
+    comes from reading the prompt and is not counted.
     """
     busy = usage.decode_seconds + usage.evict_seconds
     rate = (usage.output_tokens - 1) / busy if busy > 0 and usage.output_tokens > 1 else None

@@ -1,6 +1,7 @@
 """The plan of a run, made before its weights are loaded, and its record in run.json.
 
-Missing inputs, a method that the engine cannot serve and a changed model are errors here.
+Making the plan raises an error for missing inputs, for a method that the engine cannot serve, and for a model that
+changed since the run began.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ class RunPlan:
     cells: tuple[CellPlan, ...]
     device: torch.device
     dtype: torch.dtype
-    threads: int  # of torch
-    division: Division | None  # of a model that is divided among GPUs
-    early: list[LoadedModel]  # the loaded model until it is used, if only its weights could show its shape
+    threads: int  # number of torch's threads
+    division: Division | None  # None: the model is not divided among GPUs
+    early: list[LoadedModel]  # the model, if planning had to load it to learn its shape and `load` has not taken it yet
 
     @classmethod
     def make(cls, config: RunConfig, before: Mapping[str, Any], name: str, *, dry_run: bool, say: Notice) -> RunPlan:
         """Read all inputs and plan every cell.
 
-        before: the record of the run to continue, or empty. Raises KVBenchError.
+        before: the record of the run to continue; empty for a new run. name: the run's name. Raises KVBenchError.
         """
         device = pick_device(config.device)
         dtype = pick_dtype(config.dtype, device)
@@ -110,13 +111,14 @@ class RunPlan:
         return self.early.pop() if self.early else _loader(self.config, self.inputs, self.device, self.division)()
 
     def release(self) -> None:
-        """Free the memory that planning took on the device, because workers load the model and this process does
-        not."""
+        """Free the memory that planning took on the device: from now on only workers use the model."""
         self.early.clear()
         memory.release(self.device)
 
     def record(self, sources: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the part `environment` of run.json. sources: where each setting comes from."""
+        """Return the part `environment` of run.json. sources: where the user gave each setting, such as a flag or a
+        file.
+        """
         return {
             **env.compared(),
             "versions": env.versions(),
@@ -152,7 +154,7 @@ class RunPlan:
 def _form(config: RunConfig, info: models.ModelInfo, dtype: torch.dtype, say: Notice, *, dry_run: bool) -> Form | None:
     """Return the form of a model's quantised weights; None if they are not quantised.
 
-    A dry run plans although a package is missing, and says so. Raises KVBenchError for weights that cannot be loaded.
+    A dry run only warns of a missing package. Raises KVBenchError for weights that cannot be loaded.
     """
     form = quantised.form_of(info.config)
     if form is None:

@@ -1,8 +1,8 @@
 """Checks that a continued run still has the model, template, methods and questions that it began with.
 
-A run's record (`environment` in run.json) has a hash for each file that its rows depend on. If a file has changed, the
-error names it: otherwise a report would average rows of two models, or of two versions of a method. Messages escape all
-text of a record, since a folder may come from anyone.
+A run's record (`environment` in run.json) has a hash for each file that its rows depend on. If a file has changed, an
+error names it, because otherwise a report would average rows of two models, or of two versions of a method. Messages
+escape all text of a record, since a run's folder may come from anyone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST = 4  # files or methods that a message lists
 
 
 def model_record(config: RunConfig, state: State, adapter: Adapter | None = None) -> dict[str, Any]:
-    """Return the part of a run's record about the model, its adapter, their files and the chat template."""
+    """Return the part of a run's record about the model, its adapter, the files of both, and the chat template."""
     template = config.chat_template
     return {
         "model": {"model": config.model, "model_revision": state.revision or config.revision}
@@ -58,7 +58,7 @@ def method_record(states: Mapping[MethodChoice, MethodState]) -> dict[str, Any]:
 
 
 def began(out: Path, name: str, config: RunConfig, *, resume: bool) -> Mapping[str, Any]:
-    """Return the record of the run of this name that is to be continued; empty if there is no such run.
+    """Return the record with which the run of this name began; empty if there is no such run to continue.
 
     Without `resume`, the result is also empty if the run of this name has other settings.
     """
@@ -77,8 +77,8 @@ def check(
 
     Raises UserError if one of them changed. Returns notices about the changes that are allowed.
 
-    before, now: the run's record, and the record that a run begun now would have. allow_version_change: methods of the
-    same version may have another source.
+    before: the run's record. now: the record that a new run would have now. allow_version_change: allow a method whose
+    source has changed, if its version is the same.
     """
     now = manifest.surroundings(now)  # as run.json would give it back
     check_model(run, before, now)
@@ -95,7 +95,7 @@ def check_model(
 ) -> None:
     """Raise UserError if the files of model or adapter, the revision or the chat template changed.
 
-    wanted: returns whether to compare the file of a given name.
+    wanted: a function that returns whether the file of a given name is compared.
     """
     if not before:
         return
@@ -105,7 +105,7 @@ def check_model(
         if changes := _changes(was, has):
             raise UserError(f"{_describe(changes, f'of model {model} ', run)}, or {NEW_RUN}.")
     elif (old := before.get("model", {}).get("model_revision")) != (new := now["model"]["model_revision"]):
-        former = f"; --revision {old} takes the former one" if hub.is_commit(old) else ""
+        former = f"; --revision {old} selects the former revision" if hub.is_commit(old) else ""
         raise UserError(
             f"model {model} is at revision {bare(new)} now; run {quote(run)} began with {bare(old)}. "
             f"{NEW_RUN.capitalize()}{former}."
@@ -177,21 +177,24 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
 
 
 def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterable[str]) -> str:
-    """Return the names of changed source files as text for a message. own: the labels of all files of the changed
-    methods."""
+    """Return the names of changed source files as text for a message. own: the labels of all files of those methods
+    whose source changed.
+    """
     was, has = (_hashes(record.get("method_files", [])) for record in (before, now))
     return few(sorted(bare(file) for file in own if was.get(file) != has.get(file)), MOST) or "it imports other files"
 
 
 def _check_template(run: str, was: Mapping[str, str] | None, has: Mapping[str, str] | None) -> None:
-    """Raise UserError if the content of the --chat-template file changed. Its path is compared as a setting."""
+    """Raise UserError if the content of the --chat-template file changed. Its path is a setting, compared elsewhere."""
     if has and (recorded := (was or {}).get("sha256")) != has["sha256"]:
         changes = {f"chat template {quote(has['path'])}": (recorded, has["sha256"])}
         raise UserError(f"{_describe(changes, '', run)}, or {NEW_RUN}.")
 
 
 def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError if the number type changed: --dtype auto and --device auto depend on the machine."""
+    """Raise UserError if the number type changed, which it can because --dtype auto and --device auto depend on the
+    machine.
+    """
     if (was := before.get("dtype", now["dtype"])) != now["dtype"]:
         raise UserError(
             f"run {quote(run)} began in {bare(was)} on {bare(before.get('device'))}; on {now['device']} it would go on "
@@ -200,17 +203,17 @@ def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError if the prompts changed: with other library versions equal files may give other prompts."""
+    """Raise UserError if the prompts changed: with other library versions, equal files may give different prompts."""
     for task, has in now.items():
         if before.get(task, has).get("prompts", has["prompts"]) != has["prompts"]:
             raise UserError(
-                f"task {quote(task)} makes other prompts than when run {quote(run)} began: its code, an image, or a "
-                f"library that makes tokens, changed. Put it back, or {NEW_RUN}."
+                f"task {quote(task)} makes other prompts than when run {quote(run)} began: its code, an image, or the "
+                f"tokenizer's library has changed. Put it back, or {NEW_RUN}."
             )
 
 
 def _listed(hashes: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return hashes by name as a list of pairs, because redaction would hide the value of a key like ``token.json``."""
+    """Return the hashes as a list of {name, hash}: in a dictionary, redaction would hide the hash of ``token.json``."""
     return [{"name": name, "hash": digest} for name, digest in sorted(hashes.items())]
 
 
@@ -229,8 +232,8 @@ def _changes(was: Mapping[str, str], has: Mapping[str, str]) -> Changes:
 def _describe(changes: Mapping[str, tuple[str | None, str | None]], of: str, run: str) -> str:
     """Return the beginning of a sentence that names the changed files and says how to undo the change.
 
-    The caller adds the end of the sentence. changes: old and new hash by file name; None where a file was missing. of:
-    words that say whose files they are.
+    The caller adds the end of the sentence. changes: {file name: (old hash, new hash)}; None for a file that is
+    missing. of: words that say what the files belong to, such as "of model 'm' ".
     """
     since = f"since run {quote(run)} began"
     if len(changes) > 1:

@@ -30,8 +30,9 @@ SHOWN = 0.25  # seconds between two figures
 
 @contextlib.contextmanager
 def failures(device: str, saved: Callable[[], str]) -> Iterator[None]:
-    """Turn signals, and failures of memory or device, into errors of one line. saved: returns the end of this line: how
-    many rows are saved."""
+    """While the block runs, turn signals, lack of memory and failures of the device into errors of one line. saved: a
+    function that returns the end of this line, which states how many rows are saved.
+    """
     try:
         with signals.phase(lambda: f"interrupted: {saved()}"):
             yield
@@ -47,20 +48,20 @@ def failures(device: str, saved: Callable[[], str]) -> Iterator[None]:
 
 
 def _ignore(rows: int) -> None:
-    """Take the number of saved rows of a job; a process that works alone tells it to no coordinator."""
+    """Do nothing after a job: a process that works alone has no coordinator to tell how many rows it saved."""
 
 
 class Runner:
     """Executes jobs of a run in this process.
 
-    show: receives figures, a few times per second. say: receives warnings of one line.
+    show: receives figures for the progress display, a few times per second. say: receives warnings of one line.
     """
 
     def __init__(self, plan: RunPlan, show: Callable[[Figures], None], say: Notice) -> None:
         self.plan, self.show, self.say = plan, show, say
         self.writer: RowWriter | None = None
         self._cells = {index: {row.key: row for row in cell.rows} for index, cell in enumerate(plan.cells)}
-        self._slots: dict[int, tuple[int, int]] = {}  # by cell whose memory ran out: slots left, and how often
+        self._slots: dict[int, tuple[int, int]] = {}  # cell in which memory ran out -> (slots since then, how often)
         self._ended: set[int] = set()  # cells that ended early
         self._label = ""
         self._tokens = self._kv_now = self._kv_peak = 0
@@ -81,7 +82,7 @@ class Runner:
     ) -> None:
         """Execute jobs one after the other. ended: called after each job with the number of its rows that were saved.
 
-        Raises KVBenchError; KeyError if a job has a row that the plan does not have.
+        Raises KVBenchError, and KeyError if a job names a row that the plan lacks.
         """
         device = env.device_name(self.plan.device, len(self.plan.shape.parts))
         host = {"device": device, "dtype": dtype_name(self.plan.dtype)}

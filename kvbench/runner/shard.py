@@ -1,10 +1,10 @@
-"""A shard: the part of a run's rows that one process generates when several processes divide a run (``--shard 2/4``).
+"""A shard: the part of a run's rows that one process generates when several processes share a run (``--shard 2/4``).
 
-The unit is a question of a cell with all its samples, which share a prefill. Question d of cell c, both counted from 0,
-belongs to shard 1 + (c + d) mod n of n. The division thus depends on the configuration only, never on a machine. It
-begins at another shard in every cell: shards then have almost equally many questions, also in cells with fewer
-questions than shards. Slots and lengths are those of the whole cell, so a row is the same in a shard and in an
-undivided run.
+A question of a cell is never split: all its samples, which share a prefill, are in one shard. Question d of cell c,
+both counted from 0, belongs to shard 1 + (c + d) mod n of n. Which shard has a row thus depends on the configuration
+only, never on a machine. The first question of each cell goes to the next shard, so that shards have almost equally
+many questions even if cells have fewer questions than there are shards. Slots and lengths are planned for the whole
+cell, so a row is the same in a shard as in a run without shards.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Shard:
         return f"-{self.number}-of-{self.of}"
 
     def divide(self, plan: RunPlan) -> RunPlan:
-        """Return the plan of a run with the rows of this shard only."""
+        """Return the run's plan, reduced to the rows of this shard."""
         return replace(plan, cells=tuple(self._part(number, cell) for number, cell in enumerate(plan.cells)))
 
     def _part(self, number: int, cell: CellPlan) -> CellPlan:
@@ -73,10 +73,10 @@ def recorded(run: str, record: Mapping[str, Any]) -> Shard | None:
 
 
 def agreed(run: str, before: Mapping[str, Any], asked: Shard | None, *, resume: bool) -> Shard | None:
-    """Return the shard that a run has or will have; None if it has all rows.
+    """Return the shard that a run is or will be; None for a run with all rows.
 
-    before: the record of the run to continue, or empty. asked: the shard that the user asked for. Raises UserError if
-    the run exists with other rows than the user asked for; with `resume`, the user need not ask.
+    before: the record of the run to continue; empty for a new run. asked: the shard that the user named. Raises
+    UserError if the existing run is another shard than the user named; with `resume`, the user need not name it.
     """
     if not before:
         return asked

@@ -1,4 +1,4 @@
-"""The folders of the shards that are to be joined, and the check that they are shards of one run."""
+"""Reads the folders of shards that are to be joined, and checks that they are shards of one run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ShardFolder:
         shard = recorded(path.name, info["environment"])
         if shard is None:
             raise UserError(
-                f"run {quote(path.name)} is no shard of a run; name folders that 'kvbench run --shard I/N' made."
+                f"{quote(path.name)} is not a shard of a run; name folders that 'kvbench run --shard I/N' made."
             )
         check_journal_complete(path)
         return cls(path=path, shard=shard, info=info)
@@ -65,12 +65,12 @@ def read_shards(paths: Iterable[Path], *, allow_version_change: bool = False) ->
         if folder.shard.of != first.shard.of:
             raise UserError(
                 f"run {quote(folder.path.name)} is shard {folder.shard} and {quote(first.path.name)} is shard "
-                f"{first.shard}; join shards of one division."
+                f"{first.shard}; join shards of one run, which all have the same N in I/N."
             )
         if folder.shard in places:
             raise UserError(
-                f"shard {folder.shard} is given twice: {quote(places[folder.shard])} and {quote(folder.path)}. Give "
-                "one of them."
+                f"shard {folder.shard} is given twice: {quote(places[folder.shard])} and {quote(folder.path)}. "
+                "Name only one of them."
             )
         places[folder.shard] = folder.path
         _check_same(first, folder, allow_version_change)
@@ -78,18 +78,18 @@ def read_shards(paths: Iterable[Path], *, allow_version_change: bool = False) ->
 
 
 def common_name(shards: Sequence[ShardFolder]) -> str:
-    """Return the name of the run that the shards' names begin with. Raises UserError if they have no common one."""
+    """Return the run's name: the beginning of all shards' names. Raises UserError if their beginnings differ."""
     names = {shard.path.name.removesuffix(shard.shard.suffix) for shard in shards}
     if len(names) > 1 or names == {shards[0].path.name}:
         raise UserError(
-            f"the names of the shards do not tell the name of their run ({few(sorted(map(quote, names)), 3)}); give "
-            "--run-name NAME."
+            f"the names of the shards do not begin with one name of a run ({few(sorted(map(quote, names)), 3)}); give "
+            "--run-name NAME for the joined run."
         )
     return names.pop()
 
 
 def check_complete(path: Path, environment: Mapping[str, Any]) -> None:
-    """Raise SetupError if a record lacks a part that all runs have."""
+    """Raise SetupError if a run's record lacks a part in `NEEDED`, or the hash of a task's prompts."""
     lacking = [part for part in NEEDED if environment.get(part) is None]
     lacking += [
         f"prompts of task {name}" for name, task in environment.get("tasks", {}).items() if "prompts" not in task
@@ -120,6 +120,6 @@ def _check_same(first: ShardFolder, other: ShardFolder, allowed: bool) -> None:
         listed = [f"{n.removesuffix('_version')} {bare(b)} and {bare(a)}" for n, (a, b) in sorted(changed.items())]
         names = f"{quote(other.path.name)} and {quote(first.path.name)}"
         raise UserError(
-            f"{names} were made with other versions ({', '.join(listed)}). Their rows may not be comparable: "
+            f"{names} were made with different versions ({', '.join(listed)}). Their rows may not be comparable: "
             "give --allow-version-change to join them."
         )

@@ -1,7 +1,8 @@
-"""A temporary file that holds what a run needs of its prompts only when their turn comes: tokens, texts, documents.
+"""A temporary file that keeps the token ids, texts and documents of a run's prompts out of memory until they are
+needed.
 
-A run at long contexts has gigabytes of them. The file has no name (it is unlinked when it is made), so nothing is left
-behind even after kill -9. It lies in the folder for temporary files (TMPDIR).
+In a run with long contexts they take gigabytes. The file has no name (it is unlinked when it is made), so nothing is
+left behind even after kill -9. It lies in the folder for temporary files (TMPDIR).
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ T = TypeVar("T")
 
 
 class Spool:
-    """Takes objects one by one, and returns a handle of each that reads it back. Closed when no handle is left."""
+    """Stores objects in a temporary file, and returns for each object a handle that reads it back.
+
+    The file is closed when no handle is left.
+    """
 
     def __init__(self) -> None:
         self._end = 0  # bytes
@@ -34,9 +38,9 @@ class Spool:
         return StoredIds(self, self._append(array("i", ids).tobytes()), len(ids))
 
     def put(self, what: T, name: str) -> Stored[T]:
-        """Store an object. name: of the object, for messages.
+        """Store an object. name: what messages call the object.
 
-        Raises UserError if `pickle` does not take the object, SetupError if the disk fails.
+        Raises UserError if `pickle` cannot store the object, SetupError if the disk fails.
         """
         try:
             data = pickle.dumps(what, pickle.HIGHEST_PROTOCOL)
@@ -57,7 +61,7 @@ class Spool:
         return data
 
     def _append(self, data: bytes) -> int:
-        """Write at the end of the file, and return where the data begin."""
+        """Write `data` at the end of the file, and return the offset at which they begin."""
         begin, left = self._end, memoryview(data)
         try:
             while left:
@@ -70,8 +74,9 @@ class Spool:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StoredIds(Sequence[int]):
-    """Token ids in a spool. Each access reads the file; `tuple(ids)` reads them all at once. Equality, hash and `repr`
-    are those of this tuple."""
+    """Token ids in a spool. Each access reads the file; `tuple(ids)` reads all ids at once. Compares, hashes and prints
+    like that tuple.
+    """
 
     spool: Spool
     offset: int  # bytes
@@ -121,7 +126,7 @@ class Stored(Generic[T]):
 
 
 def _unnamed_file() -> int:
-    """Make a temporary file without a name, and return its descriptor. Raises SetupError if the folder takes none."""
+    """Make a temporary file without a name, and return its descriptor. Raises SetupError if the file cannot be made."""
     try:
         with tempfile.TemporaryFile(prefix="kvbench-") as file:
             return os.dup(file.fileno())

@@ -1,6 +1,7 @@
 """Compares a run's budgets and intervals with those on the cards of its methods' weights.
 
-A method that was trained at one budget and interval may lose more at another; the run warns once per method.
+A method whose weights were trained at one budget and interval may score lower at another; the run warns once per
+method.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from kvbench.sources.models import ModelInfo
 
 
 def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: ModelInfo) -> Iterator[str]:
-    """Yield a line for each method that has a cell with another budget or interval than the card of its weights states.
+    """Yield a warning for each method with a cell whose budget or interval differs from that on the card of its
+    weights.
 
-    Variants of a method with the same weights share a line. A budget that is a share of the prompt is not compared,
-    because its number of entries varies. Raises KVBenchError for weights without a card.
+    Variants of a method with the same weights share one warning. A budget that is a share of the prompt is not
+    compared, because its number of entries varies. Raises KVBenchError for weights without a card.
     """
     variants: dict[tuple[str, Path], list[MethodChoice]] = {}
     for choice, method in methods.items():
@@ -43,7 +45,7 @@ def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: Mo
 
 
 def _trained(card: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the budget and the interval that a card states; what it does not state is left out."""
+    """Return {"budget": ..., "interval": ...} from a card, without those that it does not state."""
     options: Any = card
     for name in ("made", "settings", "more"):
         options = options.get(name) if isinstance(options, Mapping) else None

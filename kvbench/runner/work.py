@@ -33,11 +33,11 @@ class Work:
 
     @property
     def failed(self) -> Counter[str]:
-        """Number of rows that failed now, by status, such as "oom"."""
+        """Number of rows that failed since this process began, by status, such as "oom"."""
         return self._crew.failed if self._crew else Counter()
 
     def state(self) -> str:
-        """Return how many rows are saved, and how to continue, for a message."""
+        """Return the end of a message: how many rows are saved, and the command that continues the run."""
         return f"{self.done} of {self.plan.rows} rows saved; continue with {resume_command(self.folder.path)}"
 
     def do(self, placement: Placement, order: Order, done: Collection[str]) -> None:
@@ -62,7 +62,7 @@ class Work:
             self.progress.end()
 
     def _alone(self, done: Collection[str]) -> None:
-        """Generate the rows in this process, which needs no jobs smaller than a cell."""
+        """Generate the rows in this process, with one job per cell."""
         self.progress.prepare("loading the model's weights")
         loaded = self.plan.load()
         check_weights(self.plan.cells, loaded)

@@ -39,12 +39,14 @@ def template_hash(path: str) -> str:
 
 
 def load_task(name: str, task_file: str | None) -> Task:
-    """Return the task of this name. With --task-file, the task of that file is meant by its own name, "file" and ""."""
+    """Return the task of this name. With --task-file, "file", "" and the task's own name mean that file's task."""
     return _own_task(name, task_file) or get_task(name)
 
 
 def expand_task(name: str, task_file: str | None) -> list[str]:
-    """Return the names of all tasks that one item of --task means, such as ``ruler@*``. UserError if none."""
+    """Return the names of all tasks that one value of --task means, such as ``ruler@*``. Raises UserError if there is
+    none.
+    """
     own = _own_task(name, task_file)
     return [own.name] if own else expand(name)
 
@@ -102,14 +104,14 @@ class TaskWork:
         spool: Spool,
         vision: Callable[[], Vision],
     ) -> TaskWork:
-        """Load documents and render prompts.
+        """Load a task's documents and render its prompts.
 
-        spool: takes documents, texts and tokens. vision: loads the image processor; called only if documents have
-        images.
+        spool: stores documents, texts and tokens. vision: a function that loads the image processor; called only if
+        documents have images.
 
         Raises SetupError if data are missing. Raises UserError in these cases: the prompt style is unknown; a chat
-        template is needed but missing; --max-new-tokens is beyond the model's context; the run is query-agnostic and
-        documents have no context.
+        template is needed but missing; --max-new-tokens exceeds the room in the model's context; the run is
+        query-agnostic and documents have no context.
         """
         task = load_task(name, config.task_file)
         style = config.prompt_style_for(name) or task.prompt_styles[0]
@@ -147,7 +149,7 @@ class TaskWork:
         )
 
     def prompts_hash(self) -> str:
-        """Return a hash (16 hex digits) of the texts, tokens and sampling settings of all prompts."""
+        """Return one hash (16 hex digits) over the texts, tokens and sampling settings of all prompts."""
         digest = hashlib.sha256()
         for p in self.prompts:
             asked = (p.doc_id, p.sha256, p.compress_at, p.max_new_tokens, p.stop_ids, dataclasses.astuple(p.spec))
@@ -156,7 +158,7 @@ class TaskWork:
         return digest.hexdigest()[:16]
 
     def rows(self, cell: Cell, config: RunConfig, model: Mapping[str, Any], dtype: str, group: int) -> list[PlannedRow]:
-        """Return the rows that a cell will have, in the order of documents and samples.
+        """Return the planned rows of a cell, in the order of documents and samples.
 
         model: the values of the columns about the model; group: the model's query heads per KV head.
         """
@@ -205,7 +207,8 @@ class TaskWork:
     def batches(self, rows: list[PlannedRow], seed: int) -> list[list[Request]]:
         """Group planned rows into requests to the engine, one per document.
 
-        Returns one list of requests for each set of sampling settings, because an engine batch has one set.
+        Returns one list of requests per combination of sampling settings, because all requests of an engine batch share
+        them.
         """
         samples: dict[str, list[int]] = {}
         prompt: dict[str, Prompt] = {}
@@ -219,7 +222,7 @@ class TaskWork:
         return list(batches.values())
 
     def request(self, prompt: Prompt, samples: tuple[int, ...], seed: int) -> Request:
-        """Return the engine's request for some samples of a prompt."""
+        """Return a request to the engine for some samples of a prompt."""
         s = prompt.spec
         return Request(
             task=self.task.name,
@@ -242,7 +245,10 @@ class TaskWork:
 def _with_vision(task: Task, reader: ModelReader, vision: Callable[[], Vision]) -> ModelReader:
     """Return a reader for questions with images. Raises UserError if the prompts use no chat template."""
     if not reader.chat:
-        raise UserError(f"task {quote(task.name)} has images, which only a chat template can place in a prompt.")
+        raise UserError(
+            f"task {quote(task.name)} has images, which only a chat template can place in a prompt. Leave out "
+            "--no-chat-template, or give another --prompt-style."
+        )
     seeing = vision()
     return dataclasses.replace(reader, vision=seeing, template=reader.template or seeing.template)
 

@@ -148,7 +148,7 @@ def test_a_changed_plugin_is_refused(outcomes: dict, folder: Path, kvbench: Call
 
 def test_a_task_without_contexts_is_named(outcomes: dict) -> None:
     assert outcomes["no context"].code == 2
-    assert "task 'sums' has questions without a context ('s0')" in outcomes["no context"].err
+    assert "question 's0' of task 'sums' has no context" in outcomes["no context"].err
 
 
 def test_one_damaged_run_does_not_hide_the_others(outcomes: dict) -> None:

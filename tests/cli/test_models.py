@@ -136,8 +136,8 @@ def test_without_an_end_token_something_must_stop_an_answer(session: dict, folde
     """B052. A missing padding token does not matter: nothing is padded."""
     assert session["endless"].code == 2
     assert session["endless"].err == (
-        "error: model './endless': no end token known; pass --stop TEXT, or every answer to task 'walk/orbit-100' "
-        "has 8 tokens.\n"
+        "error: model './endless' names no end token, and task 'walk/orbit-100' has no stop string: every answer would "
+        "have 8 tokens. Give --stop TEXT.\n"
     )
     assert session["stopped"].code == 0, session["stopped"].err
     (row,) = read_rows(folder / "results/stopped").to_dict("records")
@@ -204,7 +204,7 @@ def test_a_model_that_moved_on_the_hub_is_another_one(
         assert result.code == 2, result.err
         assert result.err == (
             f"error: model 'org/tiny' is at revision {'2' * 40} now; run 'r1' began with {COMMIT}. Start a "
-            f"new run (kvbench run --run-name); --revision {COMMIT} takes the former one.\n"
+            f"new run (kvbench run --run-name); --revision {COMMIT} selects the former revision.\n"
         )
     assert {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()} == kept
     assert not any("safetensors" in line and line.startswith("GET") for line in moved.asked)  # no weights were fetched

@@ -156,7 +156,7 @@ VERSION = {"torch_version": "1.0"}
     [
         (lambda out: None, (*NAMES, NAMES[1]), UserError, "shard 2/3 is given twice"),
         (lambda out: rewrite(out / NAMES[1], {}, shard=...), NAMES, UserError, "'r-2-of-3' is no shard"),
-        (lambda out: rewrite(out / NAMES[1], {}, shard="2/4"), NAMES, UserError, "shards of one division"),
+        (lambda out: rewrite(out / NAMES[1], {}, shard="2/4"), NAMES, UserError, "which all have the same N in I/N"),
         (lambda out: rewrite(out / NAMES[1], {}, shard="8/3"), NAMES, UserError, "must be I/N with I from 1 to N"),
         (lambda out: rewrite(out / NAMES[1], {}, rows_of_all_shards=9), NAMES, UserError, "9 and 24 rows"),
         (
@@ -198,7 +198,7 @@ def test_shards_of_other_versions_are_joined_when_asked(out: Path) -> None:
 
 
 def test_a_folder_that_is_another_run_is_refused(out: Path, made: Path) -> None:
-    with pytest.raises(UserError, match="is itself shard 1/3; give another --run-name"):
+    with pytest.raises(UserError, match="is itself shard 1/3 of a run; give another --run-name"):
         joined(out, *NAMES[1:], name=NAMES[0])
     shutil.copytree(made / "whole", out / "other")
     rewrite(out / "other", {"config": manifest.plain(CONFIG.stored()) | {"seed": 7}})

@@ -311,7 +311,7 @@ def test_equal_records_are_one_run() -> None:
         (
             record(model={"model": "org/m", "model_revision": "2" * 40}),
             f"model 'org/m' is at revision {'2' * 40} now; run 'r1' began with {'1' * 40}. Start a new run "
-            f"(kvbench run --run-name); --revision {'1' * 40} takes the former one.",
+            f"(kvbench run --run-name); --revision {'1' * 40} selects the former revision.",
         ),
         (
             record(methods=edited(version="2")),

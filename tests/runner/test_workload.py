@@ -103,7 +103,7 @@ def test_a_task_without_context_cannot_be_query_agnostic(tokenizer: Any, tmp_pat
     ]
     path.write_text("\n".join(map(json.dumps, items)))
     made = config("gkv", 48, task="file/q", compress="query-agnostic", task_file=str(path), no_chat_template=True)
-    with pytest.raises(UserError, match=r"task 'file/q' has questions without a context \('b'\)"):
+    with pytest.raises(UserError, match=r"question 'b' of task 'file/q' has no context"):
         planned(tokenizer, made)
     path.write_text(json.dumps(items[0]))
     work, _, _ = planned(tokenizer, made)
