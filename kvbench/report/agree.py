@@ -1,13 +1,13 @@
 """Checks that the rows of one table are comparable, and describes the differences that rows of one table may have.
 
-    check(rows)                            # UserError: two models, prompts, judges ... in one table
+    check(rows)                            # raises UserError if one table has two models, judges ...
     for label, part in split(rows, ("model",)): ...
     for mixture in mixtures(rows): sentence(mixture, ["walk"])
 
 The check refuses rows that differ in a column of `SAME`, in the version or the artefacts of one method, in the judge,
-or in the prompt of a question. Their scores would differ for another reason than the method. A difference in a column
-of `NOTED` gets a note below the tables, because sampled answers repeat exactly only with equal versions, devices and
-numbers of slots.
+or in the prompt of a question. The scores of such rows may differ for another reason than the method. A difference in a
+column of `NOTED` gets a note below the tables, because sampled answers repeat exactly only with equal versions, devices
+and numbers of slots.
 """
 
 from __future__ import annotations
@@ -45,15 +45,18 @@ SAME = {
     "multi_turn_cache": "later turns",
     "task_version": "task version",
 }
-# Values that follow from a question: its later turns have images. They agree with every value, as missing values do.
+# For a column, the value that the engine sets for some questions, whatever the run's setting: it resets the cache when
+# later turns have images. Like a missing value, it counts as equal to every value.
 OF_QUESTION = {"multi_turn_cache": "reset (images)"}
-# A task may set the sampling of each question, and a long prompt leaves less room for the answer.
+# Columns that may differ from question to question: a task may set the sampling of each question, and a long prompt
+# leaves less room for the answer.
 BY_QUESTION = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
 ARTEFACTS = "tables, drafts or plug-in"
-ALL = "all"  # value of --group-by for everything that differs
+ALL = "all"  # value of --group-by that splits rows by everything that differs
 APART = f"--group-by {ALL} makes separate tables."
-EDITED = "Its table was joined or edited. Report on the runs that its rows came from."
-# Notes below a table: the column, its name in the sentence, and the columns within which it should be equal.
+EDITED = "The run's table was joined or edited. Report on the runs that its rows came from."
+# Columns whose differences get a note below the table, as (column, its name in the note, other columns). Rows that
+# agree in the other columns should agree in the column.
 NOTED = (
     ("kvbench_version", "versions of kvbench", ()),
     ("torch_version", "versions of torch", ()),
@@ -82,8 +85,8 @@ class Mixture:
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A difference that keeps rows out of a common table although they agree in the columns of `SAME`. `word`: what
-    differs, in words. `values`: for each row its value of the differing thing; rows to which the thing does not apply
-    have no value (code -1). `remedy`: what the user can do."""
+    differs, in words. `values`: the differing value of each row, such as its judge; a row to which the difference does
+    not apply has no value (code -1). `remedy`: what the user can do."""
 
     word: str
     values: Text
@@ -93,9 +96,9 @@ class Difference:
 def values_of(rows: Rows, column: str) -> list[Any]:
     """Return the distinct values of a column, sorted; [None] for a column without values.
 
-    A missing value (the full cache has no interval) and a value in `OF_QUESTION` agree with every value and are not
-    returned. The result is also [None] for a setting in `BY_QUESTION` that differs between questions, but not between
-    rows of one question, because the task chooses it for each question.
+    A missing value (the full cache has no interval) and a value in `OF_QUESTION` count as equal to every value and are
+    not returned. The result is also [None] for a setting in `BY_QUESTION` that differs between questions, but not
+    between rows of one question, because the task chooses it for each question.
     """
     values = [value for value in rows.values(column) if value != OF_QUESTION.get(column)]
     if column in BY_QUESTION and len(values) > 1 and _with_several(rows, rows.number(column)) is None:
@@ -104,7 +107,7 @@ def values_of(rows: Rows, column: str) -> list[Any]:
 
 
 def intervals_apart(rows: Rows) -> list[str]:
-    """Return a note on rows at several intervals. Rows at a single interval need no note."""
+    """Return a list with one note if the rows have several intervals, otherwise an empty list."""
     *others, last = map(str, values_of(rows, "interval"))
     if not others:
         return []
@@ -115,8 +118,8 @@ def intervals_apart(rows: Rows) -> list[str]:
 
 
 def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
-    """Split rows by the values of the columns. Return (label, rows) pairs. A row that has no value in a column is in
-    the part of every value of this column."""
+    """Split rows by the values of the columns. Return (label, rows) pairs. A row without a value in a column is put
+    into the part of each of the column's values."""
     parts = [("", rows)]
     for column in columns:
         parts = [
@@ -227,8 +230,8 @@ def _split_further(label: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
 
 
 def _difference(word: str, values: Text, of: Any, remedy: str) -> Iterator[Difference]:
-    """Yield a Difference if the rows that the mask `of` chooses have several of `values`. word: what differs, in words.
-    remedy: what the user can do."""
+    """Yield a Difference if the rows that the mask `of` chooses have two or more different `values`. word: what
+    differs, in words. remedy: what the user can do."""
     mine = Text(values.codes.copy(), values.names)
     mine.codes[~of] = -1
     if len(mine.present()) > 1:

@@ -1,4 +1,5 @@
-"""Means over the tasks of a group, such as LongBench's avg16 or RULER's mean of 13. Tasks declare names and weights.
+"""Means over the tasks of a group, such as LongBench's avg16 or RULER's mean of 13. A task declares the means of its
+group: their names and weights.
 
     for table in make_averages(loaded.groups, tables):
         table.rows[0].means["avg16"].value, table.rows[0].means["avg16"].missing
@@ -6,8 +7,8 @@
 Each mean belongs to one method at one budget. It covers the tasks of one group at one length and with equal settings,
 with the group's weights (`kvbench.report.weighted`). If a task is missing, there is no mean, and a note names the task.
 
-A group that was run at all its lengths has three further means. Each of them is a mean over the lengths of the first
-average that the group's task declares: with equal weights, or with weights that rise (inc) or fall (dec) linearly from
+A group that was run at all its lengths has three further means. For each of them, the first mean that the group's task
+declares is averaged over the lengths: with equal weights, or with weights that rise (inc) or fall (dec) linearly from
 the shortest length to the longest, as in RULER's paper (arXiv 2404.06654).
 """
 
@@ -30,14 +31,14 @@ from kvbench.report.weighted import Mean, of_cell, seen_drop, weighted_mean
 from kvbench.task import Task
 from kvbench.taskkit.names import base_name, get_task
 
-EQUAL = [column for column in SAME if column != "max_new_tokens"]  # each task sets that one
+EQUAL = [column for column in SAME if column != "max_new_tokens"]  # each task sets max_new_tokens itself
 ABOUT = "Means over tasks. Their errors assume that the tasks are independent."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AverageRow:
-    """The averages of one method at one budget. `baseline`: the method to which the differences in `means` are taken.
-    `progress`: how far the unfinished runs behind these averages are, as in "412 of 960 rows"."""
+    """The averages of one method at one budget. `baseline`: the method whose averages are subtracted in the differences
+    of `means`. `progress`: how far the unfinished runs behind these averages are, as in "412 of 960 rows"."""
 
     method: str
     budget: Budget | None
@@ -47,8 +48,8 @@ class AverageRow:
     means: dict[str, Mean]
 
 
-Part = tuple[ScoreCell | AverageRow, Mean]  # a cell, or a row of averages, and its score as a `Mean`
-Averages = Mapping[str, Mapping[str, float]]  # weights of members by the name of the average
+Part = tuple[ScoreCell | AverageRow, Mean]  # (a cell or a line of averages, its score as a `Mean`)
+Averages = Mapping[str, Mapping[str, float]]  # for each average: the weight of each task or length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class AverageTable:
     group: str  # label of the comparable rows, as in `load.Group`
     interval: int | None
     last: TaskTable
-    names: list[str]  # averages that at least one row has
+    names: list[str]  # averages that at least one line has
     rows: list[AverageRow]
     notes: list[str]
 
@@ -83,8 +84,8 @@ class AverageTable:
         )
 
     def _shown(self) -> list[Column]:
-        """Return the columns of the table: one for each average, and after the first average its difference to the
-        baseline."""
+        """Return the columns of the table: one for each average and, after the first average, the difference of this
+        average to the baseline."""
         first, *others = [Column("", partial(_value, name), name) for name in self.names]
         baseline = next((row.baseline for row in self.rows if row.baseline), "")
         difference = Column("", lambda row: _difference(row.means[first.header]), f"minus {baseline}")
@@ -138,7 +139,8 @@ def _alike(a: _Family, b: _Family) -> bool:
 
 
 def _lengths(kin: Sequence[tuple[_Family, AverageTable]]) -> AverageTable:
-    """Return the table in which one group's first average is averaged over the lengths."""
+    """Return the table in which one group's first average is averaged over the lengths. kin: the group at each length,
+    with its table."""
     family, tables = kin[0][0], [table for _, table in kin]
     name = next(iter(family.task.averages))
     lengths = [f"@{length}" for length in sorted(family.task.lengths)]

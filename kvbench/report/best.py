@@ -5,9 +5,9 @@
 
 All methods at a budget are compared on the questions that all of them have. The leader is the method with the highest
 mean score on these questions. Every other method is compared with the leader, question by question, with p-values that
-Holm's method adjusts for all comparisons at this budget. A method that is not significantly worse is a rival. The
-leader is chosen by its scores, which favours it: a list without rivals is weaker evidence than a single comparison
-planned beforehand.
+Holm's method adjusts for all comparisons at this budget. A method that is not significantly worse is a rival. Choosing
+the leader by its scores favours the leader: a list without rivals is weaker evidence than a single comparison planned
+beforehand.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvbench.eviction.budget import Budget, named
 from kvbench.report import stats
 from kvbench.report.cells import ScoreCell
 
-PERMUTATIONS = 1_000  # sign flips; p of 5% is then known to 0.7 points
+PERMUTATIONS = 1_000  # random sign patterns per test; they estimate a p of 5% to within 0.7 percentage points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,8 @@ class Best:
 
     budget: Budget | None
     leader: ScoreCell
-    rivals: list[ScoreCell]  # not significantly worse than the leader, by falling score
-    compared: int  # methods beside the leader
+    rivals: list[ScoreCell]  # not significantly worse than the leader, in order of falling score
+    compared: int  # number of methods compared with the leader
     told: bool
 
 

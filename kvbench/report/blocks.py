@@ -1,6 +1,6 @@
 """Blocks, the parts of a report. A block has lines, and columns that are described once for every format.
 
-    Column("kv_bytes_peak", "kv_bytes_peak", "KV peak", size)    # name in CSV and JSON, attribute, header, format
+    Column("kv_bytes_peak", "kv_bytes_peak", "KV peak", size)    # key in CSV and JSON, attribute, header, format
     Block(title="walk", lines=cells, columns=columns, grids=[chosen(columns, ("method", "budget", "KV peak"))])
 
 Text, Markdown and LaTeX show the tables in `grids`. CSV and JSON have every column in `columns` that has a name.

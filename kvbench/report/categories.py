@@ -34,12 +34,12 @@ LENGTH = re.compile(r"@(\d+)$")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryCell:
     """The score of one method at one budget on the questions of one category. `length`: the length of the prompts in
-    tokens; None if the task has no lengths. `parts`: into how many parts "/" splits each category of the task. `part`:
-    which of these parts, from 1, `category` is."""
+    tokens; None if the task has no lengths. `parts`: the number of parts into which "/" splits each category of the
+    task. `category` holds one of these parts, and `part` is its number."""
 
     task: str  # without its length
     group: str
-    part: int  # which part of the category, from 1
+    part: int  # from 1
     parts: int
     category: str
     method: str
@@ -77,8 +77,8 @@ class CategoryTable:
 
 
 def _shown(names: Sequence[str]) -> Iterator[Column]:
-    """Yield the columns of a table: first the number of questions, taken from the first of `names`, then the scores of
-    each of `names`."""
+    """Yield the columns of a table: the number of questions that the first column of scores has, then the columns of
+    scores. names: the titles of the columns of scores."""
     yield Column("", lambda line: line[1][names[0]].score.questions if names[0] in line[1] else None, "questions")
     for name in names:
         yield Column("", partial(_score, name), name)
@@ -132,7 +132,7 @@ def _cells(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[Ca
     rows = group.rows.where(names.codes >= 0)
     split = {names.names[code]: names.names[code].split("/") for code in names.present()}
     counts = {len(parts) for parts in split.values()}
-    if len(counts) != 1:  # none, or "/" is part of a name
+    if len(counts) != 1:  # no categories, or "/" is part of a category's name
         split, counts = {name: [name] for name in split}, {1}
     (parts,) = counts
     length = LENGTH.search(group.task)

@@ -5,8 +5,8 @@ and speed.
         make_cell(label, budget, part, scores, clusters, unfinished)
 
 All numbers come from the rows alone. Scores are means over questions, whatever the number of their samples. Bytes are
-means over samples. Entries after an eviction and at the peak are the most of any sample. Speed is all decoded tokens
-over all seconds.
+means over samples. Entries after an eviction and at the peak are maxima over samples. Speed is all decoded tokens
+divided by all seconds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ScoreCell:
     """One method at one budget on one task. Numbers missing from the rows are NaN."""
 
     method: str  # with the options that differ from the defaults
-    budget: Budget | None  # a share where the budget was given as one
+    budget: Budget | None  # a number of entries, or a share of the prompt if the user gave a share
     decode_bounded: bool
     evicts: bool
     score: stats.Estimate
@@ -56,13 +56,13 @@ class ScoreCell:
     floor: float
     pass_at: dict[int, float]  # pass@k by k, see `_pass_at`; empty if a question has one sample only
     maj: float  # mean score of the questions' most frequent answers; NaN with one sample or without extracted answers
-    samples: int  # neither failed nor waiting for a score
+    samples: int  # number of samples that neither failed nor wait for a score
     failed: int
     unscored: int  # answers that wait for a score
     truncated: float  # share of samples
     no_answer: float  # share of samples
-    entries_after_evict: float  # per layer and KV head, the most of any sample
-    entries_peak: float  # per layer and KV head, the most of any sample
+    entries_after_evict: float  # per layer and KV head, maximum over samples
+    entries_peak: float  # per layer and KV head, maximum over samples
     entries_mean: float  # per layer and KV head, mean over samples
     kv_bytes_peak: float  # of one sequence, mean over samples
     kv_bytes_mean: float
@@ -70,11 +70,11 @@ class ScoreCell:
     tokens_per_second_sd: float  # over batches
     machine_load: float  # per core, mean over samples; NaN: not recorded
     roofline_share: float
-    evict_share: float  # of the seconds of decoding and evicting
+    evict_share: float  # share of the seconds of decoding and evicting that evicting took
     progress: str  # "412 of 960 rows" of an unfinished run; empty if all runs are finished
     against: Against | None = None
-    # Score, bytes and speed as shares of the full cache's on shared questions, and the standard deviation of the share
-    # of speed over batches; empty without a full cache.
+    # Score, bytes and speed divided by those of the full cache on the questions that both cells have, and the standard
+    # deviation over batches of the ratio of speeds. Empty if the full cache was not run.
     of_full: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -111,7 +111,7 @@ def options_of(text: str) -> dict[str, Any]:
     if not isinstance(options, dict):
         raise SetupError(
             f"rows.parquet is damaged: its column options holds {quote(text)}, which is not a JSON object. "
-            "'kvbench repair RUN' makes it again from the run's journal."
+            "'kvbench repair RUN' makes the table again from the run's journal."
         )
     return options
 
@@ -146,9 +146,10 @@ def evicts(rows: Rows) -> bool:
 
 
 def idle_note(cells: Iterable[str]) -> list[str]:
-    """Return the note on cells in which nothing was evicted, by their names; no note without such cells."""
+    """Return a list with one note that names the cells in which nothing was evicted; an empty list if `cells` is empty.
+    cells: the names of these cells."""
     names = ", ".join(cells)
-    return [f"These evicted nothing, so their answers are the full cache's: {names}."] if names else []
+    return [f"These cells evicted nothing, so their answers are the full cache's: {names}."] if names else []
 
 
 def make_cell(
@@ -221,8 +222,8 @@ def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:
 
 
 def _pass_at(ok: Rows) -> dict[int, float]:
-    """Return pass@k of the exact score for each k in PASS_AT for which every question has at least k samples, by k.
-    Empty without scores, and if a question has only one sample."""
+    """Return pass@k of the exact score by k, for each k in PASS_AT up to the smallest number of samples of any
+    question. Empty if there are no scores, or if a question has only one sample."""
     scores = list(ok.scores("score").values())
     fewest = min(map(len, scores), default=0)
     if fewest < 2:

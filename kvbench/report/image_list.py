@@ -1,7 +1,7 @@
-"""Reads the columns of rows about images: a question's images, their places in its prompt, and the shares that were
-kept.
+"""Reads the columns of a row that describe images: the question's images, their places in its prompt, and the shares of
+text tokens and image tokens that the cache still held at the end.
 
-The columns may come from anyone. Names are text to show, never paths to open.
+The row may come from a stranger's run folder: the names of images are shown as text, and never opened as paths.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvbench.errors import bare, counted
 from kvbench.store.strict_json import parse
 
 MOST = 256  # images of a question
-KEPT = {"kept_text": "text", "kept_images": "images"}  # columns: shares of the tokens that are held at the end
+KEPT = {"kept_text": "text", "kept_images": "images"}  # columns with the share of tokens that the cache held at the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class ListedImage:
 
 
 def images(stored: object) -> list[ListedImage]:
-    """Return the images that a row lists in its column of images, whose value is `stored`; an empty list if the value
-    is no list of images."""
+    """Return the images that a row lists. stored: the value of the row's column of images; if it is no list of images,
+    the result is empty."""
     try:
         listed = parse(stored) if isinstance(stored, str) else None
     except ValueError:
@@ -67,7 +67,8 @@ def split(prompt: str, listed: list[ListedImage]) -> list[str | ListedImage]:
 
 
 def kept_shares(row: Mapping[str, Any]) -> list[str]:
-    """Return the kept shares of a row in words: "25% of images kept"; an empty list for a question without images."""
+    """Return the shares of tokens that a row's cache kept, in words: "25% of images kept"; an empty list for a question
+    without images."""
     shares = ((kind, row.get(column)) for column, kind in KEPT.items())
     return [f"{share:.0%} of {kind} kept" for kind, share in shares if share is not None and share == share]
 

@@ -28,7 +28,7 @@ from kvbench.report.blocks import Block, Column
 SIGNS = {
     **{sign: f"\\{sign}" for sign in "{}$&#%_"},
     **{sign: f"${sign}$" for sign in "<>|"},
-    **{sign: f"{{{sign}}}" for sign in "[]*"},  # after the end of a row they would be its options
+    **{sign: f"{{{sign}}}" for sign in "[]*"},  # bare, they would be options of a table line's end
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -36,7 +36,7 @@ SIGNS = {
     "`": r"\`{}",
     "±": r"$\pm$",
 }
-MINUS = re.compile(r"(?<![\w.)\]-])-(?=[0-9])")  # of a number, not of a name such as "snapkv-2"
+MINUS = re.compile(r"(?<![\w.)\]-])-(?=[0-9])")  # the sign of a number, not the hyphen in a name such as "snapkv-2"
 DASHES = re.compile(r"(?<=-)(?=-)")  # two hyphens would become a dash
 
 
@@ -62,7 +62,7 @@ def document(blocks: Iterator[Block], about: Sequence[str]) -> str:
 
 def _tables(block: Block, labels: set[str]) -> Iterator[str]:
     """Yield the LaTeX lines of a block's tables. Each table is a float; the notes of the block stand below the last
-    table. labels: the labels in use, to which the tables' labels are added."""
+    table. labels: the labels already in use; the function adds those of the tables."""
     grids = list(block.tables())
     for number, columns in enumerate(grids, 1):
         of = f" ({number} of {len(grids)})" if len(grids) > 1 else ""
@@ -82,8 +82,8 @@ def _tables(block: Block, labels: set[str]) -> Iterator[str]:
 
 def _label(title: str, number: int, labels: set[str]) -> str:
     """Return a label for a table, and add it to `labels`. The label is the title up to its first comma, with hyphens in
-    place of everything but letters and digits, and the table's number in its block. A count is added if the label is in
-    use."""
+    place of everything but letters and digits, and the table's number in its block. If this label is already in use, a
+    count is added to it."""
     stem = re.sub(r"[^a-z0-9]+", "-", title.partition(",")[0].lower()).strip("-")
     free = (f"tab:{stem}{f'-{count}' if count > 1 else ''}-{number}" for count in itertools.count(1))
     label = next(label for label in free if label not in labels)

@@ -1,7 +1,7 @@
 """Computes what the layers of a model store per token, and the share of a sequence's memory in the full cache that
 methods can evict.
 
-run.json describes the layers with attention; rows have the bytes of the states that other layers keep.
+The layers with attention are described in run.json. The bytes of the states of recurrent layers are in the rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvbench.report.load import Loaded
 from kvbench.report.rows import RUN, Rows
 from kvbench.store import manifest
 
-POSITION = 4  # bytes that a KV head stores with an entry that may be evicted
+POSITION = 4  # bytes of the position that a KV head stores with each entry that may be evicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +52,13 @@ def _layer(layer: Mapping[str, Any], element_bytes: int) -> Layer:
     sizes = [layer["kv_heads"], layer["head_dim"], layer["value_dim"], element_bytes]
     window = layer["window"]
     if not all(isinstance(size, int) and 0 <= size < 2**31 for size in [*sizes, window or 0]):
-        raise ValueError("not a size")
+        raise ValueError("a size of a layer is not a whole number from 0 to 2**31 - 1")
     heads, keys, values, _ = sizes
     return Layer(kv_heads=heads, entry_bytes=(keys + values) * element_bytes, window=window)
 
 
 def layers_of(loaded: Loaded) -> dict[str, list[Layer] | None]:
-    """Return the layers of every run's model by the name of the run."""
+    """Return the layers of each run's model, in a dictionary by the run's name."""
     return {run["run"]: read_layers(Path(run["path"])) for run in loaded.runs}
 
 
@@ -70,7 +70,7 @@ def by_window(model: Sequence[Layer], longest: float) -> tuple[list[Layer], list
 
 
 def sequence_tokens(rows: Rows, later: Any) -> Any:
-    """Return for each row how many tokens of its sequence the full cache holds at the end. later: see
+    """Return for each row how many tokens of its sequence the full cache holds at the end. later: the result of
     `later_tokens`."""
     import numpy as np
 
@@ -88,10 +88,12 @@ def longest_tokens(rows: Rows, later: Any) -> float:
 
 
 def evictable_share(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Any:
-    """Return for each row the share of its sequence's full cache that methods may evict, as a dry run's plan states it.
+    """Return for each row which share of its sequence's memory in the full cache methods may evict. The plan of a dry
+    run states the same share.
 
-    The rest of the cache are sliding windows and states of recurrent layers. later: see `later_tokens`. NaN where
-    run.json does not describe layers, or the row has no measurements. layers: by the name of the run.
+    The rest of the memory are sliding windows and states of recurrent layers. The share is NaN if the run's run.json
+    does not describe layers, or if the row has no measurements. later: the result of `later_tokens`. layers: the result
+    of `layers_of`.
     """
     import numpy as np
 
@@ -109,8 +111,8 @@ def evictable_share(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer]
 
 
 def evictable_note(shares: Any) -> list[str]:
-    """Return a line on the share of memory that methods can evict; no line if the share is 1 for all rows, or unknown.
-    shares: one per row."""
+    """Return a list with one line on the share of memory that methods can evict; an empty list if the share is 1 for
+    all rows, or unknown. shares: the result of `evictable_share`."""
     known = shares[shares == shares]
     if not len(known) or known.min() == 1:
         return []

@@ -110,8 +110,9 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
 
     Args:
         group_by: columns that may differ between rows; each of their values gets its own tables. "all" stands for all
-        settings, versions, artefacts and judges that differ. skip: leave out run folders that cannot be read, and add a
-        notice. Without `skip`, the error of such a run is raised.
+        settings, versions, artefacts and judges that differ.
+        skip: leave out run folders that cannot be read, and add a notice. Without `skip`, the error of such a run is
+        raised.
 
     Raises:
         UserError: there are no rows, or no task has comparable rows.

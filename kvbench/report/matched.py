@@ -1,4 +1,4 @@
-"""Separates the effect of a method's scoring of entries from the effect of the tokens that the method protects, with
+"""Separates two effects on a method's score: how the method scores entries, and which tokens it protects. It uses the
 rows of runs with and without ``--protect``.
 
     own(M), own(R)            scores of M and of `random`, each with its own protection
@@ -25,14 +25,14 @@ from kvbench.report.cells import cells_of, clusters_of, decode_bounded, evicts, 
 from kvbench.report.load import Group, Loaded
 from kvbench.report.tables import headline_of, shared_options
 
-RANDOM = "random"  # the method whose score knows nothing
+RANDOM = "random"  # the method that scores entries at random
 OPTION = "protection"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """A method under a protection that replaces the method's own. matched: the method's score under this protection.
-    own: the method's score under its own protection; None if it was not run so.
+    """A method under a protection that replaces the method's own protection. matched: the method's score under this
+    protection. own: the method's score under its own protection; None if no run has it.
 
     protection_adds, scoring_adds, own_scoring: the differences that the docstring of the module defines. Each is None
     if one of its two cells was not run. judged: the verdict on `scoring_adds`. marked: whether generated
@@ -67,8 +67,8 @@ class _Scores:
     """The scores of one task. cells: for each (label of the method, budget, protection), the samples' scores by
     question.
 
-    random: the labels of `random`: one for each choice of its options. marked, idle: the cells of which `Matched`
-    says so.
+    random: the labels of `random`: one for each choice of its options. marked, idle: the cells for which the fields of
+    these names in `Matched` are true.
     """
 
     clusters: Mapping[str, str]
@@ -84,7 +84,7 @@ class _Scores:
         return stats.estimate(list(questions.values()), clusters=[self.clusters[q] for q in questions])
 
     def by_chance(self, budget: Budget | None, protection: str) -> tuple[str, Budget | None, str]:
-        """Return the key of the cell of `random` at this budget under this protection.
+        """Return the key of the cell that the method `random` has at this budget under this protection.
 
         If `random` was run with several choices of options at this budget and protection, the cell with the default
         options is taken or, without it, the first by label.
@@ -138,7 +138,7 @@ def _of_group(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> list[Mat
 
 
 def _apart(method: str, options: str, shared: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return a method's label without its protection, and the protection.
+    """Return two values: a method's label without the option `protection`, and the protection.
 
     The protection of two combined methods is None if they have different protections.
     """

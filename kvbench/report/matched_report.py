@@ -1,5 +1,5 @@
-"""The report of ``--matched``: for each method, how much the protection and the scoring of entries each add to the mean
-score."""
+"""The report of ``--matched``: for each method, how much its scoring of entries adds to the mean score, and how much a
+protection adds."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class MatchedReport(Report):
         return {"tables": [_block(table).document() for table in self.tables]}
 
     def figures(self) -> list[Figure]:
-        """Return a figure of both effects for each table."""
+        """Return one figure for each table: what scoring adds and what the protection adds, as bars."""
         return [
             Figure(f"matched-{number}", title, CAPTION, bars(title, points, x="difference of the score"))
             for number, table in enumerate(self.tables, 1)

@@ -1,4 +1,4 @@
-"""Memory: nominal bytes of a budget beside measured bytes.
+"""The report of memory: the bytes that a budget stands for (nominal bytes) beside measured bytes.
 
     report = MemoryReport.make(load([Path("results/demo")]))
     report.tables[0].cells[0].ratio                # measured / nominal, keys and values only
@@ -6,7 +6,7 @@
 
 Nominal bytes are the bytes of the keys and values of budget + interval entries in every layer and KV head; a cache
 holds this number of entries just before an eviction. For methods that do not bound generated entries, they are the
-bytes of the budget and all generated entries. Nominal bytes never exceed the bytes of all tokens of the sequence. A
+bytes of the budget and of all generated entries. Nominal bytes never exceed the bytes of all tokens of the sequence. A
 conversation's row does not state the length of its later questions; this length is computed from the entries in the
 full cache's row of the same conversation. Sliding-window layers, from which no method evicts, count with the tokens in
 their windows, both in nominal and in measured bytes.
@@ -44,7 +44,7 @@ from kvbench.report.load import Loaded
 from kvbench.report.rows import RUN, Rows
 from kvbench.report.tables import shared_options
 
-PAGE = 16  # entries, as in kvbench.engine.cache.paged, which imports torch
+PAGE = 16  # entries per page, the same number as in kvbench.engine.cache.paged, which imports torch
 SLACK = 1.05
 UNBOUNDED = (
     "* does not bound generated entries (evicts the prompt only, or in some heads only): nominal is the budget and all "
@@ -81,8 +81,8 @@ class MemoryCell:
     beside_bytes: float  # stored beside keys and values
     beside_share: float  # of measured_bytes
     reading_bytes: float  # at the peak of reading the prompt
-    evictable_share: float  # of the sequence's full cache, see `evictable_share`
-    state_bytes: float  # part of beside_bytes: states of recurrent layers
+    evictable_share: float  # share of the sequence's memory in the full cache, see `evictable_share`
+    state_bytes: float  # the part of beside_bytes that states of recurrent layers take
     kept_text: float  # share of the text's tokens that were held at the end, mean over samples; NaN without images
     kept_images: float
     over: bool  # whether any sample is over its bound; tables mark the cell with !
@@ -116,8 +116,8 @@ COLUMNS = [
     *own("over", "samples"),
 ]
 SHOWN = ("method", "budget", "entries", "peak", "nominal", "measured", "ratio", "beside", "while reading")
-EVICTABLE = ("evictable",)  # where eviction cannot touch all of some cell's memory
-KEPT = ("text kept", "images kept")  # where prompts have images
+EVICTABLE = ("evictable",)  # shown if some cell has memory that no method can evict
+KEPT = ("text kept", "images kept")  # shown if prompts have images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,19 +198,18 @@ class Held:
 
 
 def _held(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Held:
-    """Return nominal, measured and allowed bytes of each row. later: for each row the number of tokens in the later
-    questions of the row's conversation; NaN: unknown."""
+    """Return the nominal, measured and allowed bytes of each row. later: the result of `later_tokens`."""
     import numpy as np
 
     prompt, budget, peak = (rows.number(name) for name in ("prompt_tokens", "budget", "entries_peak"))
-    known = later == later  # the length of the later questions
+    known = later == later  # whether the length of the later questions is known
     sequence = sequence_tokens(rows, later)
     bounded = rows.number("decode_bounded") == 1
     most = np.where(bounded, budget + rows.number("interval"), least(budget, prompt) + sequence - prompt)
     entries = np.where(budget == budget, least(sequence, most), sequence)
     nominal, page = _nominal(rows, entries, sequence, longest_tokens(rows, later), layers)
     measured, allowed = rows.number("kv_bytes_peak") - rows.number("kv_bytes_extra"), SLACK * nominal + page
-    # A query-agnostic run adds the question on top of the budget, and rows do not have the question's length.
+    # A query-agnostic run holds the question's entries beside the budget, and its rows do not state how many these are.
     judged = bounded & ~rows.text("compress").is_one_of("query-agnostic") & known
     over = judged & ((measured > allowed) | (peak > SLACK * entries))
     ratio = np.divide(measured, nominal, out=np.full(len(rows), math.nan), where=nominal != 0)

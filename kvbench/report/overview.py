@@ -1,8 +1,9 @@
-"""The first page of a report of scores: methods by tasks, the best methods per budget, and score against bytes.
+"""The first page of a report of scores: a table of methods by tasks, the best methods at each budget, and the methods
+with the highest scores for their bytes.
 
     for block in overview(tables): ...
 
-The overview computes no figures of its own: it puts those of the tables (`kvbench.report.tables`) side by side.
+The overview computes no figures of its own: it shows figures of the tables (`kvbench.report.tables`) side by side.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ ACROSS = 4  # tasks side by side
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of the overview's tables: a cell and the table of the cell's task. `best`: the best methods at a budget if
-    the line is about these methods; the cell is then that of the method with the highest score."""
+    """A line of the overview's tables: a cell and the table of the cell's task. `best`: in the table of the best
+    methods, the methods of this line's budget; `cell` is then the cell of the method with the highest score. None in
+    other tables."""
 
     table: TaskTable
     cell: ScoreCell
@@ -43,8 +45,8 @@ def overview(tables: Sequence[TaskTable]) -> Iterator[Block]:
 
 
 def frontier(table: TaskTable) -> list[ScoreCell]:
-    """Return the frontier of a task, in the order of rising bytes: the cells for which no other cell has at least the
-    same score with at most the same measured bytes."""
+    """Return the frontier of a task: the cells for which no other cell has at least the same score with at most the
+    same measured bytes. The cells are in order of rising bytes."""
     known = [c for c in table.cells if not math.isnan(c.score.mean) and not math.isnan(c.kv_bytes_peak)]
     kept: list[ScoreCell] = []
     for cell in sorted(known, key=lambda c: (c.kv_bytes_peak, -c.score.mean)):
@@ -99,7 +101,8 @@ def _scored(task: str, by_task: dict[str, ScoreCell]) -> str | None:
 
 
 def _against(tables: Sequence[TaskTable]) -> str:
-    """Return the baselines of the verdicts: " with verdicts against full"; "" without a verdict."""
+    """Return the words that name the baselines of the verdicts, such as " with verdicts against full"; "" without a
+    verdict."""
     names = dict.fromkeys(cell.baseline for table in tables for cell in table.cells if cell.baseline)
     return f" with verdicts against {', '.join(names)}" if names else ""
 

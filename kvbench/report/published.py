@@ -25,7 +25,7 @@ SCORE = re.compile(r"accuracy|pass@1( \(.*\))?")  # not "pass@1 gain"
 SAMPLES = re.compile(r"(?:avg of )?(\d+)(?: samples)?\)")
 LENGTH = re.compile(r"max output length (\d+)")
 TASKS = {"gpqa": "gpqadiamond", "livecodebenchv3": "livecodebenchreleasev3"}
-METHODS = {  # names in papers that are no aliases of methods
+METHODS = {  # names that papers use and that are not aliases in kvbench
     "full-kv": "full",
     "snapkv (decode)": "snapkv-decode",
     "g-kv + untrained": "gkv",
@@ -42,8 +42,8 @@ STREAMING = {"1024": "duo(sparsity=0.75)", "2048": "duo(sparsity=0.5)"}  # DuoAt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Printed:
-    """A score in a paper. model, task, method, budget: kvbench's names; `model` and `task` in lower case without signs,
-    because papers spell them in several ways.
+    """A score that a paper prints. model, task, method, budget: as kvbench names them; `model` and `task` have only
+    lower-case letters and digits, because papers spell them in several ways.
 
     name: the method as the paper names it. samples: the number of answers per question. longest: the limit on the
     tokens of an answer. Each is None if the paper does not state it.
@@ -102,7 +102,7 @@ def without_weights(label: str) -> str:
 
 @functools.cache
 def every() -> tuple[Printed, ...]:
-    """Return all printed shares of right answers whose method kvbench has, and whose budget is in entries or is the
+    """Return all printed shares of right answers, if kvbench has the method, and if the budget is in entries or is the
     full cache."""
     return tuple(printed for row in published() if (printed := _printed(row)) is not None)
 
@@ -140,8 +140,8 @@ def _printed(row: Published) -> Printed | None:
 
 
 def label_of(name: str, budget: str) -> str | None:
-    """Return the label that kvbench gives to a paper's method; None if kvbench has no such method. name, budget: the
-    paper's, the name in small letters."""
+    """Return the label that kvbench gives to a paper's method; None if kvbench has no such method. name: the method as
+    the paper names it, in lower case. budget: the budget as text."""
     if name == "duoattention":
         return STREAMING.get(budget)
     if name.startswith(REWARD):

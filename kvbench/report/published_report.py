@@ -24,13 +24,13 @@ from kvbench.report.tables import TaskTable, make_tables
 from kvbench.taskkit.names import get_task
 
 Z = 1.96
-MOST = 6  # printed scores without a cell that a note lists
+MOST = 6  # a note lists up to this many printed scores without a cell
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A printed score beside a cell. error: the standard error of the cell's score. printed_error: that of the printed
-    score. Each is NaN if unknown."""
+    """A printed score and the cell beside which it is shown. error: the standard error of the cell's score.
+    printed_error: the standard error of the printed score. Each is NaN if unknown."""
 
     cell: ScoreCell
     printed: Printed
@@ -180,5 +180,5 @@ def _printed_error(cell: ScoreCell, printed: Printed) -> float:
 
 
 def _positive(error: float) -> float:
-    """Return an error; NaN for 0, because samples without spread say nothing of their error."""
+    """Return `error`, or NaN in place of 0: a standard error of 0 only says that the samples have no spread."""
     return error if error > 0 else math.nan

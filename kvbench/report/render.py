@@ -107,7 +107,7 @@ def write(report: Report, folder: Path) -> list[Path]:
     texts = {f"{report.name}.{suffix}": FORMATS[form](report) for form, suffix in SUFFIXES.items()}
     try:
         in_a_run = (folder.parent / manifest.NAME).is_file()
-        if not (in_a_run and own_folder(folder)):  # a folder that the user names may be a link
+        if not (in_a_run and own_folder(folder)):  # only a folder outside runs may be a link
             folder.mkdir(parents=True, exist_ok=True)
         for file, content in texts.items():
             with replacing(folder / file) as target:

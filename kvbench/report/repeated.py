@@ -18,11 +18,12 @@ from kvbench.store import again
 if TYPE_CHECKING:
     from kvbench.report.rows import Ints
 
-MOST = 4  # pairs of runs that get a line of their own
+MOST = 4  # pairs of runs that have a separate line; all further pairs share a line
 
 
 def each_once(rows: Rows, paths: Mapping[str, Path]) -> tuple[Rows, list[str]]:
-    """Return one row per key, without the column of keys, and lines for the user on the rows that are left out.
+    """Return two values: the rows, one per key and without the column of keys, and lines for the user on the rows that
+    are left out.
 
     paths: the folder or table of each run, by the run's name.
     """
@@ -36,13 +37,13 @@ def each_once(rows: Rows, paths: Mapping[str, Path]) -> tuple[Rows, list[str]]:
 
 
 def _counting(rows: Rows) -> Ints:
-    """Return for each row the position of the row that is kept among all rows with the same key."""
+    """Return for each row the position of the kept row: the one row that is kept of all rows with the same key."""
     import numpy as np
 
     keys = rows.text(KEY).codes
     order = np.argsort(~rows.text("status").is_one_of("ok"), kind="stable")
     first = np.empty(int(keys.max()) + 1, dtype=np.int64)
-    first[keys[order][::-1]] = order[::-1]  # of equal keys the last assignment stays: the first in order
+    first[keys[order][::-1]] = order[::-1]  # reversed: of equal keys, the first in `order` is assigned last and stays
     return np.asarray(first[keys])
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
-RUN = "run"  # column with the run's name, added here
+RUN = "run"  # column with the run's name, which `Rows.of` adds
 KEY = "row_key"  # may have a million distinct texts, so only their codes are kept
 KINDS = {column.name: column.kind for column in COLUMNS}
 
@@ -103,7 +103,7 @@ class Rows:
         columns: dict[str, Any] = {}
         for name in together.column_names:
             columns[name] = _column(name, together.column(name))
-            together = together.drop_columns([name])  # frees it: a million rows are read within a gigabyte
+            together = together.drop_columns([name])  # frees the column, so that a million rows fit into a gigabyte
         pa.default_memory_pool().release_unused()
         columns[RUN] = Text.of(names, np.repeat(np.arange(len(names)), lengths))
         return cls(columns, np.arange(sum(lengths)))
@@ -120,11 +120,11 @@ class Rows:
         return column.at(self.places)
 
     def where(self, chosen: Any) -> Rows:
-        """Return the rows that a mask or positions choose."""
+        """Return the chosen rows. chosen: a mask over these rows, or positions among them."""
         return Rows(self.columns, self.places[chosen])
 
     def having(self, **columns: Any) -> Rows:
-        """Return the same rows with further columns, or with columns replaced."""
+        """Return the same rows with the given columns added; a column of the same name is replaced."""
         import numpy as np
 
         kept = self.columns
@@ -210,13 +210,13 @@ def typed(name: str, value: Any) -> Any:
 
 
 def ranks(names: Iterable[str]) -> Ints:
-    """Return each name's rank among the sorted names. One more element, -1, follows: the code -1 of a missing name then
-    finds it as its rank."""
+    """Return each name's rank among the sorted names, and -1 as the last element: indexing with -1, the code of a
+    missing name, then gives the rank -1."""
     import numpy as np
 
     listed = list(names)
     order = {name: place for place, name in enumerate(sorted(set(listed)))}
-    return np.array([order[name] for name in listed] + [-1])  # the last stands for code -1: no name
+    return np.array([order[name] for name in listed] + [-1])  # the last element is found by the code -1
 
 
 def _column(name: str, column: pa.ChunkedArray) -> Any:

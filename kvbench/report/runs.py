@@ -19,7 +19,8 @@ from kvbench.report.cells import method_label
 from kvbench.store import list_runs, manifest, read_run
 from kvbench.store.identity import canonical_json
 
-COLUMNS = ("status", "task", "method", "options", "budget", "budget_share", "interval")  # what tells cells apart
+# The status of a row, and the settings that tell cells apart.
+COLUMNS = ("status", "task", "method", "options", "budget", "budget_share", "interval")
 SHOWN = ("model",)  # settings that have a column of their own
 
 

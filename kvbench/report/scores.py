@@ -175,8 +175,8 @@ def _comparison() -> list[Column]:
 
 
 def _sample_grids(table: TaskTable) -> list[tuple[str, ...]]:
-    """Return the headers of the table on samples, in a list of one. The list is empty if the table would say nothing:
-    all cells have equally many questions and one sample per question, each with a complete answer and a score.
+    """Return the headers of the table on samples, in a list of one. The list is empty if the table would show nothing
+    special: all cells have equally many questions, and one sample per question with a complete answer and a score.
     """
     equal = len({(c.score.questions, c.samples) for c in table.cells}) == 1
     whole = not any(c.truncated > 0 or c.no_answer > 0 or c.failed or c.unscored or c.pass_at for c in table.cells)

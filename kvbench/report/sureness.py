@@ -1,5 +1,5 @@
-"""Writes the notes below a table: on the smallest drops that the table's comparisons can find, and on the test behind
-the comparisons.
+"""Writes the notes below a table: on the smallest drops of the score that the table's comparisons can find, and on the
+tests that the comparisons use.
 
     notes([cell.against for cell in cells if cell.against])
 
@@ -72,7 +72,7 @@ def _out_of_reach(family: Sequence[Against]) -> list[str]:
 
 
 def _ceiling(family: Sequence[Against]) -> list[str]:
-    """Return a note if every score is at the ceiling, where a tie does not mean that methods are equal."""
+    """Return a list with a note if every score is at the ceiling, where a tie does not mean that methods are equal."""
     if not any(a.judged.verdict == "cannot tell" and _within_reach(a) for a in family):
         return []
     lowest = min(min(a.paired.mean_a, a.paired.mean_b) for a in family)

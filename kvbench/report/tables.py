@@ -43,7 +43,7 @@ from kvbench.report.load import Group, Loaded
 from kvbench.report.rows import Rows
 from kvbench.taskkit.names import get_task
 
-UNEVEN = 0.25  # difference of loads per core beyond which speeds get a warning
+UNEVEN = 0.25  # cells whose loads per core differ by more get a warning about their speeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
 
 
 def _variants(loaded: Loaded) -> list[tuple[str, str]]:
-    """Return (method, options as JSON text) for every choice of options with which a method was run."""
+    """Return (method, options as JSON text) for every combination of options with which a method was run."""
     return [
         (methods.names[m], options.names[o])
         for group in loaded.groups
@@ -96,8 +96,8 @@ def shared_options(loaded: Loaded) -> dict[str, dict[str, Any]]:
 
 
 def _shared(options: Sequence[str]) -> dict[str, Any]:
-    """Return the options that have the same value in all texts. options: several variants of one method's options, each
-    as JSON text."""
+    """Return the options that have the same value in all of `options`. options: the combinations of options with which
+    one method was run, each as JSON text."""
     tables = [options_of(text) for text in options]
     return {k: v for k, v in tables[0].items() if all(k in table and table[k] == v for table in tables)}
 
@@ -144,8 +144,8 @@ def headline_of(task: str) -> str:
 def _compare(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], clusters: dict[str, str], baseline: str
 ) -> list[ScoreCell]:
-    """Compare each cell with a cell of the baseline: with the baseline's cell without a budget or, if there is none,
-    with the baseline's cell at the same budget."""
+    """Return the cells with `against` set: each is compared with the baseline's cell that has no budget or, if there is
+    none, with the baseline's cell at the same budget."""
     label = _baseline_label([cell.method for cell in cells], baseline)
     places = {_budget(cell): i for i, cell in reversed(list(enumerate(cells))) if cell.method == label}
     comparisons: dict[int, tuple[int, stats.Paired]] = {}
@@ -185,8 +185,8 @@ def _baseline_label(labels: Sequence[str], baseline: str) -> str:
 def _ratios(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], parts: Sequence[Rows]
 ) -> list[ScoreCell]:
-    """Return the cells with `of_full` set: the cell's score, bytes and speed divided by those of the full cache, each
-    over the questions that both have. If the full cache was not run, the cells stay unchanged."""
+    """Return the cells with `of_full` set: the cell's score, bytes and speed divided by those of the full cache, all on
+    the questions that both cells have. If the full cache was not run, the cells stay unchanged."""
     full = next((i for i, cell in enumerate(cells) if not cell.evicts), None)
     if full is None:
         return list(cells)
@@ -222,8 +222,8 @@ def _share(part: float, whole: float) -> float:
 
 
 def _states(rows: Rows, layers: Callable[[], Mapping[str, Sequence[Layer] | None]]) -> list[str]:
-    """Return a line on the share of memory that methods can evict if the model has recurrent layers; otherwise no line.
-    layers: a function that returns the layers of each run's model."""
+    """Return a list with a line on the share of memory that methods can evict, if the model has recurrent layers;
+    otherwise an empty list. layers: a function that returns the layers of each run's model."""
     if not (rows.number("state_bytes") > 0).any():
         return []
     return evictable_note(evictable_share(rows, later_tokens(rows), layers()))
@@ -264,7 +264,8 @@ def _exact_above_partial(cell: ScoreCell) -> bool:
 
 
 def _load(cells: Sequence[ScoreCell]) -> list[str]:
-    """Return a note on the machine's load while the cells ran. Speeds can be judged only together with the load."""
+    """Return a list with a note on the machine's load while the cells ran, without which speeds cannot be judged. The
+    list is empty if no cell has a speed."""
     timed = [cell for cell in cells if not math.isnan(cell.tokens_per_second)]
     loads = [cell.machine_load for cell in timed if not math.isnan(cell.machine_load)]
     if not timed:

@@ -3,8 +3,9 @@
     weighted_mean([(0.5, of_cell(walk)), (0.5, of_cell(chain))])
 
 The error is sqrt(sum (w se)^2) with weights w that sum to 1 and the standard errors se of the tasks, which it treats as
-independent. The interval joins the tasks' intervals in the same way, each side separately (Zou and Donner 2008). If a
-task shows no spread, its error is 0 and says nothing; tables then print the interval in place of the error.
+independent. The lower and the upper half of the interval are computed from those of the tasks' intervals by the same
+formula (Zou and Donner 2008). If a task shows no spread, its error is 0 and says nothing; tables then print the
+interval in place of the error.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from kvbench.report.stats import ALPHA, smallest_drop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A weighted mean over tasks, and its paired difference to the baseline. `missing`: the tasks without a score; if
-    there are any, all figures are NaN.
+    """A weighted mean over tasks, and its difference to the baseline's mean, paired by question. `missing`: the tasks
+    without a score; if there are any, all figures are NaN.
 
     `spread`: whether the score of every task has an error above 0. `diff_spread`: whether the difference of every task
     has an error above 0. `df`: the smallest number of degrees of freedom among the tasks' differences.
@@ -90,8 +91,8 @@ def weighted_mean(means: Sequence[tuple[float, Mean]]) -> Mean:
 
 
 def seen_drop(name: str, means: Sequence[Mean]) -> list[str]:
-    """Return a note on the smallest true drop of an average that a t test finds with 80% power. No note if no
-    comparison has spread. name: the name of the average. means: for each method its value of this average."""
+    """Return a list with a note on the smallest true drop of an average that a t test finds with 80% power; an empty
+    list if no comparison has spread. name: the name of the average. means: this average of each method."""
     family = [mean for mean in means if not math.isnan(mean.diff)]
     alpha = ALPHA / max(1, len(family))
     drops = [smallest_drop(m.diff_se, m.df, alpha=alpha, sides=2) for m in family if m.diff_spread]

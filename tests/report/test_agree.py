@@ -220,7 +220,8 @@ def test_other_prompts_are_put_apart_by_run(make_run: Callable, rows: Callable) 
 
 def test_two_prompts_in_one_run_stay_a_clash(make_run: Callable, rows: Callable) -> None:
     both = [*rows("gkv", 48, SCORES), *rows("tova", 48, SCORES, prompt_sha256="other")]
-    with pytest.raises(UserError, match=r"in r1 alone \(other data or template\); .* Its table was joined or edited\."):
+    message = r"in r1 alone \(other data or template\); .* The run's table was joined or edited\."
+    with pytest.raises(UserError, match=message):
         load([make_run("r1", both)], ["all"])
 
 

@@ -87,6 +87,6 @@ def test_cells_that_evicted_nothing_or_are_not_bounded_are_marked(make_run: Call
         row |= {"entries_after_evict": None, "decode_bounded": False}
     busy = rows("gkv", 48, [1.0, 0.0, 1.0], options=P)
     text = " ".join(FORMATS["text"](MatchedReport.make(load([make_run("r", idle, busy)]))).split())
-    assert "These evicted nothing, so their answers are the full cache's: snapkv at 48." in text
+    assert "These cells evicted nothing, so their answers are the full cache's: snapkv at 48." in text
     assert "snapkv *" in text
     assert "* generated entries are not bounded by the budget" in text

@@ -1,4 +1,5 @@
-"""Finds the task, method, budget and verdict of each line of a report's block. The page filters lines by them.
+"""Finds the task, method, budget and verdict of each line of a report's block. The filters of the page choose lines by
+these four values.
 
 for line in lines(block):
     line.method, line.budget, line.line
@@ -52,8 +53,8 @@ def verdict_in(text: str) -> str:
 
 
 def _cell(line: Any) -> Any:
-    """Return the cell of a line. A line of the overview has a cell per task; then the first of these cells is
-    returned."""
+    """Return the cell of a line. For a line of the overview, which has a cell per task, return the first of these
+    cells."""
     if isinstance(line, Mapping):
         return next(iter(line.values()))
     return getattr(line, "cell", line)

@@ -25,7 +25,7 @@ from kvbench.report.page.text import shown
 from kvbench.report.scores import ScoreReport, block
 from kvbench.store import manifest
 
-SCRIPTS = ("page.js", "questions.js", "tokens.js")  # one script on the page, in this order
+SCRIPTS = ("page.js", "questions.js", "tokens.js")  # joined into the page's one script, in this order
 FORMATS: dict[str, Any] = {  # functions and constants of the template
     "lines": blocks.lines,
     "verdict_in": blocks.verdict_in,
@@ -36,7 +36,7 @@ FORMATS: dict[str, Any] = {  # functions and constants of the template
     "whole": lambda value: f"{value:,.0f}" if value == value else "-",
     "percent": lambda value: f"{value:.0%}" if value == value else "-",
 }
-ENDING = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}  # may end a script element, or a line of it
+ENDING = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}  # may end a script element or a script's line
 
 
 def html(report: ScoreReport) -> str:
@@ -82,7 +82,8 @@ def _values(report: ScoreReport) -> dict[str, Any]:
 
 
 def _budgets(report: ScoreReport) -> list[str]:
-    """Return all budgets by size, as the filter lists them: none, numbers of entries, shares."""
+    """Return the texts of all budgets in the order of the page's filter: no budget, numbers of entries, shares of the
+    prompt. Numbers and shares are sorted by size."""
     budgets = [cell.budget for table in report.tables for cell in table.cells]
     sizes = {named(budget): order(-1 if budget is None else budget) for budget in budgets}
     return sorted(sizes, key=sizes.__getitem__)
@@ -97,7 +98,8 @@ def _notices(loaded: Loaded) -> Iterator[str]:
 
 
 def _cells(report: ScoreReport) -> Iterator[tuple[str, Block]]:
-    """Yield the report's blocks below the overview, each with the title of the table that the block belongs to."""
+    """Yield (title of a task's table, block) for each block of the report below the overview: the block belongs to this
+    table."""
     for table in report.tables:
         for one in (block(table), *(averages.block() for averages in report.averages if averages.last is table)):
             yield scored.title(table), one

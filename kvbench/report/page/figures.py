@@ -1,5 +1,5 @@
-"""Draws the page's figures, each once light and once dark. The stylesheet shows the light or the dark version, as the
-reader's system asks.
+"""Draws the page's figures, each in a light and in a dark version. The stylesheet shows the version that the reader's
+system prefers.
 
 drawn = read(report)
 drawn.of("curves"), drawn.reason
@@ -14,7 +14,7 @@ from kvbench.errors import SetupError
 from kvbench.report.plots import Figure, check, figures, svg
 from kvbench.report.scores import ScoreReport
 
-PANELS: dict[str, Callable[[str], bool]] = {  # for each panel whether it shows a figure with this name
+PANELS: dict[str, Callable[[str], bool]] = {  # for each panel: whether it shows the figure with a given name
     "frontier": lambda name: name.startswith("score-bytes"),
     "curves": lambda name: name.startswith("score-"),
     "lengths": lambda name: name.startswith(("length", "truncated")),
@@ -25,7 +25,7 @@ MOST_BYTES = 1_000_000  # of all pictures, light and dark
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A figure drawn as SVG, once light and once dark, and the panel of the page that shows it."""
+    """A figure as SVG in a light and in a dark version, and the panel of the page that shows it."""
 
     panel: str
     figure: Figure
@@ -35,8 +35,8 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures that fit on the page. `reason`: why the page lacks figures of the report; empty if it has all of
-    them."""
+    """The figures that fit on the page. `reason`: why figures of the report are missing on the page; empty if none is
+    missing."""
 
     drawn: list[Drawn]
     reason: str

@@ -1,5 +1,5 @@
-"""Reads recorded decisions in the form that the page shows: for each token and KV head the number of the eviction that
-dropped the token.
+"""Reads recorded decisions, which tell what a method dropped at each eviction. The result has the form that the page
+shows: for each token and KV head the number of the eviction that dropped the token.
 
     kept = read(report)
     kept.answers["5f0c..."]["heads"]["2.1"]      # a character per token: "0" kept to the end, "1" dropped by eviction 1
@@ -23,13 +23,14 @@ from kvbench.taskkit.names import is_gated
 
 MOST_BYTES = 600_000
 FIRST = ord("0")  # the character of a token that no eviction dropped
-MOST_EVICTIONS = 0xD800 - FIRST - 1  # so that every character is below the surrogates
+MOST_EVICTIONS = 0xD800 - FIRST - 1  # keeps every character below U+D800, the first surrogate
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The decisions that the page shows. `answers`: the decisions on an answer, by row key. `questions`: the (task,
-    question) pairs of these answers. `note`: what the page leaves out, or how to record decisions."""
+    """The decisions that the page shows. `answers`: by row key, the decisions that the method made while it read the
+    row's answer again. `questions`: the (task, question) pairs of these answers. `note`: what the page leaves out, or
+    how to record decisions."""
 
     answers: dict[str, dict[str, Any]]
     questions: set[tuple[str, str]]
@@ -57,8 +58,7 @@ def read(report: ScoreReport) -> Kept:
 
 
 def _with_prompt(path: Path, keys: set[str]) -> Iterator[str]:
-    """Yield each key in `keys`, the keys of rows, if the run stores the row's prompt. A run stores no prompts of gated
-    data."""
+    """Yield those row keys in `keys` whose prompt the run stores. A run stores no prompts of gated data."""
     if keys:
         texts = read_texts(path, keys=keys)
         yield from texts["row_key"][texts["prompt"].notna()]
@@ -75,9 +75,9 @@ def _by_answer(runs: list[Path]) -> Iterator[tuple[Decisions, Iterator[Decisions
 
 
 def _answer(first: Decisions, rows: Iterator[Decisions], most: int) -> dict[str, Any] | None:
-    """Return the decisions on an answer in the form of the page's data. first: the decisions of the first KV head.
-    rows: those of all KV heads. None if the result has more than `most` characters, or if the answer has more than
-    `MOST_EVICTIONS` evictions."""
+    """Return the decisions on an answer in the form of the page's data. first: the decisions in the first KV head.
+    rows: the decisions in every KV head. None if the result has more than `most` characters, or if the answer has more
+    than `MOST_EVICTIONS` evictions."""
     if len(first.seen) > MOST_EVICTIONS or len(first.tokens) > most:
         return None
     heads: dict[str, str] = {}

@@ -18,16 +18,16 @@ from kvbench.report import stats
 from kvbench.report.page.scored import Cell, Scored
 
 Pair = tuple[str, Cell, Cell]
-PERMUTATIONS = 10_000  # sign patterns, for the pairs whose p comes from sign flips
-MOST_METHODS = 16  # of one matrix; a wider one cannot be read
+PERMUTATIONS = 10_000  # sign patterns that the test by sign flips tries, for pairs whose p comes from it
+MOST_METHODS = 16  # methods in one matrix; a wider matrix cannot be read
 SIGNS = {"better": "▲", "worse": "▼", "tied": "=", "unclear": "?", "cannot tell": "≈", "unknown": "·"}
 OPPOSITE = {"better": "worse", "worse": "better"}
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The mean score of one method minus that of another, as `diff`. `low` and `high` are the ends of the 95% interval
-    of the difference; NaN if the test gives no interval."""
+    """A comparison of two methods. `diff`: the mean score of the first minus the mean score of the second. `low`,
+    `high`: the ends of the 95% interval of `diff`; NaN if the test gives no interval."""
 
     diff: float
     low: float
@@ -42,7 +42,7 @@ class Difference:
 
     @property
     def brief(self) -> str:
-        """The difference as text, with two decimals, or with three where two would show 0."""
+        """The difference as text with two decimals, or with three if two would show 0."""
         digits = 2 if abs(self.diff) >= 0.005 else 3
         return f"{round(self.diff, digits) + 0.0:+.{digits}f}"  # + 0.0 turns -0.0 into 0.0
 
@@ -121,7 +121,7 @@ def _paired(scored: Scored, a: Cell, b: Cell) -> stats.Paired | None:
     if not (shared := [question for question in first if question in second]):
         return None
     clusters = [scored.clusters[question] for question in shared]
-    flips = stats.Clusters.make(clusters, len(shared)).lopsided  # else a t test gives p, and 1 permutation saves time
+    flips = stats.Clusters.make(clusters, len(shared)).lopsided  # if not, a t test gives p
     return stats.paired(
         [first[q] for q in shared],
         [second[q] for q in shared],

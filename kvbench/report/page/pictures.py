@@ -1,4 +1,4 @@
-"""Encodes the images of a question for a page: small JPEGs as `data:` addresses, made anew from the images' pixels.
+"""Encodes the images of a question for a page: small JPEGs as `data:` addresses, encoded from the images' pixels.
 
 Only the pixels of an image's file reach the page, never its metadata. `kvbench.sources.image_files` refuses SVG, which
 may hold scripts, and images that are too large.
@@ -48,7 +48,7 @@ def embedded(images: Sequence[Image]) -> list[Embedded]:
 def _uri(image: PIL.Image.Image) -> str:
     from PIL import Image as images
 
-    bare = images.frombytes("RGB", image.size, image.tobytes())  # without the profile and the comments of the file
+    bare = images.frombytes("RGB", image.size, image.tobytes())  # a copy without the file's colour profile and comments
     bare.thumbnail((LONGEST, LONGEST))
     file = io.BytesIO()
     bare.save(file, "JPEG", quality=QUALITY)

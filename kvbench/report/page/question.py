@@ -30,11 +30,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A question, with the stored answers to one prompt of it.
+    """A question with one of its prompts, and the stored answers to this prompt.
 
     turns: the prompt, then the later questions, each as texts and images in their order. places: images whose place in
-    these texts is unknown. uris: `data:` addresses of images by number; an image without an address is shown by its
-    name. notes: why something is missing.
+    these texts is unknown. uris: the `data:` address of each image by the image's number; an image without an address
+    is shown by its name. notes: sentences that say why images or texts are missing.
     """
 
     title: str

@@ -4,9 +4,9 @@
     chosen.questions[0]["answers"][0]["output"]     # (text, note on what is cut off)
 
 A page holds at most MOST_QUESTIONS questions of a task, and at most MOST_BYTES of text; the first question is always
-shown. Questions with recorded decisions come first. Then come questions on which some cell scores unlike the full
-cache, then the questions whose scores differ most between cells. Ties are in order of ids. Of gated tasks a page shows
-ids and scores only.
+shown. Questions with recorded decisions come first. Then come questions on which the score of some cell differs from
+the full cache's, then the questions whose scores differ most between cells. Ties are in order of ids. Of gated tasks a
+page shows ids and scores only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MOST_QUESTIONS = 12  # of a task
 MOST_BYTES = 700_000
-OPENING = 60  # characters of a prompt beside the question's id
+OPENING = 60  # characters of the prompt that the page shows beside the question's id
 LONGEST = 20  # characters of a word before the first difference; Chinese and Japanese have no blanks
 COLUMNS = (
     *("row_key", "task", "doc_id", "sample", "method", "options", "budget", "budget_share", "status", "stop_reason"),
@@ -90,12 +90,12 @@ def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str,
 def chosen(tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> list[str]:
     """Return the questions of a task to show, at most MOST_QUESTIONS, in order. tables: all tables of the task.
 
-    Questions with recorded decisions come first. Then each cell gets a question on which it scores unlike the first
-    cell of its table, if there is such a question; the first cell is the full cache's if it was run. The other
-    questions follow, in the order of how much their scores differ between cells.
+    Questions with recorded decisions come first. Then comes, for each cell, a question on which its score differs from
+    that of the first cell of its table, if there is such a question; the first cell is the full cache's if the full
+    cache was run. The other questions follow, those with the largest differences between cells first.
     """
-    spread: dict[str, float] = {}  # for each question its widest spread of scores in any table
-    unlike: dict[str, set[tuple[int, int]]] = {}  # for each question the cells that score unlike their table's first
+    spread: dict[str, float] = {}  # for each question the largest spread of its scores in any table
+    unlike: dict[str, set[tuple[int, int]]] = {}  # by question: cells that differ from their table's first
     for number, scored in enumerate(tables):
         for question, scores in _by_question(scored).items():
             first, values = scores.get(0), scores.values()
@@ -149,7 +149,7 @@ def _rows(folders: Sequence[Path], wanted: dict[str, list[str]]) -> pd.DataFrame
         return pd.DataFrame(columns=list(COLUMNS))
     rows = pd.concat(parts).sort_values(["ok", "sample"], kind="stable").drop_duplicates("row_key")
     cell = ["run", "task", "doc_id", "method", "options", "budget_share", "budget"]
-    rows.loc[rows["budget_share"].notna(), "budget"] = None  # a share differs in entries from prompt to prompt
+    rows.loc[rows["budget_share"].notna(), "budget"] = None  # a share gives each prompt another number of entries
     return rows.drop_duplicates(cell)
 
 

@@ -18,7 +18,7 @@ from kvbench.report.rows import Rows
 from kvbench.report.scores import ScoreReport
 from kvbench.report.tables import TaskTable, shared_options
 
-Cell = tuple[str, str]  # method with its options, budget as `named` writes it
+Cell = tuple[str, str]  # (method with its options, budget as text)
 
 
 @dataclass(frozen=True, slots=True)

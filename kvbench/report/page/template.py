@@ -54,7 +54,8 @@ def write(html: str, path: Path) -> Path:
 
 
 def _clean(value: Any) -> Any:
-    """Clean a value before the template prints it. Markup stays unchanged, because it is HTML that kvbench made."""
+    """Return a value of the template without secrets and control characters; "" for None. Markup stays unchanged,
+    because it is HTML that kvbench made."""
     if value is None:
         return ""
     return shown(value) if type(value) is str else value

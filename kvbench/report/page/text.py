@@ -15,7 +15,7 @@ MOST = 20_000  # bytes of one text
 _BREAKS = re.compile(r"([\n\t])")
 
 
-@functools.lru_cache(1 << 14)  # names repeat; each page clears it, since secrets are those of the environment
+@functools.lru_cache(1 << 14)  # each page clears the cache: the environment's secrets may have changed
 def shown(text: str) -> str:
     """Return a text without secrets, control characters and text-direction characters. Line ends and tabs stay."""
     hidden = redact_text(text)

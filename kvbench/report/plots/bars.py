@@ -12,8 +12,9 @@ ROW = 18  # height of a bar
 
 
 def bars(title: str, values: Sequence[Point], *, x: str) -> Spec:
-    """Return the figure's Vega-Lite specification. Each value has the fields panel, bar, part and length, and also low
-    and high if it has an error bar. x: the title of the axis of lengths."""
+    """Return the figure's Vega-Lite specification. Each value is one part of a bar, with the fields panel, bar, part
+    and length; low and high are the ends of its error bar, if it has one. x: the title of the axis along which the bars
+    extend."""
     parts = distinct(values, "part")
     names = min(NAMES, LETTER * max(map(len, distinct(values, "bar"))) + 10)
     return {

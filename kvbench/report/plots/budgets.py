@@ -16,15 +16,15 @@ from kvbench.report.plots.points import only
 RULE = "Shown as horizontal lines: {methods}, without a budget."
 APART = "Points at the same budget are shifted sideways, so that no bar hides another."
 MARKED = "*: generated entries are not bounded by the budget."
-CROWDED = 0.35  # most share of the distance between two budgets that the points of one budget take
-STEP = 0.05  # most distance between two points of one budget, in doublings of the budget
-BESIDE = 1.25  # how much of the axis lies beside the first and the last budget, as a factor
+CROWDED = 0.35  # points of one budget spread over at most this share of the distance to the next budget
+STEP = 0.05  # largest distance between two points of one budget, in doublings of the budget
+BESIDE = 1.25  # factor by which the axis extends beyond the smallest and the largest budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """What a figure against the budget shows. `field`: the name of the field in which each point has its value. `low`,
-    `high`: the names of the fields with the ends of the error bars; empty without error bars.
+    """A quantity that figures show against the budget. `field`: the name of the field in which each point has its
+    value. `low`, `high`: the names of the fields with the ends of the error bars; empty without error bars.
 
     Parts of the caption: `shows` names the values, `bands` explains the error bars, `more` is a further sentence, and
     `about_missing` says why cells are not shown.

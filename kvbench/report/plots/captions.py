@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from kvbench.report.plots.figure import Point, distinct
 
-MOST_NAMES = 8  # a caption names up to this many tasks, and only counts more
+MOST_NAMES = 8  # a caption names up to this many tasks; of more tasks it states only the number
 
 
 def panels(points: Sequence[Point]) -> str:

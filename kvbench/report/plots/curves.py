@@ -14,7 +14,7 @@ from typing import Any
 from kvbench.report.plots.figure import Point, Spec, distinct
 from kvbench.report.plots.style import LETTER, SCHEMA, WIDTH
 
-ONE_COLUMN = 3  # panels that stand below each other; more stand side by side
+ONE_COLUMN = 3  # up to this many panels stand in one column; more stand in two
 HEIGHT, LOW = 190, 150  # height of a panel in one column, and in two columns
 AXIS = 44  # room for the y axis, left of a panel
 GAP = 18

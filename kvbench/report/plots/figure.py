@@ -10,7 +10,7 @@ from kvbench.console import redact, terminal
 
 Spec = dict[str, Any]
 Point = dict[str, Any]  # one value of a figure's data
-LONGEST = 400  # characters of a text; the time to draw one grows with the square of its length
+LONGEST = 400  # characters of a text in a figure; the time to draw a text grows with the square of its length
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def distinct(points: Sequence[Point], field: str) -> list[Any]:
 
 def _cleaned(value: Any, known: dict[str, str]) -> Any:
     """Return the value with all its texts cleaned. A control character in a text would end the process that draws the
-    figure. known: the clean form of each text so far."""
+    figure. known: the clean form of each text that was cleaned before."""
     if isinstance(value, str):
         if value not in known:
             known[value] = _clipped(_plain(value), len(known))

@@ -10,7 +10,7 @@ from kvbench.report.plots.style import LETTER, NAMES, SCHEMA, WIDTH
 
 GAP = 14
 ROW = 17  # height of a square
-NARROW, BROAD = 22, 48  # least and largest width of a square; a number fits into the least
+NARROW, BROAD = 22, 48  # smallest and largest width of a square; a number fits into the smallest
 DARK = 0.6  # shares from here to 1 have a dark shade in the light theme
 LEGEND = {"orient": "bottom", "direction": "horizontal", "gradientLength": 160, "tickCount": 5}
 HINTS = ("panel", "row", "column", "share", "questions")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kvbench.report.plots.figure import Figure
 
-TALL = 960  # most height of a part's panels, in CSS pixels
+TALL = 960  # largest height of all panels of one part, in CSS pixels
 HEAD = 38  # title of a panel, and the space below it
 
 

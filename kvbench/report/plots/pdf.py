@@ -17,12 +17,12 @@ _ROOT = re.compile(rb"/Root (\d+) 0 R")
 
 
 def canonical(pdf: bytes) -> bytes:
-    """Return the same document in bytes that depend on its content only."""
+    """Return the same document as bytes that depend only on its content."""
     objects = _objects(pdf)
     root = _ROOT.search(pdf, pdf.rindex(b"trailer"))
     assert root is not None
     order = [int(root[1])]
-    for number in order:  # grows: every object that is reached is visited once
+    for number in order:  # `order` grows in the loop; each object that is referred to is visited once
         head, _ = objects[number]
         order += [n for n in dict.fromkeys(map(int, _REFERENCE.findall(head))) if n not in order]
     numbers = {old: new for new, old in enumerate(order, 1)}

@@ -80,8 +80,8 @@ def _budget(cell: ScoreCell) -> str:
 
 
 def _spread(name: str, values: Any) -> Mapping[str, float]:
-    """Return the lower and the upper quartile of `values` as the fields NAME_q1 and NAME_q3. name: NAME. values: one
-    number per answer."""
+    """Return the quartiles of `values` as two fields: the lower as NAME_q1 and the upper as NAME_q3, where NAME is
+    `name`. values: one number per answer."""
     import numpy as np
 
     kept = present(values)

@@ -1,8 +1,9 @@
 """The look of every figure: sizes, palettes for light and dark, and the colours, shapes and dashes of methods.
 
 The colours are Okabe and Ito's, which people with any colour vision can tell apart; on a dark ground they are lighter.
-The full cache has a colour of its own. If more than seven methods other than the full cache are shown, colours repeat
-with other dashes. Methods also differ in the shape of their points, so that a figure can be read in black and white.
+The full cache has a colour of its own. If more than seven methods other than the full cache are shown, colours repeat,
+and dashes tell equal colours apart. Methods also differ in the shape of their points, so that a figure can be read in
+black and white.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ Theme = Literal["light", "dark"]
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 FULL = "full"  # method with the first colour, in every figure
-WIDTH = 460  # of a figure without its legend, in CSS pixels: a column of print, and a phone without zooming
-NAMES = 220  # most width of the names beside bars and squares
+WIDTH = 460  # of a figure without its legend, in CSS pixels; fits a printed column and a phone's screen
+NAMES = 220  # largest width of the names beside bars and squares
 LETTER = 6.0  # width of a letter of a label
-FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # figures are drawn with the first; the others have its widths
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # vl-convert draws the first; the others are as wide
 MARK = "#8c8c8c"  # grey that can be seen on both grounds
 COLOURS: dict[Theme, tuple[str, ...]] = {
     "light": ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07d00", "#3a9bd6", "#7a7a29"),

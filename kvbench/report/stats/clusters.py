@@ -5,7 +5,7 @@ A mean over questions whose clusters are about equally large gets the bias-reduc
 McCaffrey 2002) with Satterthwaite's degrees of freedom. With one question per cluster, the standard error and the
 degrees of freedom are those of the ordinary t test.
 
-If one cluster has a much larger weight than the others, the residuals hardly show its part of the error, and no t test
+If one cluster has many more questions than the others, the residuals hardly show its part of the error, and no t test
 holds its level. Such clusters are `lopsided`: tests flip the signs of whole clusters instead, and the standard error
 comes from two variance components, one between clusters and one within clusters.
 """
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-# A t test over clusters at or above both of these limits has 3 to 7% false alarms at a level of 5%, whether or not the
-# questions of a cluster agree.
-LEAST_FREEDOM = 2 / 3  # Satterthwaite's degrees of freedom over the degrees of freedom of equal clusters
-LEAST_SEEN = 0.8  # share of the variance that CR2 sees when all questions of a cluster agree
+# If clusters reach both of these limits, a t test at a level of 5% has 3 to 7% false alarms, whether or not the
+# questions of a cluster have similar values.
+LEAST_FREEDOM = 2 / 3  # Satterthwaite's degrees of freedom divided by those of equally large clusters
+LEAST_SEEN = 0.8  # share of the true variance that CR2 finds when all questions of a cluster have the same value
 
-# The correlations within a cluster that the fit tries.
+# The correlations of two questions of a cluster that `Clusters.components` tries.
 CORRELATIONS = (0.0, 0.01, 0.02, 0.05, *(step / 20 for step in range(2, 20)), 0.98, 0.99, 0.999)
 
 
@@ -86,7 +86,7 @@ class Clusters:
 
     @property
     def lopsided(self) -> bool:
-        """Whether a few clusters weigh so much that the t test does not hold its level."""
+        """Whether a few clusters are so large that the t test does not hold its level."""
         if self.equal or self.count < 2:
             return False
         weights = self.sizes / self.questions
@@ -146,11 +146,13 @@ class Clusters:
         return between / (between + within) if between > 0 else 0.0
 
     def repeats(self, values: Floats) -> float:
-        """Return how many questions count as one observation, because questions of a cluster have similar values.
+        """Return how many questions together count as one independent observation, because questions of a cluster have
+        similar values.
 
-        The estimate is 1 for independent questions. Its maximum, for clusters whose questions all agree, is the size of
-        a question's cluster (the mean over questions). A few right answers hardly show such agreement. If cluster sizes
-        differ, the result is therefore a quarter of the way, on a log scale, from the estimate to the maximum.
+        The estimate is 1 for independent questions. Its maximum, for clusters whose questions all have the same value,
+        is the size of a question's cluster (the mean over questions). If only a few answers are right, the data hardly
+        show how similar the questions of a cluster are. If cluster sizes differ, the result is therefore a quarter of
+        the way, on a log scale, from the estimate to the maximum.
         """
         import numpy as np
 

@@ -16,18 +16,20 @@ from kvbench.report.stats.samples import Scores, question_means
 if TYPE_CHECKING:
     from kvbench.report.stats.samples import Floats
 
-ROUNDING = 1e-12  # standard errors and differences below this share of the scores are zero
+ROUNDING = 1e-12  # standard errors and differences below this share of the largest score count as 0
 ALPHA = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """The comparison of A with B on the same questions. `diff` is mean A - mean B; `p` is two-sided.
+    """The comparison of two methods, A and B, on the same questions. `diff` is A's mean score minus B's; `p` is
+    two-sided.
 
-    `test` is the test behind `p` and the interval. "t": the t test. "sign flips": sign flips of whole clusters, because
-    the t test would not hold its level. "equal differences": the differences have no spread, and `p` is the exact p of
-    sign flips. "none": there are so few clusters that sign flips could not reject "no difference" even if every
-    cluster had the same sign; `p` is 1 and there is no interval.
+    `test` is the test that gave `p` and the interval. "t": the t test. "sign flips": the test by sign flips of whole
+    clusters (`kvbench.report.stats.flips`), because the t test would not hold its level. "equal differences": all
+    questions have the same difference, and `p` is the exact p of sign flips. "none": there are so few clusters that
+    sign flips could not reject "no difference" even if the differences of all clusters had the same sign; `p` is 1 and
+    there is no interval.
     """
 
     diff: float
@@ -42,7 +44,7 @@ class Paired:
     questions: int
     test: str
     clusters: int
-    largest: int  # questions of the largest cluster
+    largest: int  # number of questions in the largest cluster
     equal: bool  # whether all clusters have equally many questions
     tail: float  # how much more `se` varies than the standard error of normal differences
     flipped: tuple[tuple[float, float], ...]  # (sum of differences, size) of each cluster; empty unless "sign flips"
@@ -81,16 +83,17 @@ def paired(
     permutations: int = 10_000,
     seed: int = 0,
 ) -> Paired:
-    """Compare A and B question by question. `p` comes from the paired t test, `p_sign_flip` from sign flips.
+    """Compare the scores `a` and `b` of two methods question by question. `p` comes from the paired t test,
+    `p_sign_flip` from the test by sign flips.
 
     Question i of `a` and of `b` must be the same question. `clusters`: for each question the name of its cluster.
-    `level`: of the confidence interval. `permutations`: the most sign patterns that sign flips try. p is 1 if the
-    scores are identical, or if there are too few clusters for any test (`Paired.test` is "none"). If all differences
-    are equal, the t test says nothing, and `p` is the exact p of sign flips. If clusters are lopsided, `p` and the
-    interval also come from sign flips.
+    `level`: the level of the confidence interval. `permutations`: the largest number of sign patterns that the test by
+    sign flips tries. p is 1 if the scores are identical, or if there are too few clusters for any test (`Paired.test`
+    is "none"). If all differences are equal, the t test says nothing, and `p` is the exact p of sign flips. If clusters
+    are lopsided, `p` and the interval also come from sign flips.
     """
     if len(a) != len(b):
-        raise ValueError(f"{len(a)} and {len(b)} questions cannot be paired")
+        raise ValueError(f"one method has {len(a)} questions and the other {len(b)}; they cannot be paired")
     means_a, means_b = question_means(a), question_means(b)
     diffs = means_a - means_b
     groups = Clusters.make(clusters, len(diffs))

@@ -1,11 +1,11 @@
 """Computes the confidence interval of a mean near 0 or 1.
 
-Such a mean depends on a few questions with a right (or a wrong) answer. The mean's standard error is too small most of
-the time, because the rare questions that would raise the error were not drawn. The interval therefore assumes a Beta
-distribution with unknown a and b for the difficulty of questions, so that a question's number of right samples is
-beta-binomial. The ends of the interval are quantiles of the posterior of the distribution's mean. The priors are
-Beta(3/4, 3/4) for the mean (between Jeffreys' and a flat one) and flat on the logit of the correlation 1 / (a + b + 1).
-They were chosen by simulated coverage (results/statistics).
+Such a mean depends on a few questions with a right (or a wrong) answer. The mean's standard error is mostly too small,
+because the few questions drawn seldom include one of the rare answers that would raise it. The interval therefore
+assumes a Beta distribution with unknown a and b for the difficulty of questions, so that a question's number of right
+samples is beta-binomial. The ends of the interval are quantiles of the posterior of this distribution's mean. The prior
+of the mean is Beta(3/4, 3/4), which lies between Jeffreys' prior and a flat prior; the prior of the correlation 1 / (a
++ b + 1) is flat on the logit. Both priors were chosen by simulated coverage (results/statistics).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 PRIOR = 0.75
 MOST_TRIALS = 64
-SHARES = 32  # 0/1 trials that stand for a score between 0 and 1
+SHARES = 32  # number of 0/1 trials that stand for a score between 0 and 1
 
 
 def edge_interval(scores: Scores, means: Floats, repeats: float, level: float) -> tuple[float, float]:
-    """Return the ends of the interval, which are quantiles of the posterior of the mean. means: the mean score of each
-    question. repeats: how many questions count as one observation."""
+    """Return the ends of the confidence interval of the mean at `level`. means: the mean score of each question.
+    repeats: how many questions together count as one observation (`Clusters.repeats`)."""
     import numpy as np
     from scipy.special import expit, logsumexp
 
@@ -49,8 +49,8 @@ def edge_interval(scores: Scores, means: Floats, repeats: float, level: float) -
 
 
 def _trials(scores: Scores) -> int:
-    """Return the number of 0/1 trials that stand for a question's mean. It is the mean number of samples, but at most
-    MOST_TRIALS and, if a score lies between 0 and 1, at least SHARES."""
+    """Return the number of 0/1 trials by which a question's mean score is represented. It is the mean number of samples
+    per question, but at most MOST_TRIALS and, if a score lies between 0 and 1, at least SHARES."""
     import numpy as np
 
     every = np.concatenate([np.asarray(question, dtype=float) for question in scores])
@@ -60,7 +60,8 @@ def _trials(scores: Scores) -> int:
 
 @lru_cache(maxsize=16)
 def _likelihood(trials: int) -> tuple[Floats, Floats]:
-    """Return the logits of the mean that are tried, and the log likelihood as [right trials, mean, correlation]."""
+    """Return a grid of logits of the mean, and the log likelihood of a question's number of right trials as [right
+    trials, mean, correlation]."""
     import numpy as np
     from scipy.special import betaln, expit
 

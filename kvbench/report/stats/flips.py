@@ -1,4 +1,4 @@
-"""Sign flips of whole clusters: a test of "no difference" that holds its level for clusters of any sizes.
+"""The test by sign flips of whole clusters: it tests "no difference" and holds its level for clusters of any sizes.
 
 If two methods are equal, a cluster's sum of differences is as likely to be negative as positive. The test counts how
 often random signs make the sum over all clusters at least as far from 0 as the observed sum. If there are at most
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def sign_flip(diffs: Sequence[float] | Floats, *, permutations: int = 10_000, seed: int = 0) -> float:
-    """Return the two-sided p: how often random signs bring the sum of differences at least as far from 0 as observed.
+    """Return the two-sided p: how often random signs of `diffs` bring their sum at least as far from 0 as observed.
 
-    diffs: one number per cluster. n numbers other than 0 have 2^n sign patterns. p is exact if these are at most
-    `permutations`.
+    diffs: one number per cluster. n numbers other than 0 have 2^n sign patterns. p is exact if there are at most
+    `permutations` sign patterns.
     """
     import numpy as np
 
@@ -56,12 +56,12 @@ def _random_parts(values: Floats, permutations: int, seed: int) -> Floats:
 
 
 def least_p(clusters: int) -> float:
-    """Return the smallest p that the test can give with this number of clusters."""
+    """Return the smallest p that the test by sign flips can give with this number of clusters."""
     return 2.0 ** (1 - clusters)
 
 
 def fewest_clusters(alpha: float) -> int:
-    """Return the smallest number of clusters with which the test can reject at `alpha`: 6 at 5%."""
+    """Return the smallest number of clusters with which the test by sign flips can reject at `alpha`: 6 at 5%."""
     return math.ceil(1 - math.log2(alpha))
 
 
@@ -86,12 +86,12 @@ def limits(sums: Floats, sizes: Floats, signs: Floats, alpha: float) -> tuple[Fl
     `sums`: [clusters], the sum of the differences in each cluster; or [tables, clusters] for several tables with the
     same clusters. `sizes`: [clusters], the questions in each cluster. `signs`: from `patterns`.
 
-    The interval holds all true differences that the sign-flip test does not reject. It does not reject mean + u while
-    enough patterns of signs give a sum at least as far from 0 as the unflipped pattern, which a pattern does if
-    |c - b u| >= Q u (for mean - u: |c + b u| >= Q u). Q is the number of questions, b the sum of the clusters' sizes
-    with the pattern's signs, and c the sum of the clusters' deviations from the mean with these signs. The largest such
-    u of each pattern has a closed form. The limit is the smallest value that at most a share `alpha` of these u exceed;
-    it is infinite if there are too few patterns.
+    The interval holds all true differences that the sign-flip test does not reject. The test does not reject the
+    difference mean + u while enough patterns of signs give a sum at least as far from 0 as the unflipped pattern does.
+    A pattern gives such a sum if |c - b u| >= Q u (for mean - u: |c + b u| >= Q u). Q is the number of questions, b the
+    sum of the clusters' sizes with the pattern's signs, and c the sum of the clusters' deviations from the mean with
+    these signs. The largest such u of each pattern has a closed form. The limit is the smallest value that at most a
+    share `alpha` of these u exceed; it is infinite if there are too few patterns.
     """
     import numpy as np
 
@@ -104,7 +104,7 @@ def limits(sums: Floats, sizes: Floats, signs: Floats, alpha: float) -> tuple[Fl
         room = total + np.where(rest > 0, slope, -slope)
         with np.errstate(divide="ignore", invalid="ignore"):
             bounds = np.where(room > 0, np.abs(rest) / room, np.inf)
-        bounds[..., 0] = np.inf  # the unflipped pattern agrees with everything
+        bounds[..., 0] = np.inf  # the unflipped pattern itself is as far from 0 for every u
         place = bounds.shape[-1] - 1 - rank
         return np.asarray(np.partition(bounds, place, axis=-1)[..., place])
 

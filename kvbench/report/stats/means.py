@@ -14,9 +14,9 @@ from kvbench.report.stats.samples import Scores, by_length, question_means
 if TYPE_CHECKING:
     from kvbench.report.stats.samples import Floats
 
-FEW_QUESTIONS = 40  # with at most so many questions, and near 0 or 1, the t interval is too narrow or leaves [0, 1]
+FEW_QUESTIONS = 40  # with at most so many clusters, or near 0 or 1, t intervals are too narrow or leave [0, 1]
 NEAR_EDGE = 0.1  # distance from 0 or 1 that counts as near
-FEW_RIGHT = 10  # with fewer right (or wrong) questions, their spread is hardly known
+FEW_RIGHT = 10  # with fewer right (or wrong) answers, the spread is hardly known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,8 @@ class Estimate:
     """
 
     mean: float
-    se: float  # for new questions of this kind
-    se_fixed: float  # for new samples of the same questions
+    se: float  # standard error if new questions of this kind are drawn
+    se_fixed: float  # standard error if only new samples of the same questions are drawn
     low: float
     high: float
     rule: str
@@ -41,7 +41,7 @@ class Estimate:
 
 def estimate(scores: Scores, *, clusters: Sequence[object] | None = None, level: float = 0.95) -> Estimate:
     """Return the mean of question means (pass@1) with error bars. `clusters`: for each question the name of its
-    cluster, which is the source that questions share. `level`: of the confidence interval."""
+    cluster, which is the source that questions share. `level`: the level of the confidence interval."""
     means = question_means(scores)
     groups = Clusters.make(clusters, len(means))
     mean = float(means.mean()) if len(means) else math.nan
@@ -99,8 +99,8 @@ def _interval(
 
 
 def unseen(groups: Clusters, level: float) -> float:
-    """Return the upper bound, at this confidence level, of the share of all questions that differ from the observed
-    ones, which are all alike: at 95%, 3 / n for n clusters of equal size.
+    """Return an upper bound for data in which all observed questions have the same score: at this confidence level, at
+    most this share of all possible questions has another score. At 95% it is 3 / n for n clusters of equal size.
 
     The bound is -log(1 - level) / n. If the sizes of clusters differ, n is the number of equal clusters with the same
     sum of squared weights.

@@ -1,11 +1,12 @@
 """The smallest true drop that a comparison finds with a given power.
 
-    smallest_drop(se, df, sides=2, alpha=0.05 / 8)     # of a two-sided t test at Holm's strictest step among eight
-    flips_drop(sums_and_sizes, alpha=0.05)             # of sign flips of whole clusters
+    smallest_drop(se, df, sides=2, alpha=0.05 / 8)     # two-sided t test at Holm's strictest level for 8 tests
+    flips_drop(sums_and_sizes, alpha=0.05)             # test by sign flips of whole clusters
     whole_questions_drop(30, alpha=0.05)               # for data without spread
 
-A test finds a drop if the drop exceeds half the width of the test's own interval at `alpha`, plus the noise of the
-mean. The figures are right on average: their mean over many tables is the drop that is found with this power.
+A test finds a true drop if the drop exceeds half the width of the test's confidence interval at `alpha`, plus the noise
+of the mean. A result is an estimate from one table; the mean of the results over many tables is the drop that is found
+with this power.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 POWER = 0.8
-SIGNS = 2047  # patterns, beside the unflipped one, that estimate a drop
-MOST_CORRECTION = 4.0  # limit of the correction in `tail_of`; about 8 clusters reach it
+SIGNS = 2047  # random sign patterns from which a drop is estimated, beside the unflipped pattern
+MOST_CORRECTION = 4.0  # largest correction in `tail_of`; data with about 8 clusters reach it
 
 
 def smallest_drop(
@@ -82,7 +83,7 @@ def flips_drop(
 
     `clusters`: (sum of differences, number of questions) of each cluster. `alpha`: the level. `tail`: as in
     `smallest_drop`. The drop is computed from half the width of the test's own interval, because a few clusters hardly
-    show how far the questions of a cluster agree. The calculation treats this half width as if it belonged to a t
+    show how similar the questions of a cluster are. The calculation treats this half width as if it belonged to a t
     interval over the same number of equal clusters. In simulations the drop is a nearly constant multiple of the half
     width (1.43 at 5%), whatever the sizes of the clusters.
     """
@@ -99,9 +100,9 @@ def flips_drop(
 
 
 def whole_questions_drop(clusters: int, *, power: float = POWER, alpha: float = 0.05) -> float:
-    """Return the smallest drop that a two-sided t test at level `alpha` finds with this power. The drop is a share of
-    questions that turn from right to wrong. NaN if the test rejects for no number of changed questions from 1 to
-    `clusters` - 1. Each question counts as a cluster of its own."""
+    """Return the smallest drop that a two-sided t test at level `alpha` finds with this power, as a share of questions
+    that turn from right to wrong. clusters: the number of questions, each a cluster of its own. NaN if the test rejects
+    for no number of changed questions from 1 to `clusters` - 1."""
     from scipy.stats import beta
     from scipy.stats import t as student
 

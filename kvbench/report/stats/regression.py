@@ -2,15 +2,15 @@
 
     found = regression(base, new)
     found.p, found.p_sign_flip         # one-sided: is `new` worse?
-    found.low > -margin                # one-sided at 95%: `new` is worse by less than `margin`
-    found.drop(0.05)                   # the true drop that the test finds with 80% power
+    found.low > -margin                # one-sided at 95%: is `new` worse by less than `margin`?
+    found.drop(0.05)                   # the smallest true drop that the test finds with 80% power
 
 A one-sided test at level a is a two-sided test at level 2a. The test is therefore `paired`, which treats clusters, few
 questions and equal differences as in a report. Only the lower bound has two corrections, and only for a t test. One is
-for skewness (Hall 1992): if a drop is real, nearly certain questions hardly move and others fall far. Without the
-correction, the t bound would pass a drop as large as the margin in 6 to 8% of tables instead of 5%. The other is for
-continuity, which matters with one sample per question. Two stages with different seeds reject at level a together if
-each of them rejects at sqrt(a); `both` gives them one p.
+for skewness (Hall 1992): if a drop is real, questions that are nearly always right hardly change and others fall far.
+Without the correction, the t bound would pass a drop as large as the margin in 6 to 8% of tables instead of 5%. The
+other is for continuity, which matters with one sample per question. Two stages with different seeds reject at level a
+together if each of them rejects at sqrt(a); `both` combines their two p-values into one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from kvbench.report.stats.samples import Scores, question_means
 if TYPE_CHECKING:
     from kvbench.report.stats.samples import Floats
 
-HALF = 0.5  # continuity correction, as a share of the step by which one sample moves the mean
-HIDDEN = 2.0  # few questions show only a part of the skewness: with twice the estimate the bound holds (simulated)
+HALF = 0.5  # continuity correction, as a share of the change of the mean by one sample
+HIDDEN = 2.0  # factor for the skewness, of which few questions show only a part: with 2 the bound holds (simulated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,8 @@ def regression(
     base: Scores, new: Scores, *, clusters: Sequence[object] | None = None, permutations: int = 10_000, seed: int = 0
 ) -> Regression:
     """Test `new` against `base` question by question. Question i of `base` and of `new` must be the same question. p is
-    1 if the scores are identical. `clusters`: for each question the name of its cluster. `permutations`: the most
-    patterns of signs that the test by sign flips tries."""
+    1 if the scores are identical. `clusters`: for each question the name of its cluster. `permutations`: the largest
+    number of sign patterns that the test by sign flips tries."""
     found = paired(new, base, clusters=clusters, level=1 - 2 * ALPHA, permutations=permutations, seed=seed)
     low = found.low
     if found.test == "t":

@@ -24,7 +24,7 @@ def question_means(scores: Scores) -> Floats:
     means = np.empty(len(scores))
     for places, samples in by_length(scores):
         if samples.shape[1] == 0:
-            raise ValueError("a question has no samples")
+            raise ValueError("a question has no samples, so its mean score is undefined")
         means[places] = samples.mean(axis=1)
     return means
 
@@ -60,9 +60,10 @@ def maj_at_n(
     answers: Sequence[Sequence[str | None]], scores: Scores, *, same: Callable[[str], str] = str.strip
 ) -> float:
     """Return maj@n: the score of each question's most frequent answer, averaged over the questions. Of equally frequent
-    answers the first counts. A question without an answer scores 0.
+    answers, the first is taken. A question without an answer scores 0.
 
-    `same` maps an answer to its spelling for the vote (`kvbench.scoring.math.normalise_answer` for mathematics).
+    `same` returns the spelling of an answer under which votes are counted, so that equal answers in several spellings
+    count together (for mathematics: `kvbench.scoring.math.normalise_answer`).
     """
     total = 0.0
     for own_answers, own_scores in zip(answers, scores, strict=True):
