@@ -18,10 +18,10 @@ Hinge = Literal["released", "paper"]
 def capacity_loss(
     log_beta: torch.Tensor, budget: int, *, over: Literal["head", "model"], hinge: Hinge = "released"
 ) -> torch.Tensor:
-    """Return the excess over a budget, [b], between 0 and 1.
+    """Return by how much the decayed entries exceed a budget, [b], between 0 and 1.
 
-    h heads share h M entries: over="head" means h = 1, over="model" h = L Hk. A_t is the sum of their entries' decays
-    at time t (`occupancy`):
+    h heads share h M entries: over="head" means h = 1, over="model" h = L Hk. A_t is the sum of the decays of the h
+    heads' entries at time t (`occupancy`):
 
         released   mean over positive terms of  max(0, A_t - h M) / max(1, h t - h M)
         paper      mean over all terms of       max(0, A_t - h M) / (h t)

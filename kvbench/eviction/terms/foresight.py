@@ -52,8 +52,8 @@ def scorer_shapes(features: Features, model: Sizes, hidden: int = HIDDEN) -> Sha
 def attention_statistics(view: LayerView, features: Features) -> dict[str, torch.Tensor]:
     """Return statistics of the attention that the view's queries pay to each entry, each [b, Hk, g, N].
 
-    They are "sum", and for "released8" also "max" and "min", over the queries. A query pays 0 to entries newer than
-    itself.
+    The statistics over the queries are "sum" and, for "released8", also "max" and "min". A query pays 0 to entries
+    newer than itself.
     """
     kinds: tuple[Reduce, ...] = ("sum", "max", "min") if features == "released8" else ("sum",)
     return {kind: view.attend(reduce_g=None, reduce_q=kind) for kind in kinds}
@@ -88,7 +88,7 @@ def scorer_input(
 
 
 def drop_scores(weights: Mapping[str, torch.Tensor], layer: int | torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return phi [b, Hk, N] for inputs [b, Hk, N, D]; large: evict. layer: as `LayerView.layer_index`."""
+    """Return phi [b, Hk, N] for inputs [b, Hk, N, D]; large phi: evict. layer: as `LayerView.layer_index`."""
     w1, b1, w2, b2 = (weights[name][layer].float() for name in ("w1", "b1", "w2", "b2"))  # [(b,) Hk, ...]
     h = torch.nn.functional.gelu(x @ w1 + b1[..., None, :])
     # No matrix-vector product: its last bits depend on the number of sequences.

@@ -70,7 +70,7 @@ class GateForm:
 
 
 def form_of(tensors: Mapping[str, torch.Tensor]) -> GateForm | None:
-    """Return the form that names and shapes of tensors imply; None if the tensors are not a gate."""
+    """Return the form of the gate that tensors of these names and shapes make up; None if they are not a gate."""
     if "out.weight" not in tensors or tensors["out.weight"].dim() not in TIES:
         return None
     marks = {"kv_gate.weight": "rg3", "kv.weight": "rg2", "mid.weight": "rg10", "in.weight": "rg"}

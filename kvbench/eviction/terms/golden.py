@@ -26,8 +26,9 @@ SCRATCH_FLOATS = 1 << 25  # logits at a time
 
 @dataclass(frozen=True, slots=True)
 class GoldenTrace:
-    """All s evictions by the oracle in one layer of one sequence. Hk: KV heads; C: entries that compete at an eviction,
-    as many as the budget; L: entries that an eviction drops.
+    """All s evictions by the oracle in one layer of one sequence.
+
+    Hk: KV heads. C: entries that compete at an eviction, as many as the budget. L: entries that an eviction drops.
     """
 
     candidates: torch.Tensor  # [s, Hk, C] int64 positions, ascending
@@ -72,8 +73,8 @@ def block_attention(
 
 
 def upcoming(attention: torch.Tensor) -> torch.Tensor:
-    """Return alpha at every eviction, [Hk, blocks, T]: the maximum of `block_attention` over that block and all later
-    ones."""
+    """Return alpha at every eviction, [Hk, blocks, T]: the maximum of `block_attention` over the block that follows
+    the eviction and all later blocks."""
     return attention.flip(1).cummax(dim=1).values.flip(1)
 
 

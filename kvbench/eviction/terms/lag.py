@@ -8,11 +8,11 @@ from kvbench.lazy import torch
 def unevenness(x: torch.Tensor, index: torch.Tensor, lag: int) -> torch.Tensor:
     """Return the score of each entry of all partitions but the last, [b, Hk, P - 1, lag] float32.
 
-    Each channel of an entry is scaled so that the channel's minimum and maximum in the next partition become 0 and 1; a
-    channel that is constant there becomes 0. Then take the standard deviation over an entry's channels, and last a
-    softmax over the entries of a partition. No partition follows the last one, so it gets no scores.
+    Each channel is scaled so that its minimum and maximum in the next partition become 0 and 1; a channel that is
+    constant in the next partition becomes 0. The score is a softmax, over the entries of a partition, of the
+    standard deviation over an entry's channels. No partition follows the last one, so it gets no scores.
 
-    x: keys or values [b, Hk, N, d]; index: [b, Hk, P lag], the places of the entries of P partitions, `lag` entries
+    x: keys or values [b, Hk, N, d]; index: [b, Hk, P lag], the indices of the entries of P partitions, `lag` entries
     each.
     """
     parts = x.gather(2, index[..., None].expand(-1, -1, -1, x.shape[-1])).float().unflatten(2, (-1, lag))

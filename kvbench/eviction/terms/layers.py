@@ -1,4 +1,4 @@
-"""Scores that the layers of a model share: one number per token for all layers, or for all layers and heads."""
+"""Merges the scores of a token in all layers into one score per head, or into one score for all heads."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def ranking_losses(
 
     scores, wanted: [r, n], r sets of n scores. The loss of a set is the mean of max(0, margin - (score_i - score_j))
     over all pairs with wanted_i > wanted_j. Returns two tensors [r]: the losses, 0 for a set without such a pair, and a
-    bool that says whether the set has one.
+    bool that says whether the set has such a pair.
     """
     losses, slopes, counts = [], [], []
     size = max(1, PAIRS // max(1, scores.shape[1] ** 2))
@@ -26,7 +26,7 @@ def ranking_losses(
             short = (margin - (some[:, :, None] - some[:, None])).clamp_min(0).masked_fill(~ordered, 0.0)
             pairs = ordered.sum(dim=(1, 2))
             losses.append(short.sum(dim=(1, 2)) / pairs.clamp_min(1))
-            # A pair within the margin pulls entry i up and entry j down equally.
+            # The gradient of a pair within the margin raises score i and lowers score j equally.
             falls = (short > 0).to(some.dtype)
             slopes.append((falls.sum(dim=1) - falls.sum(dim=2)) / pairs.clamp_min(1)[:, None])
             counts.append(pairs > 0)
@@ -36,7 +36,7 @@ def ranking_losses(
 
 
 def ranking_loss(scores: torch.Tensor, wanted: torch.Tensor, margin: float = MARGIN) -> torch.Tensor:
-    """Return the mean of `ranking_losses` over the sets with a pair; 0 if no set has one."""
+    """Return the mean of `ranking_losses` over the sets that have an ordered pair; 0 if none has one."""
     losses, counts = ranking_losses(scores, wanted, margin)
     return losses.sum() / counts.sum().clamp_min(1)
 
@@ -48,7 +48,7 @@ def advantages(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def chosen_log_probs(scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Return log softmax(scores) at the entries that `chosen` marks, one number each. Both are [..., n]; chosen: bool.
+    """Return log softmax(scores), one number for each entry that `chosen` marks. Both are [..., n]; chosen: bool.
 
     This is GRPO's policy over evictions: `scores` are the drop scores of all competing entries, `chosen` the dropped
     entries. As in the released code, it is not the exact probability of a draw without replacement.

@@ -2,7 +2,7 @@
 
     ngocbh/trimkv           model.layers.N.self_attn.retention_gate.linear1.weight ...
     RUCAIBox/ForesightKV    model.layers.N.self_attn.judge_model.fc1.weight ...
-    nvidia/KVzap-...        layers.N.0.weight ..., with a hidden layer, or layers.N.weight ...
+    nvidia/KVzap-...        layers.N.0.weight ... with a hidden layer, layers.N.weight ... without
 
 ForesightKV's layer norm over features is left out: the released code never applies it.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from kvbench.eviction.terms.gates import Gate
 from kvbench.lazy import torch
 
-Layers = list[dict[str, torch.Tensor]]  # per layer, tensors by their names after `retention_gate.` or `judge_model.`
+Layers = list[dict[str, torch.Tensor]]  # per layer: tensors by the name after `retention_gate.` or `judge_model.`
 
 GATE, SCORER, SURROGATE = "retention_gate", "judge_model", "surrogate"
 SURROGATE_NAMES = re.compile(r"^layers\.([0-9]{1,9})\.((?:[02]\.)?(?:weight|bias))$")
@@ -64,8 +64,8 @@ def dimensions(module: str, name: str) -> int | None:
 
 
 def gate_kinds(layer: Mapping[str, torch.Tensor]) -> list[Gate]:
-    """Return the kinds of gate whose tensors have the names in `layer`. rg and rg2 have the same names, so both are
-    returned."""
+    """Return the kinds of gate whose released tensors have the names in `layer`: rg and rg2 have the same names, so
+    both are returned."""
     return [gate for gate, names in GATES.items() if layer.keys() == names.keys() | {"bias"}]
 
 
@@ -86,7 +86,7 @@ def scorer(layers: Layers) -> dict[str, torch.Tensor]:
 
 
 def surrogate(layers: Layers) -> tuple[str, dict[str, torch.Tensor]] | None:
-    """Return a surrogate's form, mlp or linear, and its tensors in kvbench's layout; None for unknown names."""
+    """Return a surrogate's form, mlp or linear, and its tensors in kvbench's layout; None if it has neither form."""
     form = next((form for form, names in SURROGATES.items() if names.keys() == layers[0].keys()), None)
     if form is None:
         return None

@@ -18,9 +18,9 @@ def ranks(score: torch.Tensor, positions: torch.Tensor, among: torch.Tensor) -> 
 def count_before(score: torch.Tensor, rank: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
     """Return how many best entries of each head together score less than `share` of the head's total, [b, Hk] int64.
 
-    In the order of rank, the scores of a head's entries are added up until the sum reaches `share` of the sum of all
-    its scores. The entry that reaches it is not counted. 0 if the sum never reaches it, as for a share above 1. score:
-    [b, Hk, N], at least 0; rank: from `ranks`.
+    From the best entry on, a head's scores are added up until their sum reaches `share` of the head's total. The entry
+    that reaches it is not counted. The count is 0 if no sum reaches it, as for a share above 1. score: [b, Hk, N], at
+    least 0; rank: from `ranks`.
     """
     best = torch.empty_like(score, dtype=torch.float64).scatter_(-1, rank, score.double()).cumsum(dim=-1)
     reached = best >= share * best[..., -1:]

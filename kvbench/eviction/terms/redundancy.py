@@ -13,7 +13,7 @@ from kvbench.eviction.planned_device import enough, on_gpu
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
-# Similarities in memory at a time: 256 MiB; on a CPU, as many as its cache holds.
+# Cosines in memory at a time: 256 MiB; on a CPU, as many as the CPU's cache holds.
 SCRATCH_FLOATS = 1 << 26
 CPU_SCRATCH_FLOATS = 1 << 19
 
@@ -45,7 +45,7 @@ def redundancy(
     unit = unit.view(heads, n, d)
     order = order.reshape(heads, n)
     own = torch.arange(n, device=order.device).expand(heads, n)
-    # Places 1..n: the highest place among a row's similar keys marks the spared one; 0: no key is similar.
+    # Each key has a place 1..n. A row spares, of its similar keys, the one of the highest place; 0: no similar key.
     places = torch.arange(1, n + 1, dtype=unit.dtype, device=unit.device)
     if spare == "first":
         places = torch.zeros_like(places) if column_zero else places.flip(0)
@@ -62,9 +62,9 @@ def _column_sums(
 ) -> torch.Tensor:
     """Return the column sums [h, N] of the matrix of cosines, after one cosine per row was set to 0 (spared).
 
-    unit: [h, N, d] normalised keys. place: [h, N], numbers from 0 to N; among the keys that are similar to its own, a
-    row of the matrix spares the key with the highest place. by_place: [h, N + 1], the entry at each place. default:
-    [h, N], the entry that a row without a similar key spares.
+    unit: [h, N, d] normalised keys. place: [h, N], numbers from 0 to N; of the keys that are similar to the key of a
+    row, the row spares the one with the highest place. by_place: [h, N + 1], the entry at each place. default: [h, N],
+    the entry that a row without a similar key spares.
     """
     h, n, _ = unit.shape
     scratch = SCRATCH_FLOATS if on_gpu(unit) else CPU_SCRATCH_FLOATS

@@ -1,7 +1,7 @@
 """Locret's retaining heads: a small network per layer that reads a token's hidden state and scores its entries.
 
-arXiv 2410.01805: score per KV head = out silu(in x), without biases. The released heads read the queries, keys and
-values of the token before rotation, [q; k; v] = W x; here `in` stands for the product of their first matrix and W.
+arXiv 2410.01805: score per KV head = out silu(in x), with matrices `in` and `out`. The released heads read the queries,
+keys and values of the token before rotation, [q; k; v] = W x; here `in` is the product of their first matrix and W.
 Tensors, stacked over the layers of the model (I: the width, D: hidden size):
 
     in.weight [L, I, D]   out.weight [L, Hk, I]
@@ -19,14 +19,14 @@ WIDTH = 1024  # of the published heads
 
 
 def retaining_shapes(model: Sizes, width: int | None = None) -> Shapes:
-    """Return the shapes of the heads' tensors for a model. width: of the hidden layer; None: 1024, as published."""
+    """Return the shapes of the heads' tensors for a model. width: hidden units; None: 1024, as published."""
     layers, heads, size = model["num_hidden_layers"], model["num_key_value_heads"], model["hidden_size"]
     width = width or WIDTH
     return {"in.weight": (layers, width, size), "out.weight": (layers, heads, width)}
 
 
 def retaining_misfit(tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
-    """Return why tensors are no retaining heads for a model of these sizes; "" if they are."""
+    """Return why tensors do not form retaining heads for a model of these sizes; "" if they do."""
     first = tensors.get("in.weight")
     return misfit(tensors, retaining_shapes(model, first.shape[1] if first is not None and first.dim() == 3 else None))
 

@@ -1,8 +1,8 @@
 """Geometric decay by a retention beta: scores of entries, and attention and occupancy under soft eviction.
 
-Evictions use the scores; training of gates uses soft eviction. Both come from TRIM-KV (arXiv 2512.03324) and global
-retention (arXiv 2605.09649). All formulas use log beta: with beta near 1 and ages of thousands, powers of
-beta would lose precision.
+Evictions use the scores; training of gates uses soft eviction, in which entries fade instead of being dropped. Scores
+and soft eviction come from TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649). All formulas use log
+beta: with beta near 1 and ages of thousands, powers of beta would lose precision.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def log_gain(log_beta: torch.Tensor, age: torch.Tensor, horizon: int = 1) -> tor
 
 
 def _log1mexp(x: torch.Tensor) -> torch.Tensor:
-    """Return log(1 - e^x) for x < 0, by whichever of two formulas loses less precision at x."""
+    """Return log(1 - e^x) for x < 0, by the one of two formulas that is more precise at x."""
     return torch.where(x < math.log(0.5), torch.log1p(-x.exp()), (-torch.expm1(x)).log())
 
 
@@ -85,7 +85,7 @@ def gated_attention(
     Args:
         queries: [b, Hq, t, d] of the tokens from `first` on; keys, values: [b, Hk, n, d]; log_beta: [b, Hk, n].
         softcap: the model's logit cap (tanh).
-        sinks: [Hq] the model's sink logits: one key per query head without a value.
+        sinks: [Hq] the model's sink logits: each acts as the logit of one more key, which has no value.
 
     Returns [b, Hq, t, dv], in the type of the values.
     """

@@ -1,10 +1,10 @@
 """The order in which the released R-KV code stores entries (its "slots"), for ``compat=reference`` only.
 
 The released code stores the survivors of an eviction in the order of their scores, followed by the window and then by
-new tokens. From its second eviction on, pooling runs over neighbours in rank, and the redundancy's last similar key is
-the last by rank, not by text. A column of ranks reproduces this; entries without a rank follow the ranked ones in text
-order. Scores become ranks too: the code resolves ties at the cut as ``torch.topk`` does, which differs between devices
-and row lengths.
+new tokens. From its second eviction on, pooling runs over neighbours in rank, and R-KV's redundancy takes
+the last similar key by rank, not by text. A column of ranks reproduces this; entries without a rank follow the ranked
+ones in text order. kvbench's scores are ranks too, because the code resolves ties as ``torch.topk`` does, which differs
+between devices and numbers of entries.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ def slot_order(view: LayerView) -> torch.Tensor:
 
 
 def keep_in_score_order(view: LayerView, score: torch.Tensor, order: torch.Tensor, window: int) -> ScoreOut:
-    """Choose the best entries outside the window with ``torch.topk``; together with the window they fill the budget.
+    """Choose with ``torch.topk`` as many entries outside the window as fill the budget together with the window.
 
-    Return the ranks of the chosen entries, and scores made of the ranks. Other entries get rank NaN and score -inf.
+    Return the ranks of the chosen entries as a column, and minus the ranks as scores. All other entries get rank NaN
+    and score -inf.
     """
     outside = int(view.older(window).sum(dim=-1).max())
-    row = score.gather(-1, order)[..., :outside]  # the window and invalid entries lie behind
+    row = score.gather(-1, order)[..., :outside]  # the window and invalid entries come after these
     top = row.topk(min(view.budget - window, outside), dim=-1).indices
     places = torch.arange(top.shape[-1], device=top.device, dtype=torch.float32).expand_as(top)
     rank = torch.full_like(score, float("nan")).scatter_(-1, order.gather(-1, top), places)

@@ -7,7 +7,7 @@ from kvbench.lazy import torch
 
 
 def pooled_rows(view: LayerView, rows: torch.Tensor, kernel: int, among: torch.Tensor) -> torch.Tensor:
-    """Return attention rows of r queries, [b, Hk, r, N], average-pooled along the text; each row keeps its sum.
+    """Return the attention `rows` of r queries, [b, Hk, r, N], average-pooled along the text; the sum per query stays.
 
     among: [b, Hk, N] bool, the entries that are pooled; the result is 0 at all others.
     """

@@ -1,6 +1,6 @@
-"""Runs of neighbouring tokens that stay or leave together: their ranks by mean score, and how many fit a budget.
+"""Chunks of neighbouring tokens that stay or leave together: their ranks by mean score, and how many fit a budget.
 
-Entries [b, Hk, N] belong to runs by position: run i holds the positions i length ... (i + 1) length - 1.
+The position of an entry decides its chunk: chunk i holds the positions i length ... (i + 1) length - 1.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ LAST = (1 << 63) - 1  # rank of invalid entries
 def run_ranks(
     score: torch.Tensor, positions: torch.Tensor, valid: torch.Tensor, must: torch.Tensor, length: int, longest: int
 ) -> torch.Tensor:
-    """Return for each entry the rank of its run, [b, Hk, N] int64; 0 is the best run, and heads share the ranks.
+    """Return for each entry the rank of its chunk, [b, Hk, N] int64: 0 for the best chunk, the same in all heads.
 
-    The score of a run is the mean over its entries in all heads, without those that the mask `must` marks; runs with an
-    entry of `must` come before the others. Of runs with equal scores the newer is better. Invalid entries get LAST.
-    length: tokens of a run; longest: a number above all positions.
+    A chunk's score is the mean over its entries in all heads, without those that the mask `must` marks; chunks with an
+    entry of `must` come before all others. Of chunks with equal scores the newer is better. Invalid entries get LAST.
+    length: tokens of a chunk; longest: a number above all positions.
     """
     run = (positions.clamp(min=0) // length).flatten(1)
 
@@ -36,15 +36,15 @@ def run_ranks(
 
 
 def by_run(score: torch.Tensor, positions: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
-    """Return the places [b, Hk, N] of each head's entries, ordered by the rank of their run, then by score."""
+    """Return the indices [b, Hk, N] of each head's entries, ordered by the rank of their chunk, then by score."""
     order = order_key(score, positions).argsort(dim=-1, descending=True)
     return order.gather(-1, rank.gather(-1, order).argsort(dim=-1, stable=True))
 
 
 def in_whole_runs(rank: torch.Tensor, budget: int) -> torch.Tensor:
-    """Return how many entries each head keeps, [b, Hk]: as many of its best runs as fit whole into `budget`.
+    """Return how many entries each head keeps, [b, Hk], if it keeps as many of its best chunks as fit into `budget`.
 
-    0 if not even the best run fits. rank: the rank of each entry's run, [b, Hk, N], sorted in ascending order.
+    0 if not even the best chunk fits. rank: the rank of each entry's chunk, [b, Hk, N], in ascending order.
     """
     count = torch.arange(1, rank.shape[-1] + 1, device=rank.device)
     ends = torch.cat([rank.diff(dim=-1) > 0, torch.ones_like(rank[..., :1], dtype=torch.bool)], dim=-1)

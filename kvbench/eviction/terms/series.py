@@ -1,9 +1,9 @@
 """TriAttention's score: the attention of a head's mean query to keys, as a series over distances (arXiv 2604.04921).
 
 Two tables, stacked over the layers of the model. `mean` [L, Hq, d] has a head's mean query before RoPE. `modulus`
-[L, Hq, d/2] has, for each pair of dimensions that RoPE rotates, the mean over queries of the length of that pair of a
-query's numbers, in the order of the frequencies; dimensions that RoPE does not rotate have 0 there. Layers that methods
-do not evict have 0 in both.
+[L, Hq, d/2] has one number per pair of dimensions that RoPE rotates, in the order of the frequencies: the query's two
+numbers in this pair form a vector, and `modulus` is its length, averaged over queries. Dimensions that RoPE does not
+rotate have 0 in `modulus`. Layers that methods do not evict have 0 in both tables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvbench.eviction.learned import Shapes, Sizes, misfit
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
-LEAST = 1e-6  # of the standard deviation by which scores are divided
+LEAST = 1e-6  # smallest standard deviation by which scores are divided
 
 
 def table_shapes(model: Sizes) -> Shapes:
@@ -32,10 +32,10 @@ def table_misfit(tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
 def series(view: LayerView, reach: int, *, over: Literal["mean", "max"], trig: bool, spread: bool) -> torch.Tensor:
     """Return the score of every entry by every query head of its group, [b, Hk, g, N] float32.
 
-    A score is a norm term plus, if `trig`, the series. Norm term: the lengths of the key's pairs of rotated dimensions,
-    each times a weight, added up. The weight is `modulus`; with `spread`, less the length of that pair in the table
-    `mean`. Series: the logits that the key gets from the mean query when this stands 1, 2, 4 ... up to `reach`
-    positions after the newest token; `over` takes their mean or maximum.
+    A score is a norm term plus, if `trig`, the series. The norm term is a weighted sum over the pairs of rotated
+    dimensions: the length of the key's two numbers times `modulus`; with `spread`, `modulus` less the length of the two
+    numbers in `mean`. The series is the mean or maximum (`over`) of the logits between the key and the mean query,
+    placed 1, 2, 4 ... up to `reach` positions after the newest token.
     """
     assert view.rope is not None, "the method must declare Needs(rope=True)"
     b, heads = view.keys.shape[:2]
@@ -56,7 +56,7 @@ def series(view: LayerView, reach: int, *, over: Literal["mean", "max"], trig: b
 
 
 def standardised(score: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """Return scores [b, Hk, g, N] less their mean, divided by their standard deviation, both over the mask `among`."""
+    """Return scores [b, Hk, g, N] less the mean, divided by the standard deviation, of the entries in `among`."""
     count = among.sum(dim=-1, keepdim=True).clamp_min(1)
     picked = torch.where(among, score.double(), 0.0)  # double, so that padding does not change the rounded sums
     centred = score.double() - picked.sum(dim=-1, keepdim=True) / count

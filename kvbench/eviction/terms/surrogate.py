@@ -15,13 +15,13 @@ from kvbench.eviction.learned import Shapes, Sizes, misfit
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.lazy import torch
 
-SHARE = 8  # the hidden size over the usual width
+SHARE = 8  # hidden size of the model / width of the hidden layer, by default
 
 
 def surrogate_shapes(model: Sizes, width: int | None = None) -> Shapes:
     """Return the shapes of a surrogate's tensors for a model.
 
-    width: of the hidden layer; 0: the linear form, which has none; None: an eighth of the hidden size, as usual.
+    width: units of the hidden layer. 0: the linear form, which has no hidden layer. None: an eighth of the hidden size.
     """
     layers, heads, size = model["num_hidden_layers"], model["num_key_value_heads"], model["hidden_size"]
     if width == 0:

@@ -32,8 +32,8 @@ class Thresholded(Method):
 
     @property
     def least(self) -> float:
-        """The lowest score of an entry that stays."""
-        raise TypeError(f"{type(self).__name__} does not define `least`")
+        """The lowest score with which an entry stays under strategy=threshold."""
+        raise TypeError(f"{type(self).__name__} must define `least`, the lowest score with which an entry stays")
 
     @property
     def takes_budget(self) -> bool:

@@ -10,7 +10,7 @@ from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
-ROUNDING = 1e-9  # of a quotient that should be a whole number
+ROUNDING = 1e-9  # largest error of a quotient that should be a whole number
 
 
 def _fits(prompt_len: int, recent: int, budget: int) -> bool:
@@ -20,8 +20,7 @@ def _fits(prompt_len: int, recent: int, budget: int) -> bool:
 
 @dataclass(frozen=True)
 class PromptPart(Method):
-    """The part of `scope` that evicts the prompt: method `inner`, which keeps equally many entries in all layers and
-    heads, has `share` of the budget, int(share x budget).
+    """The part of `scope` that evicts the prompt: method `inner` keeps int(share x budget) entries in every head.
 
     A prompt stays whole if the budget has room for it and for `recent` + 1 tokens of the answer.
     """
@@ -49,13 +48,13 @@ delegate(PromptPart, tuple(n for n in (*DECLARATIONS, *_MORE) if n not in _OWN),
 
 @dataclass(frozen=True)
 class AnswerPart(Method):
-    """The part of `scope` that evicts the answer: it keeps the newest `recent` tokens, and of the answer's other
-    entries those to which the newest query attends most. Entries of the prompt go after all of these, the least
-    attended first.
+    """The part of `scope` that evicts the answer: it keeps the newest `recent` tokens and the answer's entries
+    to which the newest query attends most. If evicting the answer's other entries is not enough, entries of the prompt
+    are evicted too, the least attended first.
 
-    The answer may fill what `PromptPart` leaves of the budget. If `grows` is true and the prompt was evicted, the
-    answer may have `recent` entries plus one per `delta` generated tokens, up to that limit. every: generated tokens
-    between evictions; None: the run's interval.
+    The answer may fill the part of the budget that the prompt does not fill. If `grows` is true and the prompt was
+    evicted, the answer may have `recent` entries plus one per `delta` generated tokens, up to that part. every:
+    generated tokens between evictions; None: the run's interval.
     """
 
     share: float

@@ -1,4 +1,4 @@
-"""How much a value can change the hidden state: its norm behind the layer's output projection (arXiv 2502.03805)."""
+"""How much a value can change the hidden state: its norm after the layer's output projection (arXiv 2502.03805)."""
 
 from __future__ import annotations
 

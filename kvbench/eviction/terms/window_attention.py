@@ -99,7 +99,7 @@ def window_attention(
 
 
 def _blind(times: torch.Tensor, query_positions: torch.Tensor) -> torch.Tensor | None:
-    """Return the mask of queries that see no key, [b, Hk, w] bool; on a CPU None if every query sees one.
+    """Return the mask of queries that see no key, [b, Hk, w] bool; on a CPU, None if every query sees a key.
 
     times: [b, Hk, N], as for `_bias`. The caller replaces the softmax of these queries by 0. On a GPU the mask is
     returned unread, because reading it would make the host wait.
@@ -130,7 +130,7 @@ def _logits(queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: 
 
 
 def _join(blocks: list[torch.Tensor], how: Reduce | None) -> torch.Tensor:
-    """Join results of blocks of r queries, [..., r, N]: reduced over all queries, or in a row if `how` is None.
+    """Merge the results of blocks of r queries, [..., r, N]: reduce over all queries, or concatenate if `how` is None.
 
     For a mean this returns the sum over the queries; the caller divides it.
     """
@@ -143,11 +143,11 @@ def _join(blocks: list[torch.Tensor], how: Reduce | None) -> torch.Tensor:
 def _probabilities(logits: torch.Tensor, bias: torch.Tensor, order: Order, how: Reduce | None) -> torch.Tensor:
     """Turn logits [b, Hk, g, r, N] into probabilities, reduced over the group to [b, Hk, r, N] unless `how` is None.
 
-    bias: [b, Hk, r, N], as from `_bias`. The probabilities of a query that sees no key mean nothing.
+    bias: [b, Hk, r, N], as from `_bias`. The probabilities of a query that sees no key are arbitrary.
     """
     if order == "group_then_softmax":
         if how is None:
-            raise ValueError("order 'group_then_softmax' reduces logits over the group and needs reduce_g")
+            raise ValueError("order 'group_then_softmax' reduces logits over the group; give reduce_g, not None")
         return _reduce(logits, how, dim=2).add_(bias).softmax(dim=-1)
     probabilities = logits.add_(bias[:, :, None]).softmax(dim=-1)
     return probabilities if how is None else _reduce(probabilities, how, dim=2)

@@ -44,10 +44,10 @@ class WindowVote(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.replaced and self.by_rank:
-            raise OptionError("protection", "is not in the code that compat=reference reproduces; leave one out.")
+            raise OptionError("protection", "is not in the code that compat=reference reproduces; omit one of the two.")
         if self.memory and self.by_rank:
             raise OptionError(
-                "global_score", "is not in the code that compat=reference reproduces; leave one of the two out."
+                "global_score", "is not in the code that compat=reference reproduces; omit one of the two."
             )
 
     @property
@@ -87,7 +87,7 @@ class WindowVote(Method):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return F, and the columns in which F is stored for the entries in `among`.
 
-        F merges the local score with the stored F'. Without memory F is the local score and nothing is stored.
+        F merges the local score with the stored F'. If `memory` is None, F is the local score, without columns.
         """
         if self.memory is None:
             return local, {}
