@@ -1,4 +1,4 @@
-"""Find the part of an output after its thinking block, and the last box in a text.
+"""Find the text after an output's thinking block, and the content of the last LaTeX ``\\boxed{...}`` in a text.
 
 Plain text search without parsing of mathematics, so it needs no time limit.
 """
@@ -15,9 +15,9 @@ def after_thinking(text: str, thinking: bool | None) -> str:
     """Return the text after the last closed thinking block; the whole text if it has no block; "" if the block never
     ends.
 
-    With `thinking` True, a text without a closing tag counts as a block that never ends, even if it holds no opening
-    tag, because some chat templates put the opening tag into the prompt. With None (unknown), a text without a closing
-    tag counts so only if it holds an opening tag.
+    thinking: whether the model thinks; it matters only for a text without a closing tag. True: the text is a block that
+    never ends, even without an opening tag, because some chat templates put the opening tag into the prompt. None
+    (unknown): the text is such a block if it holds an opening tag. False: the text has no block.
     """
     _, closed, answer = text.rpartition(_CLOSE)
     if closed:
@@ -27,8 +27,8 @@ def after_thinking(text: str, thinking: bool | None) -> str:
 
 
 def last_box(text: str) -> str | None:
-    """Return the content of the last ``\\boxed{...}`` or ``\\fbox{...}`` whose braces are balanced; None if there is
-    none."""
+    """Return the content of the last ``\\boxed{...}`` or ``\\fbox{...}`` whose braces are balanced; None without
+    one."""
     for match in reversed(list(_BOX.finditer(text))):
         content = _balanced(text, match.end())
         if content is not None:

@@ -44,7 +44,7 @@ PRELUDE = "\n".join(
     + ["sys.setrecursionlimit(50000)\n"]
 )
 _FENCE = "```"
-_TURN_SECONDS = 120.0  # longest wait for other second tries to end; after that, run beside them
+_TURN_SECONDS = 120.0  # longest wait for another second try to end; after that, both run at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +96,14 @@ def grade(
 ) -> Grades:
     """Run a program on the tests of a problem; each verdict stops at the first test that fails.
 
-    inputs, outputs: one entry per test: text for standard input and the expected output; or, if `function` names a
-    function, its arguments (JSON, one per line) and its expected value. seconds: time limit per test.
+    inputs, outputs: for each test the text of standard input, and the expected output. If `function` names a function,
+    its arguments (JSON, one per line), and its expected value (JSON). seconds: time limit per test.
 
     Raises ValueError if there are no tests, which LiveCodeBench would count as a pass, or if the numbers of inputs and
     outputs differ. Raises BoxError if the sandbox failed twice.
     """
     if not inputs or len(inputs) != len(outputs):
-        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} expected outputs")
+        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} expected outputs; equal numbers above 0 are needed")
     problem = _Problem(tuple(inputs), tuple(outputs), function, seconds)
     if not problem.readable():
         bad = Verdict(verdict="runtime_error", code=-4, results=(-4,), detail="the test data are not JSON")
@@ -142,8 +142,7 @@ class _Problem:
     def room(self, test: int) -> int:
         """Return how many bytes a program may print on the test with this index.
 
-        The limit is a power of two. A program can find out its limit, which must reveal little about the expected
-        output.
+        The limit is a power of two: a program can find it out, so it must reveal little about the expected output.
         """
         return 1 << math.ceil(math.log2(max(1 << 20, 4 * len(self.outputs[test].encode(errors="replace")))))
 
@@ -181,7 +180,7 @@ def harness() -> str:
 def _as_lcb(box: Box, problem: _Problem) -> Verdict:
     """Run a program on all tests in one process, as LiveCodeBench's checker does, and return the verdict."""
     outcome = box.open(seconds=problem.seconds, total=problem.total)
-    if (failed := failure(outcome)) is not None:  # before the first test, -5 or an exception
+    if (failed := failure(outcome)) is not None:  # the program ended or raised an exception before the first test
         code = -5 if failed[1] == -5 else -4
         return _failed(failed[0], code, [-2 if code == -5 else -4], outcome)
     results: list[bool | int] = []
@@ -202,10 +201,10 @@ def _as_lcb(box: Box, problem: _Problem) -> Verdict:
 
 
 def failure(outcome: Outcome) -> tuple[str, int] | None:
-    """Return the verdict and the error code of a test to which the program gave no answer; None if it gave one."""
+    """Return the verdict and the error code of a request that the program did not answer with a result; else None."""
     if outcome.status == "answered":
         failures = {b"E": ("runtime_error", -4), b"M": ("memory_limit", -4), b"T": ("time_limit", -3)}
-        # With any other first letter, the program itself wrote the answer in place of the harness.
+        # The harness writes only E, M, T, R or O first; with another letter the program itself wrote the answer.
         return failures.get(outcome.answer[:1], None if outcome.answer[:1] in (b"R", b"O") else ("runtime_error", -4))
     ends = {"time_limit": ("time_limit", -3), "output_limit": ("output_limit", -2)}
     return ends.get(outcome.status, ("runtime_error", -5))
@@ -228,7 +227,7 @@ def _failed(verdict: str, code: int, results: list[bool | int], outcome: Outcome
 
 def _natively(box: Box, problem: _Problem, run: Callable[[Box, _Problem, int], tuple[Outcome, bytes]]) -> Verdict:
     """Run a program on each test in a new process, as an ordinary program runs, and return the verdict. run: runs the
-    program on the test with an index, and returns the outcome and what the program printed."""
+    program on the test with this index; returns the outcome and the program's output."""
     results: list[bool | int] = []
     slowest, peak = 0.0, 0
     for test in range(len(problem.inputs)):
@@ -280,7 +279,8 @@ def _alone() -> Iterator[None]:
 
     After waiting `_TURN_SECONDS` for the lock, or if the lock's file cannot be opened, the block runs without it.
 
-    Does not use the package filelock: the audit grades as a user who can import only the standard library.
+    Does not use the package filelock, because the audit runs graders as a user who can import only the standard
+    library.
     """
     path = os.path.join(tempfile.gettempdir(), f"kvbench-second-try-{os.getuid()}")
     deadline = time.monotonic() + _TURN_SECONDS

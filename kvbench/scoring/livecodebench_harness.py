@@ -28,7 +28,7 @@ _NONE = (
 )
 _ABSENT = ("ipdb", "joblib", "resource", "psutil", "tkinter")
 _OTHER = {"shutil": ("rmtree", "move", "chown"), "subprocess": ("Popen",)}
-UNLIKE = "\0"  # key of the dictionary that replaces a value that equals no JSON value
+UNLIKE = "\0"  # key of the dictionary that stands for a value without an equal in JSON
 _options: dict[str, Any] = {}
 
 

@@ -20,7 +20,7 @@ LARGEST = 512 << 20  # bytes of a problem's unpacked tests
 
 
 class TestDataError(ValueError):
-    """The error for malformed tests in a problem's data."""
+    """A problem's tests are malformed."""
 
     __test__ = False
 
@@ -45,11 +45,11 @@ def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
     except RecursionError:
         raise TestDataError("the tests are nested too deeply") from None
     if not isinstance(parsed, Sequence) or isinstance(parsed, str):
-        raise TestDataError("the tests are not a list")
+        raise TestDataError("the tests are not a JSON list")
     tests = []
     for entry in parsed:
         if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in ("input", "output")):
-            raise TestDataError("a test lacks a text for its input or its output")
+            raise TestDataError("a test has no text in its field 'input' or 'output'")
         tests.append(Test(entry["input"], entry["output"]))
     return tests
 
@@ -63,7 +63,7 @@ def unpack(data: str, largest: int = LARGEST) -> str:
         stream = zlib.decompressobj()
         raw = stream.decompress(base64.b64decode(data, validate=True), largest)
     except (binascii.Error, zlib.error, ValueError) as error:
-        raise TestDataError(f"the tests are neither JSON nor packed: {error}") from None
+        raise TestDataError(f"the tests are neither JSON nor base64 of zlib data: {error}") from None
     if stream.unconsumed_tail or not stream.eof:
         raise TestDataError(f"the tests are cut off, or unpack to more than {largest:,} bytes")
     try:
@@ -77,10 +77,10 @@ def unpack(data: str, largest: int = LARGEST) -> str:
 
 class _TextOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"the pickle refers to {module}.{name}; only a text is accepted")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError("the pickle asks for an outside object")
+        raise pickle.UnpicklingError("the pickle refers to an object by a persistent id; only a text is accepted")
 
 
 def _json(text: str) -> Any:

@@ -1,9 +1,8 @@
-"""Splits an answer to LongGenBench into numbered entries, counts them, and makes the questions for a judge.
+"""Split an answer to LongGenBench into numbered entries, count them, and make the questions for a judge.
 
 The rules are those of the released `Evalution/eval.py` (mozhu621/LongGenBench, commit 62c0e86): an entry begins at a
-separator; its number is the first one that follows the noun of the scenario ("Week 7"); of two entries with the same
-number the first counts. The judge sees each entry that should hold an event; about a missing entry the judge is not
-asked.
+separator; its number is the first number after the scenario's noun ("Week 7"); of two entries with the same number the
+first counts. The judge is asked about each entry that should hold an event, unless the answer lacks the entry.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ def read_entries(text: str, noun: str) -> dict[int, str]:
 
 
 def completion(entries: Mapping[int, str], number: int) -> float:
-    """Return the share of the wanted entries, numbered 1 to `number`, that are in the answer. entries: those of the
-    answer, by number."""
+    """Return the share of the entries numbered 1 to `number` that the answer has. entries: the answer's entries by
+    number."""
     return sum(wanted in entries for wanted in range(1, number + 1)) / number
 
 

@@ -145,8 +145,8 @@ def _number(part: str, introduced: bool) -> str | None:
 
 
 def _value(found: Sequence[tuple[str, ...]]) -> str | None:
-    """Return the number that the first match of `_NUMBER` means, as Python writes it; None without a match. found: the
-    matches."""
+    """Return the number of the first match of `_NUMBER`, as Python writes it; a fraction is divided out. None without a
+    match. found: the groups of each match."""
     for sign, *numbers in found:
         above, *below = (number.replace(",", "") for number in numbers if number)
         value = str(float(above) / float(below[0])) if below and float(below[0]) else above
@@ -155,10 +155,10 @@ def _value(found: Sequence[tuple[str, ...]]) -> str | None:
 
 
 def _option(part: str, choices: Sequence[str], introduced: bool) -> str | None:
-    """Return the letter of the option that a text names by letter, or else the longest option that it contains.
+    """Return the letter that a text chooses or, if it names no letter, the longest option that it contains.
 
     choices: the options. introduced: whether the answer begins the text. If it does, an option or a letter at the
-    beginning of the text counts before any later one.
+    beginning of the text takes precedence over later ones.
     """
     if named := _letter(_FIRST_LETTER.match(part), choices):
         return named
@@ -171,19 +171,19 @@ def _option(part: str, choices: Sequence[str], introduced: bool) -> str | None:
 
 
 def _letter(found: re.Match[str] | None, choices: Sequence[str]) -> str | None:
-    """Return the letter that a pattern found, as a capital; None if it found nothing or no option has this letter.
-    found: the match, whose first group is the letter."""
+    """Return the letter in a match's first group, as a capital; None without a match or without an option of this
+    letter."""
     letter = found[1].upper() if found else ""
     return letter if letter and ord(letter) - ord("A") < len(choices) else None
 
 
 def _longest(choices: Sequence[str], part: str, before: str, look: Callable[..., object]) -> str | None:
-    """Return the longest option that occurs in a text; None without one. before: a pattern that must match just before
-    the option. look: `re.match` (at the beginning of the text) or `re.search` (anywhere)."""
+    """Return the longest option that occurs in a text; None without one. before: a regular expression that must match
+    just before the option. look: `re.match` (at the beginning of the text) or `re.search` (anywhere)."""
     there = [c for c in choices if look(rf"{before}{re.escape(_plain(c).strip() or c)}(?!\w)", part, re.IGNORECASE)]
     return max(there, key=len, default=None)
 
 
 def _listed(part: str) -> str | None:
-    """Return the last list in a text, written as Python writes it."""
+    """Return the last list in a text, as Python writes it; None without a list."""
     return next(map(str, literals(reversed(_LIST.findall(part)))), None)

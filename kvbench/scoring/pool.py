@@ -32,9 +32,9 @@ from kvbench.scoring.failure import failure
 from kvbench.scoring.worker import HEADER, send
 from kvbench.task import Doc, Output, Score, Task
 
-JUDGES = 4  # requests to a judge at a time
-_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)  # variables that scoring processes do not inherit
-START_SECONDS = 60.0  # for a process to start; enough for a cold start on a slow disk
+JUDGES = 4  # threads; each sends one request to a judge at a time
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)  # variables that scoring processes do not get
+START_SECONDS = 60.0  # time in which a process must start; enough for a cold start on a slow disk
 FIRST_SECONDS = 30.0  # added to the limit of a process's first score, which imports sympy
 
 _Job = tuple[Future[Score], Task, Doc, Output]
@@ -67,7 +67,7 @@ class ScorePool:
         """
         future: Future[Score] = Future()
         if self._closed:
-            raise RuntimeError("the pool is closed")
+            raise RuntimeError("the scoring pool is closed")
         if task.cheap_score:
             try:
                 future.set_result(task.score(doc, output))

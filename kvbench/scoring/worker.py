@@ -57,8 +57,7 @@ def receive(stream: IO[bytes]) -> Any:
 
 
 def _import(module: str, file: str | None) -> None:
-    """Import a task's module by its name. A plug-in's module belongs to no installed package and is imported from its
-    file."""
+    """Import a task's module by its name. A plug-in's module belongs to no installed package: import it from `file`."""
     if module in sys.modules:
         return
     try:

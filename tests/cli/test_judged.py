@@ -48,7 +48,7 @@ def test_b075_no_judge(capsys, tmp_path):
 def test_b077_a_refused_key_loses_no_answer_and_score_goes_on(judged, tmp_path, capsys):
     assert main([*RUN, *judged(send(401, json.dumps({"error": KEY}))), "--run-name", "r1"]) == 3
     error = capsys.readouterr().err
-    assert "refused the key from JUDGE_KEY (401)" in error
+    assert "refused the key in JUDGE_KEY (HTTP status 401)" in error
     assert "kvbench score" in error
     saved = read_run(tmp_path / "r1").rows
     assert len(saved) >= 1

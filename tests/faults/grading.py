@@ -81,7 +81,7 @@ def judge_fails(stage: Stage) -> None:
     server = serve(send(401))
     refused = stage.call(f"score r1 -q {_judge(server)}", _impatient)
     assert refused.code == 3, refused
-    assert "refused the key from JUDGE_KEY (401)" in refused.err
+    assert "refused the key in JUDGE_KEY (HTTP status 401)" in refused.err
     assert len(server.got) <= len(answers)  # each answer was asked about once at most
     assert read_texts(stage.run_dir).equals(answers)
     stage.done(f"score r1 -q {_judge(serve(say('Rating: [[7]]')))}", NO_WEIGHTS)

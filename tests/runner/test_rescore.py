@@ -110,7 +110,7 @@ def test_an_answer_to_another_prompt_is_not_scored(tmp_path, monkeypatch, capsys
 
 def test_who_refuses_us_ends_the_run_with_its_answers_saved(tmp_path, monkeypatch):
     def refuse(self, doc, output):
-        raise SetupError("the judge refused the key from OPENAI_API_KEY (401).")
+        raise SetupError("the judge refused the key in OPENAI_API_KEY (HTTP status 401).")
 
     monkeypatch.setattr(SyntheticTask, "cheap_score", False)
     monkeypatch.setattr(SyntheticTask, "score", refuse)

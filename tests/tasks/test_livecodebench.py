@@ -159,7 +159,7 @@ class TestNoSandbox:
         monkeypatch.setattr(tier, "program", "/nonexistent/bwrap")
         score = task.score(doc, answer(RIGHT["kvb_001"]))
         assert (score.value, score.status) == (None, "sandbox_error")
-        assert "bwrap cannot be started" in score.note
+        assert "tier bwrap cannot be started" in score.note
 
     def test_unsafe_is_stamped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import dataclasses
@@ -179,7 +179,7 @@ def test_bad_test_data_are_no_score(task: Task) -> None:
     import dataclasses
 
     doc = docs()["kvb_001"]
-    for private, note in (("!", "neither JSON nor packed"), ("[]", "no tests")):
+    for private, note in (("!", "neither JSON nor base64"), ("[]", "no tests")):
         bad = dataclasses.replace(doc, reference=doc.reference | {"public": "[]", "private": private})
         score: Score = task.score(bad, answer("print(1)"))
         assert (score.value, score.status) == (None, "grader_error")

@@ -128,7 +128,7 @@ def test_without_a_judge_answers_stay_unscored(judge):
 def test_f22_a_judge_that_fails_or_refuses(serve):
     score = asking(serve(send(200, "<html>")).url).score(DOCS[0], output("One.", "Two."))
     assert (score.value, score.status) == (None, "judge_error")
-    with pytest.raises(KeyRefused, match=r"refused the key from JUDGE_KEY \(401\). Answers are saved; set the key"):
+    with pytest.raises(KeyRefused, match=r"refused the key in JUDGE_KEY \(HTTP status 401\). Answers are saved"):
         asking(serve(send(401)).url).score(DOCS[0], output("One.", "Two."))
 
 

@@ -9,11 +9,12 @@ from typing import Any, Protocol
 
 from kvbench.errors import SetupError
 
-MAX_TOKENS = 2048  # of a reply, unless a request says otherwise; FastChat's llm_judge asks for as many
+MAX_TOKENS = 2048  # most tokens of a reply unless a request sets a limit; the same number as in FastChat's llm_judge
 
 
 class JudgeError(Exception):
-    """The judge gave no usable reply to one request. The text becomes the row's note; it never holds a key."""
+    """The judge gave no usable reply to one request. The exception's text becomes the row's note; it never holds a
+    key."""
 
 
 class KeyRefused(SetupError):
@@ -48,6 +49,6 @@ def messages(system: str, user: str, images: Sequence[bytes] = ()) -> list[dict[
 
 
 def _address(image: bytes) -> str:
-    """Return an image as a `data:` address, which contains the file. The file's first bytes tell its type."""
+    """Return an image file as a `data:` address, which holds its bytes and its type (read from the first bytes)."""
     kind = "png" if image.startswith(b"\x89PNG") else "webp" if image[8:12] == b"WEBP" else "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"

@@ -1,5 +1,5 @@
-"""Ask a judge until its reply can be parsed. Also makes the scores, without a value, of answers for which no judge is
-set or the judge gave no readable reply."""
+"""Ask a judge until its reply can be parsed, and make the score without a value of an answer that no judge rated: no
+judge is set, or the judge gave no readable reply."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Asked(Generic[T]):
-    """The judge's verdict on one turn. value: None if the judge gave none.
+    """The judge's verdict on one turn. value: the verdict; None if the judge gave none.
 
     invalid: number of replies without a verdict. judge: the judge model's name; "" if no judge was asked.
     """

@@ -22,14 +22,14 @@ from kvbench.task import IMAGE, Doc, Score, Services
 
 FILE = BUNDLED / "mmdu" / "judge_prompt.txt"
 SYSTEM = "You are a helpful assistant."
-MARK = "<ImageHere>"  # stands in the questions that the judge sees where an image is
+MARK = "<ImageHere>"  # placeholder of an image in the questions that the judge sees
 OVERALL = "Overall Score"
 DIMENSIONS = (
     *("Creativity", "Richness", "Visual Perception", "Logical Coherence", "Answer Accuracy"),
     *("Image Relationship Understanding", OVERALL),
 )
 LOWEST, HIGHEST = 1, 10
-MAX_TOKENS = 4096  # of a reply, as the released script asks for
+MAX_TOKENS = 4096  # most tokens of a reply, as in the released script
 _DICTIONARY = re.compile(r"\{[^{}]{1,2000}\}")
 _VERDICT = re.compile(rf"\{{([^{{}}]*{OVERALL}[^{{}}]*)\}}")
 
@@ -82,14 +82,14 @@ def _prompt(doc: Doc, answers: Answers, turn: int) -> str:
 
 
 def _disarm(answer: str) -> str:
-    """Replace the braces of a dictionary of scores in an answer by brackets: a judge that quotes it then gives no
-    scores."""
+    """Replace the braces of a dictionary of scores in an answer by brackets, so that a judge that quotes the answer
+    does not give its scores."""
     return _VERDICT.sub(r"[\1]", answer)
 
 
 def _scores(reply: str) -> Scores | None:
-    """Return the scores in the last of a reply's dictionaries that has a score from 1 to 10 for every dimension; None
-    if no dictionary has."""
+    """Return the scores in a reply's last dictionary that has a score from 1 to 10 for every dimension; None without
+    such a dictionary."""
     for given in literals(reversed(_DICTIONARY.findall(reply))):
         if isinstance(given, dict) and all(_valid(given.get(name)) for name in DIMENSIONS):
             return {name: float(given[name]) for name in DIMENSIONS}

@@ -36,8 +36,8 @@ SHOWN = 200  # characters of a server's text that a message quotes
 class Endpoint:
     """A judge that is asked through a server's OpenAI-compatible address.
 
-    key_env: the environment variable with the API key. seconds: limit of one try. tries: most tries per request. pause,
-    longest_pause: seconds between the first two tries, and the most between any two. through_proxy: use the
+    key_env: the environment variable with the API key. seconds: limit of one try. tries: most tries per request. pause:
+    seconds between the first two tries. longest_pause: most seconds between two tries. through_proxy: use the
     environment's proxy.
     """
 
@@ -76,7 +76,7 @@ class Endpoint:
         try:
             return tries(self._try, request)
         except _TryAgain as error:
-            raise JudgeError(f"the judge gave no answer in {self.tries} tries; the last: {error}") from None
+            raise JudgeError(f"the judge gave no answer in {self.tries} tries; the last try failed: {error}") from None
 
     def _try(self, request: Mapping[str, Any]) -> Reply:
         """Send the request once. Raises JudgeError, KeyRefused, and _TryAgain for a failure that may pass."""
@@ -85,7 +85,7 @@ class Endpoint:
         try:
             answer = asyncio.run(self._post(request))
         except TimeoutError:
-            raise _TryAgain(f"nothing within {self.seconds:g} s") from None
+            raise _TryAgain(f"no response within {self.seconds:g} s") from None
         except (httpx.HTTPError, OSError) as error:  # their texts may quote the server
             raise _TryAgain(f"no connection ({type(error).__name__})") from None
         if answer.status in PASSING or answer.status >= 500:
@@ -127,11 +127,11 @@ class Endpoint:
         Raises JudgeError if it has none, KeyRefused for a refused key.
         """
         if answer.status in REFUSED:
-            refused, empty = f"refused the key from {self.key_env}", f"wants a key, and {self.key_env} is empty"
+            refused, empty = f"refused the key in {self.key_env}", f"needs a key, but {self.key_env} is empty"
             said = refused if self._key() else empty
             raise KeyRefused(
-                f"the judge {said} ({answer.status}). Answers are saved; set the key, then 'kvbench score RUN' "
-                "continues."
+                f"the judge {said} (HTTP status {answer.status}). Answers are saved; set a valid key, then "
+                "'kvbench score RUN' scores them."
             )
         if 300 <= answer.status < 400:
             raise JudgeError(
@@ -144,7 +144,7 @@ class Endpoint:
             raise JudgeError(f"the judge answered with status {answer.status}{said and f': {quote(said)}'}")
         text = _at(parsed, "choices", 0, "message", "content")
         if not isinstance(text, str):
-            raise JudgeError("the judge's response is not a chat completion")
+            raise JudgeError("the judge's response is not a chat completion with a text")
         named = self._clean(_at(parsed, "model"))
         return Reply(text, f"{self.model} ({named})" if named and named != self.model else self.model)
 

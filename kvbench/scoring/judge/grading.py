@@ -38,12 +38,11 @@ def rate(services: Services, doc: Doc, answers: Answers) -> Score:
 
 
 def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -> Score:
-    """Let the judge compare answers with the baseline's answers, turn by turn: a win counts 1, a tie 0.5, a loss 0.
+    """Let the judge compare each turn's answer with the baseline's; return the mean outcome: win 1, tie 0.5, loss 0.
 
-    The value is the mean; aux `outcome_1`, ... has each turn's outcome.
-
-    The judge sees every pair in both orders (FastChat's pairwise-baseline). Different verdicts in the two orders are a
-    tie; if one order has no verdict, the turn has none. Equal texts are a tie without a request. Raises as `rate` does.
+    The judge sees both answers in both orders (FastChat's pairwise-baseline). Different verdicts in the two orders are
+    a tie; if one order has no verdict, the turn has none. Equal answers are a tie without a request. Aux `outcome_1`,
+    ... has each turn's outcome. Raises as `rate` does.
     """
     judge = connect(services)
     if judge is None:

@@ -43,14 +43,14 @@ class LocalJudge:
                 return_dict=True,
                 return_tensors="pt",
             )
-        except Exception as error:  # a template is a program; some refuse a system message
+        except Exception as error:  # a template may raise any error; some refuse a system message
             raise SetupError(
                 f"the chat template of the judge {quote(self.folder)} fails: {quote(error)}. Give another judge."
             ) from None
         read = prompt["input_ids"].shape[1]
         room = getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 20) - read
         if room < 1:
-            raise JudgeError(f"the question has {read} tokens, more than the judge's context")
+            raise JudgeError(f"the judge's prompt has {read} tokens, more than fit into the judge's context")
         end = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         try:
             with torch.inference_mode():
@@ -61,7 +61,7 @@ class LocalJudge:
                     pad_token_id=end,
                 )
         except torch.OutOfMemoryError:
-            raise JudgeError(f"the judge ran out of memory on a question of {read} tokens") from None
+            raise JudgeError(f"the judge ran out of memory on a prompt of {read} tokens") from None
         return str(tokenizer.decode(ids[0, read:], skip_special_tokens=True))
 
     def _load(self) -> tuple[Any, Any]:

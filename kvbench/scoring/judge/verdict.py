@@ -18,7 +18,7 @@ from kvbench.sources.data import BUNDLED
 from kvbench.task import Score, Services
 
 FILE = BUNDLED / "longmemeval" / "judge_prompts.json"
-MAX_TOKENS = 10  # of a reply, as the released script asks for
+MAX_TOKENS = 10  # most tokens of a reply, as in the released script
 ABSTENTION, ANSWER = "abstention", "answer"  # names of prompts; the others are types of questions
 
 

@@ -37,8 +37,8 @@ Test = tuple[Sequence[str], Sequence[str]]  # lines of standard input, lines of 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a program. verdict: pass, wrong_answer, time_limit, output_limit or compile_error. failed_test: the
-    index of the first failed test, from 0; -1 if no test failed or none was run."""
+    """The result of a program's tests. verdict: pass, wrong_answer, time_limit, output_limit or compile_error.
+    failed_test: the index of the first failed test, from 0; -1 if no test failed or none was run."""
 
     verdict: str
     failed_test: int = -1

@@ -5,8 +5,9 @@ process, or `open` starts the program in a process that answers requests (`ask`)
 
 A request to the driver has a kind, a wall-clock limit in ms, a CPU limit in seconds, an output limit in bytes, a
 length, then that many bytes of data; for the kinds see `kvbench.scoring.sandbox.inside.driver`. A reply has a state,
-numbers and three byte strings; the strings' lengths are checked before the strings are read. The program's output stays
-bytes until the caller decodes it. Expected outputs never enter a box.
+the exit code, wall-clock time, peak memory, and three byte strings: the answer, standard output and standard error. The
+strings' lengths are checked before the strings are read. The program's output stays bytes until the caller decodes it.
+Expected outputs never enter a box.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from kvbench.scoring.sandbox.tiers import Tier
 
 Status = Literal["ok", "answered", "runtime_error", "time_limit", "memory_limit", "output_limit"]
 
-START_SECONDS = 60.0  # for a box to start; enough for a slow disk or a container
-GRACE_SECONDS = 15.0  # for the driver to report, beyond the program's time limit
+START_SECONDS = 60.0  # time in which a box must start; enough for a slow disk or a container
+GRACE_SECONDS = 15.0  # time after the program's time limit in which the driver must reply
 _STATES: dict[bytes, Status] = {b"A": "answered", b"X": "ok", b"S": "runtime_error", b"T": "time_limit"}
 _STATES |= {b"O": "output_limit", b"C": "ok"}
 _MEMORY_CODE = 86  # exit code of a harness that ran out of memory
@@ -84,7 +85,7 @@ class Box:
         except OSError as error:
             self._errors.close()
             self._clean()
-            raise BoxError(f"{tier.name} cannot be started: {error.strerror or error}") from None
+            raise BoxError(f"a box of tier {tier.name} cannot be started: {error.strerror or error}") from None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -97,7 +98,7 @@ class Box:
             raise
 
     def load(self, harness: str, program: str, options: Mapping[str, Any] | None = None) -> None:
-        """Send the driver the harness and the program for the runs that follow. options: what the harness reads in its
+        """Send the driver the harness and the program for the runs that follow. options: the argument of the harness's
         function `setup`."""
         code = inside.sent(harness, "harness.py", self.tier.same_python)
         message = {"harness": code, "program": program, "options": dict(options or {})}
@@ -149,7 +150,7 @@ class Box:
         self._write(head + data, deadline)
         state, code, spent, peak, *sizes = inside.REPLY.unpack(self._read(inside.REPLY.size, deadline))
         if max(sizes) > limit + (1 << 17):
-            raise BoxError("the box's driver announces a reply that is larger than its limit")
+            raise BoxError("the box's driver announces a reply with more bytes than the output limit")
         answer, out, err = (self._read(size, deadline) for size in sizes)
         if state == b"F":
             raise BoxError(err.decode(errors="replace") or "the driver does not know the request")
@@ -168,7 +169,7 @@ class Box:
         view = memoryview(data)
         while view:
             if not select.select([], [self._in], [], max(0.0, deadline - time.monotonic()))[1]:
-                raise BoxError("the driver does not listen")
+                raise BoxError("the box's driver does not read requests")
             try:
                 view = view[os.write(self._in, view) :]
             except OSError:
@@ -178,7 +179,7 @@ class Box:
         parts = []
         while size:
             if not select.select([self._out], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise BoxError("the driver does not answer")
+                raise BoxError("the box's driver does not answer in time")
             chunk = os.read(self._out, min(size, 1 << 20))
             if not chunk:
                 raise BoxError(self._why())
@@ -187,7 +188,7 @@ class Box:
         return b"".join(parts)
 
     def _why(self) -> str:
-        """Return the last line of the box's standard error, or the driver's exit code."""
+        """Return why the driver ended: the last line of the box's standard error or, without a line, the exit code."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         self._errors.seek(0)
@@ -197,7 +198,7 @@ class Box:
 
 @contextlib.contextmanager
 def _stack(size: int) -> Iterator[None]:
-    """Set the stack limit, in bytes, while a process starts, because the kernel fixes the stack's place at the
+    """Set the stack limit, in bytes, while the block starts a process: the kernel fixes the stack's place at the
     start."""
     with _stack_lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_STACK)

@@ -15,7 +15,7 @@ from kvbench.scoring.sandbox.box import Outcome
 from kvbench.scoring.sandbox.plan import machine
 from kvbench.scoring.sandbox.syscalls import FAMILIES, NUMBERS
 
-THREADS_SLACK = 40  # the user's other threads count too and may start or end during the test
+THREADS_SLACK = 40  # the limit on threads also counts the user's other threads, which may start or end during the test
 _EPERM, _ENOSYS = 1, 38
 _NO_PID = 0x3FFFFFFF  # above every possible process id
 
@@ -278,7 +278,7 @@ def raw_calls() -> list[list[Any]]:
     """Return harmless system calls that the filter must refuse, each as [family, call number, expected error number,
     *arguments]; a family is a named group of refused calls.
 
-    In each family, at least one call would give another error than EPERM if the filter allowed it.
+    If the filter allowed a family, at least one of its calls would give another error than the expected one.
     """
     nobody, bad = _NO_PID, 1  # a process and an address that do not exist
     here = -100  # AT_FDCWD

@@ -14,5 +14,5 @@ class Limits:
     stack: int = 256 << 20  # bytes of the first thread's stack; 40,000 nested calls through C code fit
     threads: int = 64  # at a time
     files: int = 64  # open descriptors
-    file_bytes: int = 16 << 20  # of one written file; only in tier "none" can programs write files
+    file_bytes: int = 16 << 20  # bytes of one written file; only in tier "none" can programs write files
     output: int = 1 << 20  # bytes of standard output, and as many of standard error

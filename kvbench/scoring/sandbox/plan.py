@@ -1,5 +1,5 @@
-"""The parts of a lockdown (the steps by which a program's process gives up its rights) as data. Tests omit one part at
-a time and check that the self-test notices it."""
+"""A lockdown as data: the arguments that start a box, and the steps by which a program's process gives up its rights.
+Tests omit one part at a time and check that the self-test notices it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Plan:
     """How a program is locked down: arguments of the command that starts its box, and steps inside its process."""
 
     outer: tuple[tuple[str, tuple[str, ...]], ...] = ()  # named arguments of the command that starts the box
-    inner: tuple[Step, ...]  # what the child does before it runs the program
+    inner: tuple[Step, ...]  # steps of the child before it runs the program
     opened: frozenset[str] = (
         frozenset()
-    )  # families of system calls that the filter allows: exec for binaries, others in tests
+    )  # families of system calls that the filter allows: `exec` for binaries, others only in tests
 
     def parts(self) -> list[str]:
         """Return the names of the parts that `without` can omit, such as "--unshare-net" and "limit AS".
@@ -45,7 +45,10 @@ class Plan:
         return names
 
     def without(self, part: str) -> Plan:
-        """Return the same lockdown without the part of this name."""
+        """Return this lockdown without the part of this name.
+
+        The part "seccomp fork" is the refusal of a family of system calls; without it, the filter allows the family.
+        """
         if part.startswith("seccomp "):
             return dataclasses.replace(self, opened=self.opened | {part.removeprefix("seccomp ")})
         outer = tuple(group for group in self.outer if group[0] != part)

@@ -1,8 +1,9 @@
 """The system-call filter of a locked program, as bytes for ``prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)``.
 
-The filter is an allow-list: all other calls fail with EPERM, calls newer than the table fail with ENOSYS, and calls by
-another convention (i386, x32) end the process. `RULES` allow a call only with some arguments: threads but no processes,
-signals to the program itself, socket pairs but no sockets. The driver writes the program's process id at `pid_offsets`.
+The filter is an allow-list: all other calls fail with EPERM, calls newer than kvbench's table of calls fail with
+ENOSYS, and calls by another convention (i386, x32) end the process. `RULES` allow a call only with some arguments:
+threads but no processes, signals to the program itself, socket pairs but no sockets. The driver writes the program's
+process id at `pid_offsets`.
 
 The filter is classic BPF, assembled here (``linux/filter.h``, ``linux/seccomp.h``), because libraries for it are C
 extensions and the sandbox needs only the standard library.
@@ -27,7 +28,7 @@ FOREIGN = "other machines"  # a family for tests: calls by the conventions of i3
 PID = -1  # in a rule: the program's own process id
 
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
-_O_TRUNC_ONLY, _O_TRUNC_MASK = 0o1000, 0o1003  # truncates a file opened for reading: older Landlock misses it
+_O_TRUNC_ONLY, _O_TRUNC_MASK = 0o1000, 0o1003  # flags that truncate a file opened for reading: older Landlock allows it
 
 _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032, 1034)  # dup, flags, locks, pipe size and seals read; no owner, no lease
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, window size, FIONREAD, FIONBIO, FIO(N)CLEX
@@ -62,7 +63,7 @@ _REFUSE, _PASS = _end(_ERRNO | _EPERM), _end(_ALLOW)
 
 def _one_of(argument: int, values: Iterable[int]) -> list[_Instruction]:
     """Return instructions that allow a call if the low 32 bits of an argument are in `values`. In these calls the
-    kernel ignores the high 32 bits. argument: its number."""
+    kernel ignores the high 32 bits. argument: the argument's index."""
     tests = [step for value in values for step in ((_JEQ, 0, 1, value), _PASS)]
     return [_low(argument), *tests, _REFUSE]
 

@@ -1,4 +1,4 @@
-"""Choose the first tier that passes its self-test, which is run in this process."""
+"""Choose the strongest tier that passes its self-test. This process runs the self-tests."""
 
 from __future__ import annotations
 

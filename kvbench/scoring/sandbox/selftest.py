@@ -27,7 +27,7 @@ from kvbench.scoring.sandbox.limits import Limits
 from kvbench.scoring.sandbox.plan import FIRST_USER, USERS, Plan, machine
 from kvbench.scoring.sandbox.tiers import Tier
 
-PROBE_LIMITS = Limits(memory=512 << 20)  # less than programs get, so that the memory escape reaches it fast
+PROBE_LIMITS = Limits(memory=512 << 20)  # less than programs get, so that the escape MEMORY ends soon
 _SEALS = 15  # F_SEAL_SEAL, _SHRINK, _GROW and _WRITE
 _READ_ALL = 4  # CAP_DAC_READ_SEARCH
 _STATE = {  # what `escapes.STATE` must report
@@ -60,7 +60,7 @@ class SelfTest:
 def selftest(tier: Tier, *, limits: Limits = PROBE_LIMITS, plan: Plan | None = None) -> SelfTest:
     """Run the escapes in a tier, if the tier can run here, and return the result.
 
-    plan: the lockdown to use; None: the tier's own. Tests give lockdowns that lack a part.
+    plan: the lockdown to test; None: the tier's own. Tests pass lockdowns that lack a part.
     """
     reason = tier.missing()
     problems = [reason] if reason else _probe(tier, limits, plan or tier.plan(limits))
@@ -91,7 +91,7 @@ def _probe(tier: Tier, limits: Limits, plan: Plan) -> list[str]:
     except BoxError as error:
         problems.append(str(error))
     except OSError as error:
-        problems.append(f"cannot be probed: {error}")
+        problems.append(f"the self-test cannot run: {error}")
     return problems
 
 

@@ -1,4 +1,4 @@
-"""Imports packages of the extra ``scbench``, which the scores of some of SCBench's data sets need."""
+"""Import packages of the extra ``scbench``, which the scores of some of SCBench's data sets need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvbench.errors import SetupError, quote
 
 
 def package(name: str) -> Any:
-    """Return an imported module. Raises SetupError if its package is not installed."""
+    """Import the module of this name and return it. Raises SetupError if its package is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:

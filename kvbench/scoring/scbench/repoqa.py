@@ -15,7 +15,7 @@ from kvbench.scoring.scbench.packages import package
 
 THRESHOLD = 0.8
 _BLOCK = re.compile(r"^```(?:\w+)?\s*\n(.*?)(?=^```)```", re.DOTALL | re.MULTILINE)
-# Language -> module of its grammar, function that returns the grammar, type of a function's node.
+# Programming language -> module of its tree-sitter grammar, function that returns the grammar, node type of a function.
 GRAMMARS = {
     "python": ("tree_sitter_python", "language", "function_definition"),
     "java": ("tree_sitter_java", "language", "method_declaration"),
@@ -30,8 +30,8 @@ Needle = tuple[str, str]  # a wanted function's name and text
 
 
 def score_function(output: str, language: str, name: str, needles: Sequence[Needle]) -> float:
-    """Return 1 if the output repeats the function of this name, else 0. needles: all functions of the same repository
-    about which a question asks, each with name and text. language: the programming language of the repository."""
+    """Return 1 if the output repeats the function of this name, else 0. language: the repository's programming
+    language. needles: all functions of the repository about which questions ask, each with name and text."""
     function = first_function(output, language)
     best, best_name = 0.0, None
     for needle_name, needle in needles:
@@ -64,9 +64,9 @@ def first_function(output: str, language: str) -> str:
 def _is_function(node: Any, language: str) -> bool:
     if node.type != GRAMMARS[language][2]:
         return False
-    if language != "cpp":  # a name is part of such a node
+    if language != "cpp":  # elsewhere a node of this type always has a name
         return True
-    declarator = node.child_by_field_name("declarator")  # of methods and pointers it is something else
+    declarator = node.child_by_field_name("declarator")  # methods and pointers have other declarators
     if declarator is None or declarator.type != "function_declarator":
         return False
     return bool(declarator.child(0).type == "identifier")

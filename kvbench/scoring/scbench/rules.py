@@ -62,12 +62,12 @@ def first_integer(prediction: str, answer: Any) -> float:
 
 def first_number(prediction: str, answer: float) -> float:
     """1 if the first number in the output, without its sign, is the reference. If the reference is an integer, the
-    decimals of that number are cut first."""
+    number's decimals are cut before the comparison."""
     found = _NUMBER.search(prediction)
     if found is None:
         return 0.0
     number = float(found[0])
-    if isinstance(answer, int) and math.isfinite(number):  # 400 digits read as infinity, of which there is no integer
+    if isinstance(answer, int) and math.isfinite(number):  # int() fails on infinity, which 400 digits give
         number = int(number)
     return float(number == answer)
 
@@ -75,9 +75,9 @@ def first_number(prediction: str, answer: float) -> float:
 def option(prediction: str, answer: tuple[str, str]) -> float:
     """1 if the output chooses the right option, whose text and letter are `answer`.
 
-    If the output begins with a letter from A to D, this is its choice. Otherwise the choice is the whole output if it
-    is the right text or letter, or the text behind the first phrase of `_ANSWER_IS` that occurs, or the first word that
-    is a substring of "ABCD", such as "B".
+    The choice is found by the first rule that applies: a letter from A to D at the beginning of the output; the whole
+    output, if it is the right text or letter; the text behind the first phrase of `_ANSWER_IS` that occurs; the first
+    word that is a substring of "ABCD", such as "B".
     """
     text = prediction.strip()
     if text[:1] and text[0] in LETTERS:

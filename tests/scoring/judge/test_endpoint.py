@@ -56,7 +56,7 @@ def test_without_a_key_none_is_sent(serve, monkeypatch):
 
 def test_pauses_grow_to_a_limit_and_end(serve, slept):
     server = serve(send(500))
-    with pytest.raises(JudgeError, match="no answer in 6 tries; the last: status 500"):
+    with pytest.raises(JudgeError, match="no answer in 6 tries; the last try failed: status 500"):
         judge(server, tries=6, pause=1.0, longest_pause=5.0).ask("", "")
     assert len(server.got) == 6
     assert slept == [1.0, 2.0, 4.0, 5.0, 5.0]
@@ -81,7 +81,7 @@ def test_retry_after_is_honoured_up_to_a_limit(serve, slept):
 @pytest.mark.parametrize("act", [hang, drip_headers, drip_body])
 def test_a_server_that_does_not_finish(serve, slept, act):
     server = serve(act)
-    with pytest.raises(JudgeError, match=r"in 2 tries; the last: nothing within 1 s"):
+    with pytest.raises(JudgeError, match=r"in 2 tries; the last try failed: no response within 1 s"):
         judge(server, seconds=1.0, tries=2).ask("", "")
     assert len(server.got) == 2
 
@@ -135,8 +135,8 @@ def test_a_refused_key_ends_it_at_once(serve, slept, status):
     with pytest.raises(KeyRefused) as error:
         judge(server).ask("", "")
     assert str(error.value) == (
-        f"the judge refused the key from JUDGE_KEY ({status}). Answers are saved; set the key, then "
-        "'kvbench score RUN' continues."
+        f"the judge refused the key in JUDGE_KEY (HTTP status {status}). Answers are saved; set a valid key, then "
+        "'kvbench score RUN' scores them."
     )
     assert error.value.exit_code == 3
     assert len(server.got) == 1
@@ -145,7 +145,7 @@ def test_a_refused_key_ends_it_at_once(serve, slept, status):
 
 def test_a_key_that_is_wanted(serve, monkeypatch):
     monkeypatch.delenv("JUDGE_KEY")
-    with pytest.raises(KeyRefused, match="wants a key, and JUDGE_KEY is empty"):
+    with pytest.raises(KeyRefused, match="needs a key, but JUDGE_KEY is empty"):
         judge(serve(send(401))).ask("", "")
 
 

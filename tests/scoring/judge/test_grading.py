@@ -81,7 +81,7 @@ def test_a_judge_that_thinks_is_read_behind_its_thinking(judged):
 
 def test_a_judge_that_fails_leaves_no_score(judged):
     def fail(user: str) -> str:
-        raise JudgeError("the judge gave no answer in 5 tries; the last: status 500")
+        raise JudgeError("the judge gave no answer in 5 tries; the last try failed: status 500")
 
     judged(fail)
     for score in (rate(SERVICES, PLAIN, ANSWERS), compare(SERVICES, PLAIN, ANSWERS, OTHERS)):

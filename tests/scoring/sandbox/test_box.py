@@ -233,7 +233,7 @@ class TestFailures:
 
     def test_no_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Landlock, "command", lambda self, plan: ["/nonexistent/python"])
-        with pytest.raises(BoxError, match=r"landlock cannot be started: No such file"):
+        with pytest.raises(BoxError, match=r"tier landlock cannot be started: No such file"):
             Box(Landlock(), Limits())
 
     def test_a_command_that_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""The process that is locked down and runs a program: the code by which the driver controls it, and the code inside
-it."""
+"""The child: the process that is locked down and runs a program. `Child` controls it from the driver; the other
+functions run within it."""
 
 import fcntl
 import gc
@@ -15,7 +15,7 @@ import lockdown
 
 REPLY = struct.Struct(">cIIIIII")  # state, code, ms, peak KiB, bytes of answer, of stdout, of stderr
 LENGTH = struct.Struct(">I")
-ASK, TELL, STATUS = 3, 4, lockdown.STATUS  # descriptors of a child: questions, answers, and the word that it is locked
+ASK, TELL, STATUS = 3, 4, lockdown.STATUS  # descriptors of a child: requests, answers, result of the lockdown
 LOCKED = b"locked"
 ERRORS = 65536  # bytes of stderr that are kept
 FAILED = 70  # exit code when the lockdown, not the program, went wrong
@@ -24,8 +24,9 @@ FAILED = 70  # exit code when the lockdown, not the program, went wrong
 class Child:
     """A forked process with its pipes.
 
-    box: the `Driver`, with steps, harness and program. stdin: content of the program's standard input. cpu: limit
-    in seconds. talks: whether the process answers requests on two more pipes; otherwise it runs once, to its end.
+    box: the `Driver`, which has the lockdown's steps, harness and program. stdin: content of the program's standard
+    input. cpu: limit of processor time in seconds. talks: whether the process answers requests on two more pipes;
+    otherwise it runs once, to its end.
     """
 
     def __init__(self, box: Any, stdin: bytes, cpu: int, talks: bool) -> None:
@@ -49,14 +50,13 @@ class Child:
         self.cpu, self.talks, self.ended = cpu, talks, False
         try:
             self.life: int | None = os.pidfd_open(self.pid)
-        except (AttributeError, OSError):  # not on this system: look every few milliseconds instead
+        except (AttributeError, OSError):  # without pidfd, `wait` polls the process every 10 ms
             self.life = None
 
     def wait(self, question: bytes, wall: int, limit: int) -> bytes:
         """Send the process a request, wait at most `wall` ms until it answers or ends, and return the driver's reply.
 
-        Each stream of the process may hold at most `limit` bytes. A process that does not answer has ended or is
-        killed.
+        Kill a process that does not answer in time, or one of whose streams holds more than `limit` bytes.
         """
         begun = time.monotonic()
         deadline = begun + wall / 1000
@@ -99,7 +99,7 @@ class Child:
         state: why it ended: X by itself, T time limit, O output limit, C closed. begun: when the request began, in
         seconds. limit: most bytes of each of its streams.
         """
-        for kill in (os.killpg, os.kill):  # its session is its own
+        for kill in (os.killpg, os.kill):  # its whole process group, then the process
             try:
                 kill(self.pid, signal.SIGKILL)
             except OSError:
@@ -152,7 +152,7 @@ class Child:
 
 
 def _send(fd: int, data: memoryview) -> memoryview:
-    """Write to a pipe; return the bytes that were not written. If the reader is gone, return no bytes."""
+    """Write to a pipe without waiting; return the bytes not yet written, none if the pipe has no reader."""
     try:
         return data[os.write(fd, data) :]
     except BlockingIOError:
@@ -166,7 +166,7 @@ def _send(fd: int, data: memoryview) -> memoryview:
 
 def _become(box: Any, sources: list[int], cpu: int, talks: bool) -> None:
     """Inside the forked process: set up its descriptors, lock it down, and run the harness. Does not return. box, cpu,
-    talks: see `Child`. sources: the descriptors that become its streams."""
+    talks: see `Child`. sources: the descriptors that become 0 to 5: standard streams, ASK, TELL and STATUS."""
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, 32) for fd in sources]
     for place, fd in enumerate(moved):
         os.dup2(fd, place)

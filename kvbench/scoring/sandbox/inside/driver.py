@@ -2,8 +2,8 @@
 
 The driver itself is not locked down. It never runs a program itself. A harness (trusted text, loaded before the fork)
 runs the program in the child, after every step of the lockdown has worked. The child cannot signal, trace or address
-the driver, and holds no descriptor of it. The trusted side is `kvbench.scoring.sandbox.box`, which documents the
-frames; they carry bytes and numbers, never objects.
+the driver, and holds none of its descriptors. The trusted side is `kvbench.scoring.sandbox.box`, which documents
+requests and replies; they carry bytes and numbers, never objects.
 """
 
 import _thread
@@ -23,11 +23,12 @@ import lockdown
 
 REQUEST = struct.Struct(">cIIII")  # kind, wall ms, CPU s, output limit, bytes that follow
 DONE = child.REPLY.pack(b"R", 0, 0, 0, 0, 0, 0)
-THREAD_STACK = 8 << 20  # the stack limit, from which a C library would take its default, is far larger
+THREAD_STACK = 8 << 20  # bytes; a C library's default would be the stack limit, which is far larger
 
 
 class Driver:
-    """The driver's state: steps, harness and program, which came from outside the box, and perhaps an open child."""
+    """The driver's state: the lockdown's steps, harness and program, sent from outside the box; and the open child, if
+    any."""
 
     def __init__(self, config: dict[str, Any], read: Callable[[str, str], CodeType]) -> None:
         self.read = read
@@ -70,13 +71,13 @@ class Driver:
 
 
 def main(read: Callable[[str, str], CodeType]) -> None:
-    """Answer requests until there are no more. read: turns a text, and a name for tracebacks, into code."""
+    """Answer requests until the input ends. read: turns a source text, and a name for tracebacks, into code."""
     incoming, outgoing = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     if lockdown.LINUX:
-        lockdown.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nothing outlives the trusted side
+        lockdown.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the driver dies with the trusted side
         lockdown.prctl(4, 0)  # PR_SET_DUMPABLE, also of children: /proc shows nothing of them to their own user
     _thread.stack_size(THREAD_STACK)
     driver = None

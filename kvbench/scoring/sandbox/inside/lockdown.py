@@ -1,8 +1,8 @@
-"""The steps by which a process gives up its rights, by name, and the Landlock rule set, which must be made before the
-fork.
+"""The steps of a lockdown, by which a process gives up its rights, and the Landlock rule set, which the driver must
+make before the fork.
 
-The order and the arguments come from `kvbench.scoring.sandbox.plan`. Every step raises OSError when it does not work,
-and then no program is run.
+The order and the arguments come from `kvbench.scoring.sandbox.plan`. A step that does not work raises OSError; then no
+program is run.
 """
 
 import base64
@@ -18,7 +18,7 @@ from typing import Any
 LINUX = sys.platform == "linux"
 STATUS = 5  # the last descriptor that a child keeps
 DRIVER = os.getpid()
-ruleset = -1  # of Landlock, once `make_ruleset` has made it
+ruleset = -1  # descriptor of the Landlock rule set; -1 before `make_ruleset`
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls of Landlock, the same on every machine
@@ -42,7 +42,7 @@ def prctl(option: int, *arguments: Any) -> None:
 
 
 def limit(value: tuple[str, int]) -> None:
-    """Set a resource limit that the process cannot raise again."""
+    """Set a resource limit, [name, size], that the process cannot raise again."""
     name, size = value
     which = getattr(resource, f"RLIMIT_{name}")
     hard = resource.getrlimit(which)[1]
@@ -126,9 +126,8 @@ STEPS: dict[str, Callable[[Any], None]] = {
 def make_ruleset(value: dict[str, list[str]]) -> None:
     """Make a Landlock rule set: only the standard library, system libraries and a few devices may be read.
 
-    The contents of a library folder are allowed one by one, so that installed packages in the folder stay hidden.
-    value: under "libraries" the folders of system libraries, under "whole" the paths that are allowed with all their
-    content.
+    Files and folders in a library folder are allowed one by one, so that installed packages there stay hidden. value:
+    under "libraries" the folders of system libraries, under "whole" the paths that are allowed with all their content.
     """
     global ruleset
     version = call(_libc.syscall, _CREATE_RULESET, 0, 0, 1)
@@ -177,7 +176,7 @@ def sealed(data: bytes, seals: bool) -> int:
     """Put the program's input (`data`) into a file in memory, and return its descriptor. seals: make the file
     unchangeable.
 
-    Outside Linux it is an unlinked file on the disk.
+    Outside Linux, the file is an unlinked one on the disk.
     """
     if not LINUX:
         import tempfile

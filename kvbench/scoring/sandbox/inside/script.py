@@ -48,7 +48,7 @@ def main(program: str, ask: Callable[[], bytes | None], tell: Callable[[bytes], 
 
 
 def _end() -> int:
-    """Join threads, run exit functions and flush files, as Python does at a script's end, but finalise nothing."""
+    """Join threads, run exit functions and flush files, as Python does at a script's end; run no finalisers."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
