@@ -1,8 +1,9 @@
 """Keeps the model's answers to the questions of a training in files, so that a killed training need not repeat them.
 
 The first line of a file names the model and the questions; each further line is an answer, in order of completion. In a
-training with several processes, each process writes a file of its own while it answers its share of the questions. The
-first process moves the answers into the common file, when all processes have ended and after a kill.
+training with several processes, each process answers its share of the questions and writes these answers to a separate
+file. When all processes have finished, the first process moves the answers from these files into one common file. After
+a kill, the next start of the training does so.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ Answers = dict[str, Answer]  # by the question's name
 class AnswerFile:
     """A file with the model's answers to the questions of one training.
 
-    asked: all settings on which the answers depend; the file's first line must hold the same.
+    asked: all settings on which the answers depend; the file's first line must hold the same settings.
     """
 
     def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
         self.path, self.asked = path, json.loads(json.dumps(asked))
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """Return the stored rows by their question's name; cut off a last line that a kill left incomplete.
+        """Return the stored answers by the question's name; cut off a last line that a kill left incomplete.
 
         Raises UserError for answers to other questions or of another model, SetupError for a damaged or unusable file.
         """
@@ -80,7 +81,7 @@ class AnswerFile:
         return rows
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Append a row; create a missing file with its first line. Raises SetupError if the file cannot be written."""
+        """Append an answer; a new file first gets its line of settings. Raises SetupError if writing fails."""
         with self._appending() as stream:
             stream.write(b"" if stream.tell() else _line(self.asked))
             stream.write(_line(row))
@@ -117,7 +118,7 @@ class SharedAnswers:
     def gather(self) -> Answers:
         """Wait for all processes, move their answers into the common file, and return all stored answers.
 
-        All processes must call it. It also moves the answers of processes that were killed.
+        All processes must call it. It also moves the answers that a killed training left in the files of its processes.
         """
         self.processes.wait()
         if self.processes.first:
@@ -134,7 +135,7 @@ class SharedAnswers:
         stored = self.common.rows()
         for part in sorted(path.parent.glob(f"{path.stem}.*{path.suffix}")):
             for name, row in AnswerFile(part, self.common.asked).rows().items():
-                if name not in stored:  # a kill may have come between adding a row and removing the file
+                if name not in stored:  # true if a kill came after the answer was moved and before its file was removed
                     self.common.add(row)
             part.unlink()
 

@@ -1,4 +1,4 @@
-"""The built-in recipes of ``kvbench train``: where they are, their defaults and presets.
+"""The built-in recipes of ``kvbench train``: their classes, defaults and presets.
 
 Registers them in `kvbench.registry.recipes`. Imports no torch, because `--help` reads this module.
 """
@@ -38,7 +38,7 @@ BUILT_IN: dict[str, Entry] = {
         tasks=("lookup", "lookup/lookup-1", "chain", "walk"),
         traces=1200,
         steps=1500,
-        lr=5e-3,  # the paper's rate, batch and steps are not known; tuned on the built-in model of 0.9 M parameters
+        lr=5e-3,  # tuned on the built-in model of 0.9 M parameters; the paper states no rate, batch or steps
         options={"rows": 32, "rank": 8, "alpha": 32.0, "places": "all", "budget": 64}
         | {"max_tokens": 512, "answers": "model"},
         presets={"tiny": tiny(rows=16, rank=16), "paper": presets.LOOKAHEADKV},
@@ -138,7 +138,7 @@ BUILT_IN: dict[str, Entry] = {
         tasks=("chain",),
     ),
 }
-TABLES = {  # estimated, not trained: name -> module:function (`kvbench.train.tables`)
+TABLES = {  # tables are estimated, not trained: name -> module:function (`kvbench.train.tables`)
     "headkv": "kvbench.train.recipes.head_tables:estimate",
     "triattention": "kvbench.train.recipes.mean_queries:estimate",
 }
@@ -148,8 +148,7 @@ for _name, _entry in BUILT_IN.items():
 
 
 def entry_of(name: str) -> Entry:
-    """Return the declaration of a registered recipe. Raises UserError for an unknown name or a class without a
-    declaration."""
+    """Return the `Entry` of a registered recipe. Raises UserError for an unknown name or a class without an `Entry`."""
     member = recipes.get(name)
     declared = member if isinstance(member, Entry) else getattr(member, "entry", None)
     if not isinstance(declared, Entry):
@@ -158,7 +157,7 @@ def entry_of(name: str) -> Entry:
 
 
 def recipe_class(name: str) -> Any:
-    """Return the class of a registered recipe, a subclass of `Recipe`; imports a built-in one."""
+    """Return the class of a registered recipe, a subclass of `Recipe`; imports the module of a built-in recipe."""
     member = recipes.get(name)
     if not isinstance(member, Entry):
         return member

@@ -1,7 +1,7 @@
 """Checkpoints of a training: safetensors files whose header holds settings and progress as JSON; no pickle is read.
 
-A checkpoint has whole tensors: each parameter and its two moments in float32. So a training may go on with another
-number of processes.
+A checkpoint has each parameter and the optimiser's two moments of it, as whole tensors in float32. So a training may go
+on with another number of processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvbench.train.processes import Processes
 def save(path: Path, optimiser: ShardedAdamW, state: Mapping[str, Any], processes: Processes) -> None:
     """Replace the checkpoint file in one step, so that a kill leaves either the old or the new checkpoint whole.
 
-    All processes call this; the first one writes, and holds one whole tensor in memory at a time.
+    All processes call this. The first process writes the file; for this it holds one whole tensor in memory at a time.
     """
     with replacing(path) if processes.first else nullcontext() as file:
         if file is not None:
@@ -48,7 +48,8 @@ def _header(shapes: Mapping[str, torch.Size], state: Mapping[str, Any]) -> bytes
 
 
 def state_of(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint holds besides its tensors: settings, step, seconds and first held-out figures.
+    """Return what a checkpoint holds besides its tensors: settings, step, seconds of training so far, and
+    the held-out figures before the training.
 
     Raises SetupError when the file cannot be read.
     """

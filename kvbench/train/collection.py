@@ -1,4 +1,4 @@
-"""The settings by which a training collects answers: recipe options with the same names and meaning in every recipe.
+"""The settings by which a training collects answers. They are options with the same meaning in every recipe.
 
 `Collection` has their defaults; the catalogue overrides a default where a recipe needs another. Imports no torch,
 because `--help` reads the catalogue.
@@ -24,8 +24,9 @@ CHOICES = {"unfinished": get_args(Keep), "wrong": get_args(Keep), "answers": get
 class Collection:
     """How the model answers the questions of a training, and which answers the training uses, whole or in part.
 
-    The order of their effects: `max_prompt` skips prompts; `temperature`, `top_p`, `top_k` and `max_tokens` generate an
-    answer; `wrong`, `unfinished` and `min_tokens` drop it; `truncate` cuts it.
+    The settings act in this order: `max_prompt` skips questions with longer prompts; the model generates answers with
+    `temperature`, `top_p`, `top_k` and `max_tokens`; `wrong`, `unfinished` and `min_tokens` drop some of the answers;
+    `truncate` cuts the others.
     """
 
     temperature: float = option(0.0, "temperature of the answers; 0 is greedy", low=0)
@@ -39,15 +40,16 @@ class Collection:
     )
     min_tokens: int = option(0, "drop answers with fewer tokens", low=0)
     truncate: int = option(0, "train on this many first tokens of an answer; 0: all", low=0)
-    unfinished: Keep = "keep"  # answers that reach max_tokens or the context's end without an end token
-    wrong: Keep = "drop"  # wrong answers to questions whose right answer is known
-    answers: Source = "data"  # data: train on the answers and texts that --data gives; model: let the model write
+    unfinished: Keep = "keep"  # keep or drop answers that reach max_tokens or the context's end without an end token
+    wrong: Keep = "drop"  # keep or drop wrong answers to questions whose right answer is known
+    answers: Source = "data"  # data: train on the answers and texts in --data; model: train on answers of the model
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Collection:
-        """Return the settings among a recipe's options; others have their defaults. Raises UserError if one is invalid.
+        """Take these settings from a recipe's options; a setting that is not there has its default.
 
-        The caller checks that `unfinished`, `wrong` and `answers` have one of their possible values (`CHOICES`).
+        Raises UserError if a setting is invalid. The caller checks `unfinished`, `wrong` and `answers` against their
+        possible values (`CHOICES`).
         """
         names = {field.name for field in dataclasses.fields(cls)}
         made = cls(**{name: value for name, value in options.items() if name in names})

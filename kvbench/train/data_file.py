@@ -1,4 +1,4 @@
-"""Makes the questions of a training from a data file: its rows as token ids, for one model."""
+"""Makes the questions of a training from a data file: turns each row into a prompt of token ids for one model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvbench.train.data_rows import Row, data_files, parse_row
 from kvbench.train.prompting import Prompting
 from kvbench.train.traces import Question
 
-OPENING = "<think>"  # ends the prompts of some chat templates, and begins many given answers
+OPENING = "<think>"  # some chat templates end a prompt with it; many answers in data files begin with it
 
 
 def read_questions(
@@ -27,7 +27,7 @@ def read_questions(
     """Yield the questions of a data file, or of all data files in a folder.
 
     A row is skipped if its prompt is longer than `max_prompt`, or leaves no room for an answer in the model's context.
-    Raises UserError for a row of no known form.
+    Raises UserError for a row that has none of the forms in `data_rows`.
     """
     prompting = prompting or Prompting()
     maker = _Maker.of(loaded, collection, prompting)
@@ -37,7 +37,7 @@ def read_questions(
 
 
 def parsed_rows(path: str | Path, prompting: Prompting) -> Iterator[Row]:
-    """Yield the parsed rows of a data file, or of all data files in a folder. Raises UserError."""
+    """Yield the parsed rows of a data file, or of all data files in a folder. Raises UserError for an invalid row."""
     for file in data_files(Path(path)):
         for number, columns in read_rows(file):
             yield parse_row(columns, f"{bare(file)}:{number}", prompting)
@@ -59,7 +59,7 @@ class _Maker:
         return cls(loaded, collection, prompting.thinking, prompting.thinks(loaded, reader.chat), reader)
 
     def question(self, name: str, row: Row) -> Question | None:
-        """Turn a row into a question. None: the row is skipped."""
+        """Turn a row into a question; return None for a row to skip."""
         prompt, given = self._talk(name, row) if row.turns else self._text(row.text)
         room, limit = self.loaded.context - len(prompt), self.collection.max_prompt
         if not prompt or room < 1 or given == () or (limit and len(prompt) > limit):
@@ -71,23 +71,23 @@ class _Maker:
         return Question(name=name, ids=prompt, max_new_tokens=most, given=given, **judged)
 
     def _talk(self, name: str, row: Row) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """Return the prompt of a conversation, and the given answer if training uses it."""
+        """Return the prompt of a conversation, and the row's own answer if training uses it, else None."""
         doc = Doc(doc_id=name, turns=row.turns, reference=None)
         text = self.reader.text(doc, thinking=self.thinking, answers=row.replies)
         prompt = tuple(self.reader.ids(text))
         if row.given is None or self.collection.answers == "model":
             return prompt, None
         answer = row.given
-        if text.rstrip().endswith(OPENING):  # the given answer begins with the same tag
+        if text.rstrip().endswith(OPENING):  # avoid a second tag: the row's answer may begin with it too
             answer = answer.lstrip().removeprefix(OPENING).lstrip("\n")
         return prompt, (*self._encode(answer), *self._end())
 
     def _text(self, text: str) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """Return the prompt and the given answer (or None) that a raw text yields.
+        """Return a prompt and an answer (or None) made from a raw text.
 
-        With the option `answers` "data", the prompt is the first token and the given answer is the rest of the text.
-        Otherwise the prompt is the beginning of the text, as long as `max_prompt` and the context allow, and the model
-        answers it by continuing the text.
+        With the option `answers` "data", the prompt is the first token and the answer is the rest of the text.
+        Otherwise the prompt is the beginning of the text, as long as `max_prompt` and the context allow; there is no
+        answer, because the model is to continue the text.
         """
         ids = tuple(self.loaded.tokenizer(text, return_attention_mask=False, verbose=False)["input_ids"])
         if self.collection.answers == "data":
@@ -100,6 +100,6 @@ class _Maker:
         return list(encoded["input_ids"])
 
     def _end(self) -> list[int]:
-        """Return a list of the token with which the model would end a given answer; [] if it has no end token."""
+        """Return the end token to append to an answer, in a list; [] if the model has no end token."""
         stop, usual = self.loaded.stop_ids, self.loaded.tokenizer.eos_token_id
         return [usual if usual in stop else min(stop)] if stop else []

@@ -1,7 +1,7 @@
 """Where ``train --data`` points: a file, a folder, or a data set on the hub, ``hub:NAME[:SPLIT][@REVISION]``.
 
-A data set is read as a task's table is (`kvbench.sources.data.hub_data`): kvbench keeps its rows as JSON lines in the
-download cache, under the commit.
+kvbench downloads a data set as it downloads the data of tasks (`kvbench.sources.data.hub_data`): its rows become JSON
+lines in the download cache, in a folder named after the commit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SPLIT = "train"
 
 @dataclass(frozen=True, slots=True)
 class DataPlace:
-    """The file or folder with the rows, and how cards name the data: without the folders of this machine."""
+    """The file or folder with the rows, and the name of the data on cards, which reveals no folder of this machine."""
 
     path: Path
     name: str
@@ -38,7 +38,7 @@ def check_data(data: str) -> None:
 
 
 def short_name(data: str) -> str:
-    """Return the data's name for the command on a card: a hub address unchanged; of a path, only its last part."""
+    """Return how the command on a card names the data: a hub address unchanged, or the last part of a path."""
     return data if data.startswith(HUB) else Path(data).name
 
 
@@ -53,13 +53,13 @@ def locate(data: str) -> DataPlace:
     manifest, revision = _manifest(data)
     place = hub_data.fetch("", manifest, revision)
     if hub.is_commit(revision) and place.revision != revision:
-        raise SetupError(f"{quote(manifest.hub)} is cached at revision {place.revision}, not at {quote(revision)}.")
+        raise SetupError(f"the cache has {quote(manifest.hub)} at revision {place.revision}, not at {quote(revision)}.")
     return DataPlace(place.files[0], f"{HUB}{manifest.hub}:{manifest.split}@{place.revision}")
 
 
 def _manifest(data: str) -> tuple[Manifest, str | None]:
-    """Return the data set of an address, and its revision if the address has one."""
+    """Return the data set that a hub address names, and the revision if the address has one."""
     found = ADDRESS.fullmatch(data)
     if found is None or not hub.is_name(found["name"]):
-        raise UserError(f"--data {quote(data)} is no address of a data set; write hub:OWNER/NAME[:SPLIT][@REVISION].")
+        raise UserError(f"--data {quote(data)} is no hub address; write hub:OWNER/NAME[:SPLIT][@REVISION].")
     return Manifest(path="", rows=None, hub=found["name"], split=found["split"] or SPLIT), found["revision"]

@@ -1,7 +1,7 @@
 """Parses the rows of a training's data file: questions, conversations with or without a last reply, raw texts.
 
-Data sets on the hub name their columns in many ways; each form below lists the names that it takes. If a row fits
-several forms, the first in `FORMS` counts. A column whose value is null counts as missing.
+Data sets on the hub name their columns in many ways. `FORMS` lists the accepted forms of a row, each with its column
+names. If a row has several forms, the first in `FORMS` counts. A column whose value is null counts as missing.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Spoken = tuple[str, str]  # role and text of a message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A conversation that ends with a user's message, or a raw text (then there are no turns).
+    """A parsed row of a data file: a conversation that ends with a user's message, or a raw text (then without turns).
 
-    turns, replies: the user's messages, and the assistant's between them. given: the reply to the last message, if the
-    row has one. reference: the right answer, if the row has one.
+    turns: the user's messages. replies: the assistant's messages between them. given: the assistant's reply to the
+    last message, if the row has one. reference: the right answer, if the row has one.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -52,7 +52,7 @@ class Row:
 def data_files(path: Path) -> list[Path]:
     """Return the files that ``--data`` names: the file itself, or all data files in a folder, in the order of names.
 
-    Raises UserError if there is none.
+    Raises UserError if a folder has no data file, or if a file cannot be used.
     """
     files = [path]
     if path.is_dir():
@@ -65,7 +65,7 @@ def data_files(path: Path) -> list[Path]:
 
 
 def parse_row(columns: Mapping[str, Any], where: str, prompting: Prompting) -> Row:
-    """Parse a row. where: its file and line, for messages. Raises UserError if it fits no form."""
+    """Parse a row. where: the row's file and line, for messages. Raises UserError if the row has none of `FORMS`."""
     row = _Columns(columns, where)
     if talk := row.first(TALKS):
         return row.conversation(talk, row.messages(talk), prompting)
@@ -115,7 +115,7 @@ class _Columns:
         """Return the role and text of each message in a column: objects with role and content, or from and value."""
         given = self.values[name]
         if not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
-            raise UserError(f"{self.where}: {quote(name)} must be a list of objects with role and content.")
+            raise UserError(f"{self.where}: {quote(name)} must be a list of messages: objects with role and content.")
         return [self._message(f"message {number} of {quote(name)}", m) for number, m in enumerate(given, start=1)]
 
     def reply(self, name: str) -> str:

@@ -14,7 +14,7 @@ from kvbench.train.collection import ASKING, DEFAULTS
 
 COUNTS = ("samples", "steps", "lr", "batch")
 PROMPTING: Mapping[str, Any] = {"thinking": None, "prompt_style": "plain", "system": None}  # `Prompting`
-FLAGS = (*COUNTS, *PROMPTING)  # settings with flags of their own; all others are given by --opt
+FLAGS = (*COUNTS, *PROMPTING)  # settings with their own command-line flags; --opt sets all others
 SCHEDULES = ("cosine", "constant", "trapezoid")
 # The optimiser's settings, which every recipe takes as --opt NAME=VALUE.
 OPTIMISER: Mapping[str, Any] = {
@@ -25,7 +25,7 @@ OPTIMISER: Mapping[str, Any] = {
     "weight_decay": 0.0,
 }
 PRECISIONS = ("float32", "bfloat16")  # values of the option `precision`
-# Of recipes that train the model: rank (0: all weights are trained, without an adapter), scale, and linear layers.
+# For recipes that train the model: an adapter's rank (0: no adapter, all weights are trained), scale and layers.
 LORA: Mapping[str, Any] = {"lora": 0, "lora_alpha": 32.0, "lora_places": "all"}
 
 
@@ -34,9 +34,9 @@ class Preset:
     """Values of settings that replace the defaults together.
 
     Attributes:
-        about: one line: what the values reproduce, and which of them are not known.
-        values: by the setting's name (`Entry.defaults`).
-        models: further values for single models, by the last part of the model's name, such as "Qwen3-4B".
+        about: one line that says what the values reproduce, and which values the sources do not state.
+        values: the values by the setting's name (`Entry.defaults`).
+        models: further values for some models, by the last part of the model's name, such as "Qwen3-4B".
     """
 
     about: str
@@ -67,12 +67,12 @@ class Entry:
         traces, held_out: how many questions or examples to train on, and how many to hold out.
         learns_from: what the recipe trains on: the model's answers to the questions, the questions alone, or examples
             with answers (`kvbench.train.head_data`).
-        tested_on: what the held-out figures use: the model's answers to the held-out questions, collected before the
-            training; or the questions alone, which the recipe lets the model answer whenever it computes the figures.
-        dtype: number type of the loaded model. If a recipe has the option `precision`, that counts instead.
+        tested_on: what the held-out figures use. "answers": the model's answers to the held-out questions, collected
+            before the training. "questions": the questions; the recipe lets the model answer them for each figure.
+        dtype: number type of the loaded model; a recipe with the option `precision` ignores it.
         options: the recipe's own settings and their defaults. A recipe that asks questions also has the settings of
             `kvbench.train.collection`; `options` may change their defaults.
-        presets: by name; "tiny" is used for the built-in model if the user names no preset.
+        presets: the presets by name; the built-in model gets "tiny" if the user names no preset.
     """
 
     location: str = ""
@@ -96,7 +96,7 @@ class Entry:
                 raise UserError(f"preset {quote(name)} of a recipe sets {quote(setting)}, which the recipe lacks.")
 
     def defaults(self) -> dict[str, Any]:
-        """Return the default of every setting, by name: of training, prompts, optimiser, answers and recipe."""
+        """Return the default of every setting by name: settings of training, prompts, optimiser, answers and recipe."""
         counts = dict(zip(COUNTS, (self.traces, self.steps, self.lr, self.batch)))
         asking = {} if self.learns_from == "examples" else {**PROMPTING, **ASKING}
         collecting = DEFAULTS if self.learns_from == "answers" else {}
@@ -137,14 +137,14 @@ def check_optimiser(settings: Mapping[str, Any]) -> None:
 
 
 def check_least(more: Mapping[str, Any], **least: float) -> None:
-    """Raise UserError if a setting in `more` is below its least value in `least`; one not in `least` is free."""
+    """Raise UserError if a setting in `more` is below its least value in `least`; other settings are not checked."""
     for name, smallest in least.items():
         if (value := more.get(name, smallest)) < smallest:
             raise UserError(f"--opt {name} must be {smallest} or more; got {value:g}.")
 
 
 def check_choices(more: Mapping[str, Any], **choices: Sequence[str]) -> None:
-    """Raise UserError if a setting in `more` is not among its values in `choices`; one not in `choices` is free."""
+    """Raise UserError if a setting in `more` has none of its values in `choices`; other settings are not checked."""
     for name, known in choices.items():
         if (value := more.get(name, known[0])) not in known:
             need = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"

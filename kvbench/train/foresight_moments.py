@@ -1,4 +1,4 @@
-"""Mean and standard deviation of the inputs of `foresightkv`'s scorer over recorded evictions."""
+"""Computes mean and standard deviation of the inputs of `foresightkv`'s scorer over recorded evictions."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from kvbench.eviction.learned import Shapes
 from kvbench.train.foresight_states import Choice
 
-LEAST = 1e-4  # smallest standard deviation, for inputs that are nearly constant
+LEAST = 1e-4  # standard deviations are at least this, so that nearly constant inputs are not divided by 0
 
 
 class Moments:
-    """Collects moments [L, Hk, D] of the scorer's inputs, one eviction at a time.
+    """Computes mean and variance [L, Hk, D] of the scorer's inputs, one eviction at a time.
 
-    No input is kept: those of one long answer take gigabytes. The evictions' moments are combined in float64 (Chan,
-    Golub, LeVeque 1983).
+    No input is kept, because the inputs of one long answer take gigabytes. Mean and variance of each eviction are
+    combined with those of earlier ones in float64 (Chan, Golub, LeVeque 1983).
 
-    shapes: of the scorer's tensors; choices: evictions to begin with.
+    shapes: the shapes of the scorer's tensors. choices: evictions whose inputs are added at once.
     """
 
     def __init__(self, shapes: Shapes, choices: Iterable[Choice] = ()) -> None:
@@ -40,7 +40,7 @@ class Moments:
         self._mean[layer] += delta * (more / self._counts[layer])
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and standard deviation, each [L, Hk, D]; 0 and 1 in layers without evictions."""
+        """Return mean and standard deviation, each [L, Hk, D]; layers without evictions have mean 0 and deviation 1."""
         seen = torch.tensor(self._counts, device=self._mean.device)[:, None, None]
         deviation = (self._squares / seen.clamp_min(1)).sqrt().clamp_min(LEAST)
         return self._mean.float(), torch.where(seen > 0, deviation, 1.0).float()

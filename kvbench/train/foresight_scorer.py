@@ -1,9 +1,9 @@
-"""The scorer of `foresightkv` while it is trained, and the base class of the two recipes that train it.
+"""The scorer of `foresightkv` in the form that is trained, and the base class of the two recipes that train it.
 
 The scorer's inputs differ by orders of magnitude: elements of keys, sums of attention over 8 queries or over thousands.
 But the optimiser takes steps of one size for all parameters. Training therefore standardises the inputs to mean 0 and
-variance 1, and divides the outputs by a constant, `unit`. The weights file holds the equivalent scorer of raw inputs
-and outputs.
+variance 1, and divides the outputs by a constant, `unit`. The weights file holds an equivalent scorer that takes the
+inputs, and returns the outputs, as they are (raw).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from kvbench.train.foresight_states import FEATURES, WITHIN, Evictions
 from kvbench.train.recipe import Settings, TraceRecipe, check_choices, check_least, with_gradient
 from kvbench.train.traces import Trace
 
-MEASURED = 32  # traces from which mean and deviation of the inputs are estimated
+MEASURED = 32  # traces from which mean and standard deviation of the inputs are estimated
 
 
 class TrainedScorer:
-    """A scorer in training, whose tensors take standardised inputs; `scorer()` returns its equivalent for raw inputs.
+    """A scorer in training, which takes standardised inputs; `scorer()` returns the equivalent scorer of raw inputs.
 
-    start: initial tensors; mean, deviation: mean and standard deviation of the raw inputs, [L, Hk, D]; unit: raw
-    outputs are the trained outputs times this factor.
+    start: initial tensors. mean, deviation: mean and standard deviation of the raw inputs, [L, Hk, D]. unit: raw
+    outputs are the outputs of the scorer in training times this factor.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TrainedScorer:
 
     @classmethod
     def random(cls, shapes: Shapes, moments: Moments, seed: int, unit: float) -> TrainedScorer:
-        """Return a randomly initialised scorer whose tensors have the sizes `shapes`. moments: of its inputs."""
+        """Return a randomly initialised scorer with tensors of the given shapes. moments: those of its raw inputs."""
         generator = torch.Generator().manual_seed(seed)
         inputs, hidden = shapes["w1"][-2:]
         spread = {"w1": inputs**-0.5, "w2": hidden**-0.5, "b1": 0.0, "b2": 0.0}
@@ -52,9 +52,9 @@ class TrainedScorer:
 
     @classmethod
     def of(cls, scorer: Mapping[str, torch.Tensor], moments: Moments) -> TrainedScorer:
-        """Return a finished scorer in the form that can be trained further, rewritten for standardised inputs.
+        """Convert a finished scorer into the form for standardised inputs, so that it can be trained further.
 
-        moments: of the scorer's inputs.
+        moments: those of the scorer's raw inputs.
         """
         trained = cls(scorer, *moments.result())
         trained.put(scorer)
@@ -69,7 +69,7 @@ class TrainedScorer:
 
     @torch.no_grad()
     def put(self, scorer: Mapping[str, torch.Tensor]) -> None:
-        """Take over a scorer of raw inputs and outputs: the reverse of `scorer`."""
+        """Set the trained tensors from those of a scorer of raw inputs and outputs: the reverse of `scorer`."""
         standardised = {
             "w1": scorer["w1"] * self.deviation[..., None],
             "b1": scorer["b1"] + (self.mean[..., None] * scorer["w1"]).sum(dim=-2),
@@ -104,8 +104,8 @@ class ScorerRecipe(TraceRecipe):
         self.traces, self.test = self._evicted(self.traces), self._evicted(self.test)
 
     def evictions_of(self, trace: Trace) -> Evictions:
-        """Return the reader for a trace: for a trace of more than `long` > 0 tokens the one with `long_budget` and
-        `long_interval`, for others the one with `budget` and `interval`."""
+        """Return the reader for a trace. It evicts with `long_budget` and `long_interval` if the option `long` is set
+        and the trace has more than `long` tokens, else with `budget` and `interval`."""
         return self._of_long if len(trace.ids) > self.settings.more.get("long", 0) else self.evictions
 
     @classmethod
@@ -117,11 +117,11 @@ class ScorerRecipe(TraceRecipe):
 
     @classmethod
     def answers(cls, settings: Settings, longest: int) -> Answers:
-        """Return the values that a rehearsal supplies: every integer is the budget, and masks depend on their length.
+        """Return the values that a rehearsal supplies where code reads a meta tensor: integers are the budget.
 
-        The rows of a mask are over entries. A row of more entries than the budget has True for all entries that the
-        method does not protect (it protects the newest: `interval` tokens, at most a quarter of the budget). A shorter
-        row has True for `interval` entries, or for all if it has fewer.
+        For a mask over entries, the values depend on the number of entries. With more entries than the budget, all
+        entries that the method does not protect are True (it protects the newest: `interval` tokens, at most a quarter
+        of the budget). With fewer entries, `interval` of them are True, or all if there are fewer than `interval`.
         """
         more = settings.more
         longer = "long_" if 0 < more.get("long", 0) < longest else ""
@@ -138,9 +138,9 @@ class ScorerRecipe(TraceRecipe):
         evicted = [trace for trace in traces if self.evictions_of(trace).evicts(trace)]
         if not evicted:
             raise UserError(
-                f"no answer to train on outgrows a budget of {self.evictions.budget} before its end; "
-                "the model gave no right answer, or its answers are too short. Give other questions, or a smaller "
-                "--opt budget."
+                f"no answer is long enough for an eviction at a budget of {self.evictions.budget}, so there is nothing "
+                "to train on; the model gave no right answer, or its answers are too short. Give other questions, or a "
+                "smaller --opt budget."
             )
         return evicted
 

@@ -1,7 +1,7 @@
 """Records the inputs of ForesightKV's scorer at every eviction while a trace is read.
 
-The oracle or the scorer itself decides which entries are evicted. Traces are read as `kvbench replay` reads them, and
-the method's own code computes the inputs.
+Either the oracle `golden` or the scorer decides which entries are evicted. The trace is read as `kvbench replay` reads
+it, and the code of the method `foresightkv` computes the scorer's inputs.
 
 Letters: b readings of one trace, Hk KV heads, n competing (unprotected) entries, D inputs of the scorer per entry.
 """
@@ -36,22 +36,22 @@ class Choice:
     layer: int
     seen: int  # tokens read before the eviction
     x: torch.Tensor  # [b, Hk, n, D]
-    worth: torch.Tensor  # [b, Hk, n] the deciding method's scores; higher is kept
+    worth: torch.Tensor  # [b, Hk, n] scores of the method that decided; it keeps entries with higher scores
     dropped: torch.Tensor  # [b, Hk, n] bool
 
 
-Take = Callable[[Choice], None]  # receives an eviction in one layer as soon as it is decided, outside inference mode
+Take = Callable[[Choice], None]  # called with each layer's eviction, outside inference mode
 
 
 def ignore(choice: Choice) -> None:
-    """Do nothing with an eviction: a `Take` while no reading is recorded."""
+    """Do nothing with an eviction: the `Take` that is used while no reading is recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReading:
     """The record of reading one trace b times: the evictions, and loss and entropy of each of the m answer tokens."""
 
-    choices: list[Choice]  # in order of the evictions, layer by layer; empty if the caller took them one by one
+    choices: list[Choice]  # in the order in which they happened, layer by layer; empty if a `Take` received them
     unevicted: int  # tokens read before the first eviction
     losses: torch.Tensor  # [b, m] in nats
     entropy: torch.Tensor  # [b, m] of the model's prediction, in nats
@@ -60,8 +60,8 @@ class TraceReading:
 class Evictions:
     """Reads traces under eviction; records the scorer's inputs and the decision at every eviction.
 
-    method: a `foresightkv` without weights, which sets features and protected entries; longest: tokens of the longest
-    trace; within: the oracle's option, see `methods/golden.py`.
+    method: the method `foresightkv` without weights; its options set the scorer's features and the protected entries.
+    longest: tokens of the longest trace. within: the option of this name of the oracle, see `methods/golden.py`.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class Evictions:
         return len(trace.answer) > 1 and len(trace.prompt) + last > self.budget
 
     def full(self, trace: Trace) -> TraceReading:
-        """Read the trace with the full cache; return the record of the reading, which has no evictions."""
+        """Read the trace with the full cache; return the record of this reading, in which nothing is evicted."""
         return self._read(self._full, [trace.forced()], {})
 
     def golden(self, trace: Trace, take: Take | None = None) -> TraceReading:
         """Read the trace while the oracle `golden` evicts; return the record of the reading.
 
-        take: receives the evictions, which the record then does not keep.
+        take: called with each eviction, which the record then does not keep.
         """
         traces = [trace.forced()]
         return self._read(self._golden, traces, read_future(self._full, traces, extreme=self.within == "max"), take)
@@ -106,10 +106,10 @@ class Evictions:
     def drawn(
         self, trace: Trace, seeds: Sequence[int], scorer: Mapping[str, torch.Tensor], take: Take | None = None
     ) -> TraceReading:
-        """Read the trace once per seed while the method draws evictions by the outputs of `scorer`; return the record
-        of all these readings.
+        """Read the trace once per seed while `foresightkv` evicts entries drawn by the outputs of `scorer`; return one
+        record of all readings.
 
-        take: as for `golden`.
+        take: called with each eviction, which the record then does not keep.
         """
         weights = {name: tensor.detach() for name, tensor in scorer.items()}
         return self._read(self._drawn, [trace.forced(seed) for seed in seeds], weights, take)
@@ -134,7 +134,7 @@ class Evictions:
             reader.read(traces, predictions, weights)
         finally:
             self._take = ignore
-        # The predictions come from inference mode; autograd accepts only copies.
+        # The figures are inference tensors, which autograd rejects; it accepts their copies.
         losses, entropy = (torch.cat(parts, dim=1).clone() for parts in (predictions.losses, predictions.entropy))
         return TraceReading(choices=choices, unevicted=min(seen), losses=losses, entropy=entropy)
 
@@ -144,9 +144,9 @@ class Evictions:
 
 @dataclass(frozen=True)
 class _Watched(Method):
-    """A method that lets the method `judge` decide, and hands each decision with the scorer's inputs to `take`.
+    """A method that evicts what the method `judge` decides; it passes decision and scorer's inputs to `take`.
 
-    scorer: the `foresightkv` method, which declares what the engine must collect.
+    scorer: the method `foresightkv`; the engine collects the columns and states that it declares.
     """
 
     scorer: Any
@@ -160,7 +160,8 @@ class _Watched(Method):
     def score(self, view: LayerView) -> torch.Tensor:
         """Pass the judge's decision to `take`; return 1 for entries that the judge keeps, 0 for others."""
         keep = decide(self.judge, [view])[0].keep
-        competes = self.scorer.competing(view)  # equally many in every head, because all heads hold the newest
+        # Every head has equally many competing entries, because every head holds the newest, protected tokens.
+        competes = self.scorer.competing(view)
         b, heads, _ = competes.shape
 
         def among(tensor: torch.Tensor) -> torch.Tensor:
@@ -183,7 +184,7 @@ class _Predictions(Listener):
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
         rows = max(1, PREDICTIONS // len(logits))
-        for start in range(0, logits.shape[1], rows):  # float64 of a few rows at a time
+        for start in range(0, logits.shape[1], rows):  # float64 takes much memory: convert a few positions at a time
             log_probs = logits[:, start : start + rows].double().log_softmax(dim=-1)
             target = self.targets[:, first + start : first + start + log_probs.shape[1], None]
             self.losses.append(-log_probs.gather(-1, target)[..., 0])

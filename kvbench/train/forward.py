@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from kvbench.engine.attention.interface import AttentionCall, Handler, route
 
 ROWS = 1024  # queries per attention call
-# Computes a function again in the backward pass. Nothing here draws random numbers, so no generator's state is kept.
+# Calls a function, and again in the backward pass instead of keeping activations. The functions draw no random numbers,
+# so no generator's state is kept.
 recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -26,7 +27,7 @@ def forward(
         handler: computes every layer's attention, as in `kvbench.engine.attention.interface.route`.
         start: position of the first token.
         hidden: True if the handler also needs the hidden states that each layer's attention reads.
-        inputs: input_ids [b, n] or inputs_embeds [b, n, D].
+        inputs: the tokens as input_ids [b, n], or their embeddings as inputs_embeds [b, n, D].
     """
     with route(model, handler, hidden):
         return run_from(model, start, logits, inputs).logits
@@ -52,9 +53,9 @@ def run_from(model: Any, start: int, logits: int, inputs: Mapping[str, torch.Ten
 def in_blocks(call: AttentionCall, attend_block: Attend, rows: int = ROWS) -> torch.Tensor:
     """Return the attention output [b, n, Hq, Dv] of a whole sequence, computed for `rows` queries at a time.
 
-    attend_block: receives the position of a block's first query, the block's queries, and all keys and values up to the
-    block's last query. If there are several blocks, the backward pass recomputes each, so that memory holds the
-    probabilities of one block only.
+    attend_block: computes the output of one block from the position of its first query, its queries, and all keys and
+    values up to its last query. If there are several blocks, the backward pass recomputes each of them, so that memory
+    holds the attention weights of one block only.
     """
     n = call.key.shape[2]
     again = n > rows and torch.is_grad_enabled()

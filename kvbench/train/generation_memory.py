@@ -1,4 +1,4 @@
-"""The memory of an engine that generates answers for a training, planned as a run plans its cells."""
+"""Plans the memory of an engine that generates answers for a training, as a run plans the memory of its cells."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvbench.engine.plan import USABLE, cell_footprint
 from kvbench.train.rehearsal import Parts
 
 COLLECTING = "collecting answers"
-SLOTS = 32  # answers that a training collects at once, where memory allows
+SLOTS = 32  # answers that a training generates at once before its first step, where memory allows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,8 @@ class Generation:
         phase: the name of this phase of the training in the plan.
         method, budget, interval: the method that evicts while the engine generates, its budget and its interval; a
             budget of None means the full cache.
-        slots: how many answers the engine generates at once; longest: most tokens of a prompt with its answer.
+        slots: how many answers the engine generates at once.
+        longest: most tokens of a prompt plus its answer.
     """
 
     phase: str
@@ -39,7 +40,7 @@ class Generation:
     longest: int
 
     def need(self, shape: ModelShape, device: torch.device, dtype: torch.dtype, total: int) -> Footprint:
-        """Return the bytes that the engine allocates, in all and per slot. total: bytes of the device's memory."""
+        """Return the memory that the engine needs, fixed and per slot. total: bytes of the device's memory."""
         return cell_footprint(
             shape,
             self.method,
@@ -53,9 +54,9 @@ class Generation:
 
 
 def collecting(longest: int, questions: int) -> Generation:
-    """Return how the engine generates the answers that a training learns from: with the full cache.
+    """Return how the engine generates the answers that a recipe trains on: with the full cache.
 
-    longest: most tokens of a prompt with its answer. questions: how many are answered.
+    longest: most tokens of a prompt plus its answer. questions: how many questions it answers.
     """
     full = registry.methods.get("full")()
     slots = min(SLOTS, questions)
@@ -75,6 +76,6 @@ def fitting(need: Footprint, slots: int, total: int, device: torch.device) -> in
 
 
 def parts(need: Footprint, slots: int) -> Parts:
-    """Return the bytes of an engine with `slots` slots, without the weights, by part: cache, and scratch."""
+    """Return the bytes of an engine with `slots` slots by part: the cache, and a prompt and a step. No weights."""
     acting = need.at(slots) - need.weights - slots * (need.slot + need.step)
     return Parts({f"cache of {slots} slots": slots * need.slot, "a prompt and a step": acting + slots * need.step})

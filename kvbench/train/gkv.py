@@ -1,9 +1,10 @@
-"""Training a model to work with an evicted cache (G-KV, arXiv 2512.00504): the base of `gkv-distill` and `gkv-rl`.
+"""Trains a model to work with an evicted cache (G-KV, arXiv 2512.00504): the base of `gkv-distill` and `gkv-rl`.
 
-All weights are trained. The optimiser holds them in float32, because steps of 1e-6 would vanish in bfloat16. A step
-generates or reads answers under eviction with the current weights. In the forward pass with a gradient, masks hide
-evicted entries from later queries (`kvbench.train.sparse_masks`). Two held-out figures are the shares of questions that
-the model answers correctly, with an evicted and with a full cache.
+All weights are trained, or those of an adapter. The optimiser holds them in float32, because steps of 1e-6 would vanish
+in bfloat16. In each step, the model with its current weights first generates or reads answers under eviction. Then it
+reads them again in a forward pass with gradients, where masks hide the evicted entries from later queries
+(`kvbench.train.sparse_masks`). Two held-out figures are the shares of questions that the model answers correctly, with
+an evicted and with a full cache.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ ADAPTER = "adapter"  # folder of a trained adapter
 class SparseRecipe(Recipe):
     """The base class of recipes that train the model to work with an evicted cache.
 
-    `settings.more`: method (with its options in parentheses), budget, interval, the temperature of the logits (named by
-    the class attribute `softness`), slots (answers generated at once), micro (answers per forward pass with a
-    gradient), recompute (auto, on, off), precision (of weights and gradients; the optimiser updates float32 copies of
-    bfloat16 weights). A method that takes no budget ignores `budget`. With `lora` > 0, the rank, only an adapter is
-    trained (`kvbench.train.lora`).
+    `settings.more`: method (with its options in parentheses); budget, which a method that takes no budget ignores;
+    interval; the temperature of the logits (the class attribute `softness` names this option); slots (answers generated
+    at once); micro (answers per forward pass with gradients); recompute (auto, on, off: gradient checkpointing);
+    precision (of weights and gradients; the optimiser updates float32 copies of bfloat16 weights); lora (rank of an
+    adapter, which alone is trained, see `kvbench.train.lora`; 0: no adapter).
     """
 
     kind, figure, higher = "model", "accuracy", True
@@ -65,7 +66,8 @@ class SparseRecipe(Recipe):
         self.adapter = lora.Lora(loaded.model, more, settings.seed) if more["lora"] else None
         self.loaded, self.test = replace(loaded, dtype=dtype), test
         self.again = recomputes(loaded.model, more["recompute"])
-        if (needed := self.method.weights()) is not None:  # with other weights the method evicts other entries
+        if (needed := self.method.weights()) is not None:
+            # the settings name the weights, because with other weights the method evicts other entries
             sha256 = read_card(find(needed, loaded.folder))["sha256"]
             self.settings = replace(settings, more={**more, "method_sha256": sha256})
 
@@ -80,8 +82,8 @@ class SparseRecipe(Recipe):
         if method.oracle or method.evicts != method.takes_budget:
             name = quote(more["method"])
             raise UserError(
-                f"method {name} cannot be used in this training, which takes neither oracles nor methods that evict "
-                "without a budget. Give another method with --opt method=NAME."
+                f"method {name} cannot be used in this training, because it is an oracle or evicts without a budget. "
+                "Give another method with --opt method=NAME."
             )
         lora.check(loaded.model, method, more)
         check_budget(str(more["method"]), method, int(more["budget"]) if method.takes_budget else None)
@@ -90,23 +92,25 @@ class SparseRecipe(Recipe):
         except ValueError as error:
             why = "; ".join(line[2:] for line in str(error).splitlines() if line.startswith("- "))
             raise UserError(
-                "the model's generation_config.json could not be saved with the trained model; correct the file first: "
-                f"{why}"
+                "the model's generation_config.json is invalid and could not be saved with the trained model; correct "
+                f"it first: {why}"
             ) from None
 
     @classmethod
     def check_origin(cls, place: str) -> None:
         if (Path(place) / ADAPTER).is_dir():
             raise UserError(f"{cls.name} does not continue from an adapter. {MERGE}.")
-        raise UserError(f"{cls.name} trains a model: give --model {bare(Path(place) / cls.kind)}, not --continue-from.")
+        raise UserError(
+            f"{cls.name} trains a model: to continue, give --model {bare(Path(place) / cls.kind)}, not --continue-from."
+        )
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return {name: p for name, p in self.loaded.model.named_parameters() if p.requires_grad}
 
     def held_out(self) -> dict[str, float]:
-        """Return the share of held-out questions that greedy answers get right, with the evicted and the full cache.
+        """Return the share of held-out questions that the model answers correctly, with evicted and with full cache.
 
-        If the method does not evict, there is only the share with the full cache.
+        Answers are greedy. If the method does not evict, there is one share, with the full cache.
         """
         figures = {"accuracy": self._accuracy(self.method, self.budget)}
         if self.method.evicts:
@@ -120,7 +124,7 @@ class SparseRecipe(Recipe):
         return Answers(number=budget, marked=lambda length: min(budget, length))
 
     def rehearse_held_out(self) -> None:
-        """Do nothing: the held-out figures only let the engine generate, and `generations` lists that."""
+        """Do nothing: held-out figures take memory only while the engine generates, which `generations` declares."""
 
     def generations(self) -> Sequence[Generation]:
         longest = max(len(q.ids) + q.max_new_tokens for q in self.test)
@@ -135,10 +139,10 @@ class SparseRecipe(Recipe):
         return {"held_out": len(self.test)}
 
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-        """Write the trained model or adapter. If the eviction method has weights, write a copy that fits the result.
+        """Write the trained model or adapter; return its folder and card. made: facts about the training for the card.
 
-        The copy lies in the trained model's folder, or beside the adapter's folder. made: facts about the training for
-        the card.
+        If the eviction method has weights, also write a copy of them whose card names the trained model. The copy lies
+        in the trained model's folder, or beside the adapter's folder.
         """
         if self.adapter is None:
             folder, card = save_folder(out / self.kind, model_files(self.loaded), base, made=made)
@@ -146,7 +150,8 @@ class SparseRecipe(Recipe):
         else:
             write = partial(self.adapter.save, base_model=base.name)
             folder, card = save_folder(out / ADAPTER, write, base, made=made)
-            beside, trained = out, replace(base, fingerprint=None)  # depends on the dtype in which weights merge
+            # no fingerprint: it depends on the dtype in which a user merges the adapter
+            beside, trained = out, replace(base, fingerprint=None)
         if (needed := self.method.weights()) is not None:
             config = self.loaded.model.config
             tensors = load_weights(needed, self.loaded.folder, config, "cpu", self.loaded.fingerprint)
@@ -155,9 +160,9 @@ class SparseRecipe(Recipe):
         return folder, card
 
     def drawn(self, step: int, count: int) -> list[int]:
-        """Return the indices of the items, out of `count`, that form the batch of a step.
+        """Return the indices of the items that form the batch of a step; there are `count` items in all.
 
-        Each epoch has all items in a new random order.
+        Each epoch goes through all items in a new random order.
         """
         batch = self.settings.batch
         drawn = range(step * batch, (step + 1) * batch)
@@ -195,7 +200,7 @@ class SparseRecipe(Recipe):
 def request(
     question: Question, name: str, samples: int = 1, sampling: Sampling | None = None, seed: int = 0
 ) -> Request:
-    """Return the engine's request for `samples` answers to a question; `name` and `seed` determine their noise."""
+    """Return a request for `samples` answers to a question; `name` and `seed` determine the sampling noise."""
     return Request(
         task="train",
         doc_id=name,

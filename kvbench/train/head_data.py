@@ -1,7 +1,8 @@
-"""Examples for `headkv`'s table and `duo`'s training: retrieval problems in which the place of the answer is known.
+"""Examples for `headkv`'s table and `duo`'s training: texts that contain the answer to their question at a
+known place.
 
 The built-in model gets problems of the task `lookup`. Other models get English texts: notes with codes among unrelated
-sentences, and at the end a question for one code (`text_examples`) or for all codes (`passkey_examples`).
+sentences. Their last sentence asks for one code (`text_examples`) or for all codes (`passkey_examples`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kvbench.taskkit.synthetic.problem import FACT, HELD_OUT, Problem
 from kvbench.taskkit.synthetic.variants import VARIANTS
 from kvbench.taskkit.synthetic.vocabulary import ids
 
-Encode = Callable[[str], list[int]]  # without special tokens
+Encode = Callable[[str], list[int]]  # turns text into token ids, without special tokens
 
 PLACES = (
     *("the north harbour", "the old mill", "the city archive", "the glass house", "the upper station"),
@@ -34,9 +35,9 @@ PASSKEYS, SHORTEST = 10, 1000
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt, its right answer, and the places in the prompt from which the answer can be copied.
+    """A prompt followed by its right answer (`ids`), and the places in the prompt from which the answer can be copied.
 
-    The query at position `rows[i]` predicts a token of the answer, and the model can copy this token from the tokens at
+    The query at position `rows[i]` predicts a token of the answer. The model can copy this token from the tokens at the
     positions `evidence[i]`.
     """
 
@@ -46,14 +47,14 @@ class Example:
 
 
 def is_tiny(loaded: LoadedModel) -> bool:
-    """Return whether the model was loaded from the folder of the built-in model, not from a copy of the folder."""
+    """Return whether the model was loaded from the folder of the built-in model, not from a copy of it."""
     return Path(loaded.model.config._name_or_path).resolve() == tiny.path().resolve()
 
 
 def examples(loaded: LoadedModel, count: int, seed: int, longest: int) -> list[Example]:
     """Return `count` examples: problems of lookup-8 for the built-in model, `passkey_examples` for other models.
 
-    longest: the most tokens of a text. Raises SetupError when this, or the model's context, is too short for a text.
+    longest: the most tokens of a text. Raises SetupError when `longest` or the model's context is too short for a text.
     """
     if is_tiny(loaded):
         return tiny_examples(count, seed)
@@ -61,7 +62,7 @@ def examples(loaded: LoadedModel, count: int, seed: int, longest: int) -> list[E
 
 
 def source(loaded: LoadedModel) -> str:
-    """Return the words with which a card describes the examples of this model."""
+    """Return a description, for a card, of the examples that this model gets."""
     return "problems of lookup-8" if is_tiny(loaded) else "codes among unrelated sentences, English"
 
 
@@ -83,8 +84,9 @@ def tiny_examples(count: int, seed: int) -> list[Example]:
 def _of_lookup(problem: Problem) -> Example:
     """Return a problem of the task `lookup` as an example.
 
-    Its answer lists the asked keys, each with its value of two digits. The query at a key predicts the tens digit and
-    the query at the tens digit predicts the units; the model can copy both from the key's fact.
+    The answer lists the asked keys, each with its value of two digits. The query at a key predicts the tens digit, and
+    the query at the tens digit predicts the units digit. The model can copy both from the fact in the prompt that gives
+    the key's value.
     """
     prompt, solution = problem.prompt_pieces, problem.solution_pieces
     stops = prompt.index("Ask")
@@ -157,14 +159,14 @@ def _of_notes(
     ids = tuple(tokens[: rows[-1] + 2])
     if len(ids) > longest:
         raise SetupError(
-            f"{longest} tokens are too few for the texts from which heads are estimated; these need {len(ids)}. Use a "
-            "model with a longer context, or for duo a larger --opt tokens."
+            f"an English text with codes needs {len(ids)} tokens, but may have only {longest}. Use a model with a "
+            "longer context, or for duo a larger --opt tokens."
         )
     return Example(ids, tuple(rows), tuple(evidence))
 
 
 def _filler(encode: Encode, draw: Draw, room: int, sentences: int) -> Iterator[list[int]]:
-    """Yield random sentences: at most `sentences`, with at most `room` tokens in total."""
+    """Yield at most `sentences` random sentences, with at most `room` tokens in total."""
     for _ in range(sentences):
         sentence = encode(f" {draw.pick(SUBJECTS)} {draw.pick(ACTIONS)} {draw.pick(ENDINGS)}")
         if (room := room - len(sentence)) < 0:

@@ -33,7 +33,7 @@ PICKLES = (".pth", ".pt", ".bin")
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The weights file that an import wrote, its card, and the options that a method must have to use it."""
+    """The weights file that an import wrote, its card, and the options with which a method can use the file."""
 
     path: Path
     card: dict[str, Any]
@@ -56,7 +56,8 @@ def import_weights(
 
     Args:
         source: a file, or a folder with files and perhaps a ``config.json``.
-        kind: trimkv, retention, foresightkv or kvzap; config: the model's ``config.json``; base_model: its name.
+        kind: trimkv, retention, foresightkv or kvzap.
+        config: the ``config.json`` of the model for which the checkpoint was made; base_model: the model's name.
         gate: the kind of gate, needed if names, sizes and the checkpoint's configuration do not determine it.
 
     Raises SetupError when the source cannot be read or holds no weights for this model, UserError when the kind of gate
@@ -109,7 +110,7 @@ def read(source: Path, module: str) -> Checkpoint:
 
 
 def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.Tensor]) -> Layers:
-    """Return the tensors by layer, in float32. Raises SetupError for a missing layer or a tensor of a wrong shape."""
+    """Group the tensors by layer, in float32. Raises SetupError for a missing layer or a tensor of a wrong shape."""
     layers: dict[int, dict[str, torch.Tensor]] = {}
     for (at, name), tensor in tensors.items():
         if tensor.layout != torch.strided or published_checkpoints.dimensions(module, name) not in (None, tensor.dim()):
@@ -134,9 +135,7 @@ def _candidates(folder: Path) -> list[Path]:
     """
     files = sorted(folder.glob("*.safetensors")) or sorted(f for f in folder.iterdir() if f.suffix in PICKLES)
     if not files:
-        raise SetupError(
-            f"{quote(folder)} holds no safetensors and no {', '.join(PICKLES)} files; give another folder."
-        )
+        raise SetupError(f"{quote(folder)} holds no file ending in .safetensors, {', '.join(PICKLES)}; give another.")
     return files
 
 
@@ -163,9 +162,9 @@ def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
 
 
 def _refused(error: Exception) -> str:
-    """Return why torch could not read a pickle file, in kvbench's words.
+    """Return why torch could not read a pickle file.
 
-    torch's own message advises the user to run the code in the file.
+    It replaces torch's own message, which advises the user to run the code in the file.
     """
     if match := re.search(r"GLOBAL ([\w.]+)", str(error)):
         return f"holds more than tensors (it calls {quote(match[1])})"
@@ -175,9 +174,9 @@ def _refused(error: Exception) -> str:
 
 
 def _config(file: Path) -> dict[str, Any]:
-    """Return the configuration of a checkpoint, or {} if it cannot be read.
+    """Return the configuration in a checkpoint's ``config.json``, or {} if it cannot be read.
 
-    If the model also reads images, the fields of its text model take precedence.
+    In the configuration of a vision-language model, the fields of its text model take precedence.
     """
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -195,7 +194,7 @@ def _gates(
     layer, config = checkpoint.layers[0], checkpoint.config
     kinds = published_checkpoints.gate_kinds(layer)
     if not kinds:
-        raise SetupError(f"no known gate has the tensors {', '.join(sorted(layer))}.")
+        raise SetupError(f"the tensors {', '.join(sorted(layer))} are not those of a known gate.")
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise SetupError(f"the gate's activation is {quote(activation)}; only silu gates are supported.")
@@ -204,8 +203,8 @@ def _gates(
         kinds = [kind for kind in kinds if kind in (gate, config.get("retention_gate"))] or _by_size(layer, model)
     if len(kinds) != 1:
         raise UserError(
-            "the gate reads hidden states (rg) or keys and values (rg2), which have the same size "
-            "here; say which one it is with --gate rg or --gate rg2."
+            "the kind of gate is unknown: hidden states (read by rg) and keys and values (read by rg2) have the same "
+            "size in this model. Give --gate rg or --gate rg2."
         )
     tensors = published_checkpoints.gates(checkpoint.layers, kinds[0])
     form = form_of(tensors)
@@ -218,9 +217,9 @@ def _gates(
 
 
 def _by_size(layer: Mapping[str, torch.Tensor], model: Sizes) -> list[Gate]:
-    """Return the kinds of gate whose inputs have the size for which the tensors were made.
+    """Return the kinds of gate whose input size in this model equals that of the tensors.
 
-    A gate rg reads the hidden state; a gate rg2 reads the keys and values of all heads.
+    A gate of kind rg reads the hidden state; a gate of kind rg2 reads the keys and values of all heads.
     """
     inputs = layer["linear1.weight"].shape[1]
     sizes: dict[Gate, int] = {
@@ -234,14 +233,14 @@ def _scorer(checkpoint: Checkpoint, model: Sizes) -> tuple[dict[str, torch.Tenso
     layers = [{n: t for n, t in layer.items() if n not in published_checkpoints.UNUSED} for layer in checkpoint.layers]
     if layers[0].keys() != published_checkpoints.SCORERS.keys():
         found = ", ".join(sorted(layers[0]))
-        raise SetupError(f"no known scorer has the tensors {found}. Give a checkpoint of ForesightKV's scorer.")
+        raise SetupError(f"the tensors {found} are not those of a ForesightKV scorer. Give a checkpoint of one.")
     _same_heads("scorer", len(layers), len(layers[0]["fc1.weight"]), model)
     tensors = published_checkpoints.scorer(layers)
     inputs, hidden = tensors["w1"].shape[2:]
     fits: dict[int, Features] = {scorer_shapes(f, model)["w1"][2]: f for f in COUNT}
     if inputs not in fits:
         wanted = " or ".join(f"{size} ({features})" for size, features in fits.items())
-        raise SetupError(f"scorer weights read {inputs} numbers per entry; for this model it must be {wanted}.")
+        raise SetupError(f"the scorer reads {inputs} numbers per entry; a scorer for this model reads {wanted}.")
     if why := misfit(tensors, scorer_shapes(fits[inputs], model, hidden)):
         raise SetupError(f"scorer weights do not fit the model: {why}.")
     return tensors, {"features": fits[inputs]}
@@ -251,7 +250,7 @@ def _surrogate(checkpoint: Checkpoint, model: Sizes) -> tuple[dict[str, torch.Te
     found = published_checkpoints.surrogate(checkpoint.layers)
     if found is None:
         found_here = ", ".join(sorted(checkpoint.layers[0]))
-        raise SetupError(f"no known network of KVzap has the tensors {found_here}. Give a checkpoint of KVzap.")
+        raise SetupError(f"the tensors {found_here} are not those of a KVzap network. Give a checkpoint of KVzap.")
     form, tensors = found
     _same_heads("surrogate", len(checkpoint.layers), tensors["out.bias"].shape[1], model)
     if why := surrogate_misfit(tensors, model):

@@ -1,4 +1,4 @@
-"""Marks in a rehearsal's ledger each point where the forward or backward pass enters or leaves a decoder layer."""
+"""Splits a rehearsal's ledger into segments where the forward or backward pass enters or leaves a decoder layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lock on the folder of a training, so that no other training writes answers, checkpoints or weights there."""
+"""A lock on the folder of a training, so that no other training writes answers, checkpoints or weights into it."""
 
 from __future__ import annotations
 

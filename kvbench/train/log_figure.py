@@ -1,4 +1,4 @@
-"""The figure of `kvbench train --plot`: loss, figures of the batches and held-out figures over the steps, in panels."""
+"""The figure of `kvbench train --plot`: a panel each for loss, figures of the batches and held-out figures, by step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from kvbench.report.plots import Figure, style
 from kvbench.report.plots.curves import axis, curves
 
-MOST = 400  # points of a line; a longer log is shown as means over equally many steps
+MOST = 400  # most points of a line; of a longer log, each point is the mean over several steps
 APART = ("step", "lr", "grad_norm")  # columns of the log that have no panel
 ABOUT = "The training log: each figure is that of a step's own batch; held-out ones are of data that training never "
 ABOUT += "sees. No error bars."
@@ -21,7 +21,8 @@ HELD_OUT = "held-out "  # begins the names of panels
 def log_figure(log: Path, held_out: Path, recipe: str) -> Figure:
     """Return the figure of a training.
 
-    log: the file with a line per step. held_out: the file with a line per computation of the held-out figures.
+    log: path of the log, which has a line per step. held_out: path of the file with the held-out figures, which has a
+    line each time they were computed.
     """
     rows, tested = _rows(log), _rows(held_out)
     steps = -(-len(rows) // MOST)

@@ -1,8 +1,8 @@
 """Logits of a differentiable forward pass in blocks of positions, so that memory holds the logits of one block only.
 
 `final_states` returns the hidden states that the model's language-model head reads. `logits_of` computes logits from
-some of these states by the model's own forward pass, in which the decoder returns the given states at once; only head,
-scaling and cap follow. So the logits are those of the model, whatever its architecture.
+some of these states. It calls the model's own forward pass, but replaces the decoder by a function that returns these
+states at once; only head, scaling and cap remain. So the logits are right for every architecture.
 
 Letters: b sequences, n positions, D hidden size, V vocabulary.
 """
@@ -20,8 +20,8 @@ from kvbench.engine.attention.interface import Handler, route, text_model
 from kvbench.errors import UserError, quote
 from kvbench.train.forward import recompute, run_from
 
-PREDICTIONS = 512  # logits [PREDICTIONS, V] at most in memory
-Read = Callable[..., torch.Tensor]  # receives a block's first position, and the block [b, t, D] of every tensor
+PREDICTIONS = 512  # most predictions whose logits, [PREDICTIONS, V], are in memory at once
+Read = Callable[..., torch.Tensor]  # called with a block's first position, and each tensor's part [b, t, D]
 
 
 def final_states(
@@ -29,9 +29,9 @@ def final_states(
 ) -> torch.Tensor:
     """Run a differentiable forward pass; return the hidden states [b, n, D] that the head reads.
 
-    handler: None if the caller has routed the model's attention already. The caller must do so if the backward pass
-    recomputes layers. last: return the states of this many last positions; 0: of all. Other arguments as in
-    `kvbench.train.forward.forward`. Raises UserError when the model's forward pass does not call a decoder.
+    handler: computes every layer's attention. None if the caller has replaced the model's attention already; it must do
+    so if the backward pass recomputes layers. last: for how many last positions to return states; 0: for all. Other
+    arguments as in `kvbench.train.forward.forward`. Raises UserError when the model's forward pass calls no decoder.
     """
     found: list[Any] = []
     hooks = [d.register_forward_hook(lambda module, args, out: found.append(out)) for d in _decoders(model)]
@@ -43,23 +43,23 @@ def final_states(
             hook.remove()
     if not found:
         name = quote(type(model).__name__)
-        raise UserError(f"{name} has no decoder whose output a head reads; kvbench cannot train with this model.")
-    return found[-1].last_hidden_state[:, -last:]  # that of the outer one
+        raise UserError(f"in {name}, no head reads the output of a decoder; kvbench cannot train with this model.")
+    return found[-1].last_hidden_state[:, -last:]  # of the outer decoder
 
 
 def logits_of(model: Any, states: torch.Tensor) -> torch.Tensor:
     """Return the model's logits [b, t, V] in float32 for hidden states [b, t, D] of `final_states`."""
     with _decoder_returns(model, states):
-        tokens = torch.zeros(states.shape[:2], dtype=torch.int64, device=states.device)  # the decoder would read them
+        tokens = torch.zeros(states.shape[:2], dtype=torch.int64, device=states.device)  # ignored
         return model(input_ids=tokens, attention_mask=None, use_cache=False, logits_to_keep=0).logits.float()
 
 
 def by_blocks(read: Read, *states: torch.Tensor, predictions: int | None = None) -> torch.Tensor:
     """Apply `read` to blocks of positions of the hidden states [b, n, D]; return the joined results, [b, n, ...].
 
-    read: receives a block's first position, and the block's part [b, t, D] of each tensor; returns [b, t, ...].
-    predictions: the most positions of a block, over all sequences; None: `PREDICTIONS`. If there are
-    several blocks, the backward pass computes each again, so that the logits of a block exist only while it is read.
+    read: called with a block's first position, and the block's part [b, t, D] of each tensor; returns [b, t, ...].
+    predictions: the most positions of a block, counted over all sequences; None: `PREDICTIONS`. If there are several
+    blocks, the backward pass calls `read` again for each, so that memory holds the logits of one block only.
     """
     b, n, _ = states[0].shape
     rows = max(1, (predictions or PREDICTIONS) // b)
@@ -72,16 +72,16 @@ def by_blocks(read: Read, *states: torch.Tensor, predictions: int | None = None)
 
 
 def _decoders(model: Any) -> list[Any]:
-    """Return the modules whose output the forward pass may hand to the head, the outer one last.
+    """Return the modules whose output may be the input of the model's head, the outer module last.
 
-    A vision-language model calls its language model inside another module; OPT calls the inner one directly.
+    A vision-language model calls its language model inside another module; OPT calls the inner module directly.
     """
     found = [text_model(model), getattr(model, model.base_model_prefix, model)]
     return list(dict.fromkeys(module for module in found if module is not model))
 
 
 class _Final(BaseModelOutput):
-    """A decoder's output with the last hidden states alone; every other field that a model passes on is None."""
+    """A decoder's output that has only the last hidden states; all other fields are None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

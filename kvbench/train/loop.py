@@ -1,9 +1,9 @@
 """The loop that trains the weights of every learned method.
 
 After a kill the same call continues from the last checkpoint and reaches the same losses. The number of steps may be
-raised later, if no learning rate so far depends on that number. `log.jsonl` in the training's folder has one line per
-step, `held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share each batch and average
-their gradients; the first process writes.
+changed later, if each step taken so far keeps its learning rate. In the training's folder, `log.jsonl` has one line per
+step, and `held_out.jsonl` has the held-out figures. Several processes (`kvbench.train.processes`) share each batch and
+average their gradients; only the first process writes files.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kvbench.train.processes import Processes, joined
 from kvbench.train.recipe import Recipe, Settings
 
 CHECKPOINT, LOG, HELD_OUT = "checkpoint.safetensors", "log.jsonl", "held_out.jsonl"
-OnStep = Callable[[int, dict[str, float]], None]  # receives the steps done, and the loss and figures of the last
+OnStep = Callable[[int, dict[str, float]], None]  # called with the steps done, and the last step's loss and figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The result of a training: where its weights are, their card, and the held-out figures before and after."""
+    """The result of a training: where its weights are, their card, and the held-out figures before and after it."""
 
     path: Path
     card: dict[str, Any]
@@ -55,10 +55,11 @@ def train(
 ) -> Trained:
     """Train a recipe to its last step, starting from the last checkpoint if there is one.
 
-    base: the model; revision: the commit of its files; command: the command line for the card. evaluate: steps from one
-    computation of the held-out figures to the next; 0: only before and after the training. checkpoint_seconds: the
-    least time between two checkpoints; n times as much if writing the last checkpoint took n > 1 seconds. The last step
-    always writes a checkpoint. on_step: called after every step, also with the newest held-out figure.
+    base: the model; revision: the commit of its files; command: the command line, for the card. evaluate: number of
+    steps after which the held-out figures are computed again; 0: only before and after the training.
+    checkpoint_seconds: the least time between two checkpoints; n times as much if writing the last checkpoint took
+    n > 1 seconds. The last step always ends with a checkpoint. on_step: called after every step; the figures that it
+    gets include the newest held-out figure.
 
     Raises:
         UserError: `out` holds a training with other settings.
@@ -97,7 +98,7 @@ def train(
 
 
 class _Training:
-    """A training in its folder: the parameters, the optimiser, and what else a checkpoint holds (`state`)."""
+    """A training in its folder: the parameters, the optimiser, and the other contents of a checkpoint (`state`)."""
 
     def __init__(self, recipe: Recipe, out: Path, processes: Processes, base: Base, revision: str | None) -> None:
         settings = recipe.settings
@@ -127,7 +128,7 @@ class _Training:
             self.state["before"] = self.held_out()
 
     def advance(self) -> dict[str, float]:
-        """Take one step of the optimiser; return the loss and the recipe's figures of its batch.
+        """Take one step: update the parameters, and return the loss and the recipe's figures of the step's batch.
 
         Raises SetupError when the loss or the gradient is not finite.
         """
@@ -155,18 +156,18 @@ class _Training:
         if not self._continues():
             raise UserError(
                 f"{quote(self.out)} holds a training with other settings: {_differences(self.state, self.named)}. "
-                "Choose another --out, or remove the folder; a training that has begun keeps its settings. "
-                "--continue-from trains a finished one's weights further."
+                "A training that has begun keeps its settings: choose another --out, or remove the folder. "
+                "To train the weights of a finished training further, use --continue-from."
             )
         self.state |= self.named
         checkpoint.restore(path, self.optimiser, int(self.state["step"]))
         if self.processes.first:
             forget_after(int(self.state["step"]), self.out / LOG)
-            forget_after(int(self.state["step"]) - 1, self.out / HELD_OUT)  # the last figures are computed again
+            forget_after(int(self.state["step"]) - 1, self.out / HELD_OUT)  # they are computed again at this step
 
     def _continues(self) -> bool:
-        """Return whether the checkpoint's training is the beginning of this one: all settings are equal, except perhaps
-        the number of steps, if each step so far had the learning rate that it has here."""
+        """Return whether this training can continue from the checkpoint: all settings are equal. Only the number of
+        steps may differ, if every step so far had the learning rate that this training gives it."""
         theirs = {name: self.state.get(name) for name in self.named}
         steps, settings = int((theirs["settings"] or {}).get("steps", 0)), self.recipe.settings
         if theirs != self.named | {"settings": self.named["settings"] | {"steps": steps}}:
@@ -211,9 +212,9 @@ def steps_done(out: Path) -> int:
 def rate(settings: Settings, step: int) -> float:
     """Return the learning rate of a step.
 
-    It rises linearly to its peak `lr` during the warm-up. What follows depends on the schedule. cosine: it falls as a
-    cosine to `floor` times the peak. constant: it stays. trapezoid: it stays, and falls linearly in the last steps, as
-    many as the warm-up has, to at least `floor` times the peak.
+    The rate rises linearly to its peak `lr` during the warm-up. After that, its course depends on the schedule. cosine:
+    it falls as a cosine to `floor` times the peak. constant: it stays. trapezoid: it stays until as many steps are left
+    as the warm-up has, and then falls linearly, but not below `floor` times the peak.
     """
     warm = (step + 1) / settings.warmup if settings.warmup else 1.0
     if settings.schedule == "trapezoid":
@@ -226,7 +227,10 @@ def rate(settings: Settings, step: int) -> float:
 
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Return in which settings a checkpoint (`theirs`) and this training (`ours`) differ: ``steps 200, now 400``."""
+    """Return text that names each setting in which a checkpoint and this training differ: ``steps 200, now 400``.
+
+    theirs: settings in the checkpoint. ours: settings of this training.
+    """
 
     def flat(named: Mapping[str, Any]) -> dict[str, Any]:
         settings = dict(named.get("settings") or {})
@@ -243,7 +247,7 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 def forget_after(step: int, log: Path) -> None:
     """Delete the lines of a log that belong to steps after `step`, and a last line that a kill cut short.
 
-    A training that continues from `step` runs the later steps again, and writes their lines again.
+    A training that continues from `step` repeats the later steps, and writes their lines again.
     """
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     log.write_text("".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))

@@ -1,7 +1,7 @@
 """A LoRA adapter (arXiv 2106.09685) as the only trained part of a model: peft attaches it and switches it off.
 
 An adapted layer computes W x + (alpha / rank) B A x. Only A and B are trained, in float32; B begins with 0, so that the
-adapter begins without effect. Switched off, the model predicts exactly as the original.
+adapter begins without effect. While the adapter is switched off, the model predicts exactly as the original.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvbench.sources.adapters import WEIGHTS, require_packages
 from kvbench.sources.quantised import silence_bitsandbytes
 from kvbench.train.entry import check_least
 
-NAME = "default"  # of the adapter inside peft's layers
+NAME = "default"  # peft's name for the adapter
 
 
 def check(model: Any, method: Method, more: Mapping[str, Any]) -> None:
@@ -45,12 +45,12 @@ def check(model: Any, method: Method, more: Mapping[str, Any]) -> None:
 
 
 class Lora:
-    """An adapter in the linear layers of a model. Making it changes the model: all weights but the adapter's freeze."""
+    """An adapter in the linear layers of a model. Creating it freezes all other weights of the model."""
 
     def __init__(self, model: Any, more: Mapping[str, Any], seed: int) -> None:
         """Attach a new adapter to a model.
 
-        more: the checked settings, with those named in `kvbench.train.entry.LORA`. seed: for the initial values of A.
+        more: the training's settings by name, which `check` has accepted. seed: determines the initial values of A.
         """
         silence_bitsandbytes()
         from peft import LoraConfig, get_peft_model
@@ -75,7 +75,7 @@ class Lora:
 
         config: Any = self.attached.peft_config[NAME]
         config.base_model_name_or_path, config.inference_mode = base_model, True
-        config.target_modules = sorted(config.target_modules)  # a set has no order, and the file would have none
+        config.target_modules = sorted(config.target_modules)  # peft's set would have a random order in the file
         config.save_pretrained(str(folder))
         tensors = get_peft_model_state_dict(self.attached, save_embedding_layers=False)
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
@@ -84,7 +84,7 @@ class Lora:
 def _places(model: Any, wanted: str) -> list[str]:
     """Return the full names of the decoder's linear layers that get an adapter.
 
-    wanted: the last parts of their names, separated by commas, such as "q_proj,v_proj"; "all" for every linear layer.
+    wanted: the last parts of the layers' names, separated by commas, such as "q_proj,v_proj"; "all": every one.
     Raises UserError for an unknown name.
     """
     inside = {id(module) for module in text_model(model).modules() if type(module) is torch.nn.Linear}
@@ -94,7 +94,7 @@ def _places(model: Any, wanted: str) -> list[str]:
     known = sorted(set(last.values()))
     names = known if wanted == "all" else [name.strip() for name in wanted.split(",")]
     if unknown := [name for name in names if name not in known]:
-        raise UserError(f"--opt lora_places takes all, or some of {', '.join(known)}; got {quote(unknown[0])}.")
+        raise UserError(f"--opt lora_places must be all, or names from {', '.join(known)}; got {quote(unknown[0])}.")
     if not found:
         raise UserError(f"{quote(type(model).__name__)} has no linear layers in its decoder; use --opt lora=0.")
     return [name for name in found if last[name] in names]

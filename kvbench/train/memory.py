@@ -1,10 +1,10 @@
 """Counts the memory of a training on one device from the model's configuration, before weights are loaded.
 
 The recipe's own code runs on the meta device (`kvbench.train.rehearsal`): its set-up; the loss and the backward pass
-for a batch of the longest traces; the update by the optimiser; the held-out figures. If all decoder layers are alike,
-the model is rehearsed with two layers and with three, and the bytes for all its layers follow: in every segment of the
-computation the bytes are a constant plus a multiple of the number of layers. A model whose layers differ is rehearsed
-with all of them.
+for a batch of the longest items; the update by the optimiser; the held-out figures. If all decoder layers are alike,
+the code runs for a model with two layers and for a model with three. The bytes for the whole model are extrapolated
+from these two: in every segment of the computation, the bytes are a constant plus a multiple of the number of layers.
+If the layers differ, the code runs for a model with all of them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ MOMENTS, MASTERS = "optimiser's moments", "float32 copies of weights"
 SETTING_UP, STEP, UPDATE, HELD_OUT = "setting up", "step", "update", "held-out figures"
 IDLE = "between steps"
 STORED = "items in memory"
-UNEVEN = 0.01  # share of a peak by which a part may be below 0 after extrapolation to all layers
-FEWEST = 2  # layers of a rehearsal: a first and a last one
-CHARACTERS = 4  # per token, about
-ROOM = 4096  # tokens: a process rehearses its whole share of a batch up to this size, else two of its items
+UNEVEN = 0.01  # after extrapolation to all layers, a part may be negative by this share of the peak
+FEWEST = 2  # layers of the smallest rehearsal: a first and a last layer
+CHARACTERS = 4  # estimated characters per token
+ROOM = 4096  # tokens: a process rehearses its share of a batch if it has at most so many, else two items of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What one rehearsal found: the segments of each phase, the generations of answers that the recipe asks for, the
-    weights' dtype, and how many items the recipe stored."""
+    """The results of one rehearsal: the segments of each phase, the recipe's `generations`, the weights' dtype, and the
+    number of items whose tensors the recipe stored."""
 
     segments: dict[str, list[Segment]]
     generations: Sequence[Generation]
@@ -74,10 +74,10 @@ class Rehearsal:
 
     Attributes:
         recipe: the recipe's class; config: the model's configuration; settings: the training's settings.
-        items, held_out: a few made-up items of the greatest length, to train on and to hold out.
-        count: how many items the training has in all, with those that it holds out.
-        longest: tokens of each of these items.
-        dtype: of the loaded weights; gpu: whether to count for a GPU; total: bytes of the device's memory.
+        items, held_out: a few made-up items to train on and to hold out, each as long as the training's longest item.
+        count: how many items the real training has, including those that it holds out.
+        longest: tokens of each made-up item.
+        dtype: dtype of the loaded weights; gpu: whether to count for a GPU; total: bytes of the device's memory.
         processes: how many processes divide each batch among them.
     """
 
@@ -110,7 +110,7 @@ class Rehearsal:
         peaks = {name: max((s.peak for s in run), key=lambda p: p.total()) for name, run in runs.items()}
         for name, peak in peaks.items():
             if min(peak.values(), default=0) < -UNEVEN * peak.total():
-                raise ArithmeticError(f"the parts of memory in the phase {name!r} do not grow evenly with the layers")
+                raise ArithmeticError(f"in the phase {name!r}, memory does not grow linearly with the layers")
         each = peaks[IDLE][STORED] // max(1, few.stored)
         peaks = {name: self._all_stored(name, peak, each) for name, peak in peaks.items()}
         idle = peaks.pop(IDLE)
@@ -118,10 +118,10 @@ class Rehearsal:
         return [*(Phase(name, peak) for name, peak in peaks.items()), *generated]
 
     def _all_stored(self, phase: str, peak: Parts, each: int) -> Parts:
-        """Return a phase's peak as it is after the recipe has stored every item for which its storage has room.
+        """Correct a phase's peak: count as many stored items as the real training keeps, within `Recipe.stores`.
 
-        peak: the bytes by part, with the few items of the rehearsal. each: stored bytes of one item. An item for which
-        there is no room is in memory only while it is used.
+        peak: the bytes by part, with the few items of the rehearsal. each: stored bytes of one item. An item that does
+        not fit into the storage is in memory only while it is used.
         """
         if not each:
             return peak
@@ -132,7 +132,7 @@ class Rehearsal:
     def _generation(self, generation: Generation, model: Any, dtype: torch.dtype, held: Parts) -> Phase:
         """Return the phase in which the engine generates with `generation.slots` slots.
 
-        held: what the training holds meanwhile, bytes by part.
+        held: bytes, by part, that the training holds at the same time.
         """
         need = generation.need(shape_of_model(model), self.device, dtype, self.total)
         return Phase(generation.phase, held + parts(need, generation.slots), f"{generation.slots} slots")
@@ -146,7 +146,7 @@ class Rehearsal:
         return Phase(generation.phase, Parts({WEIGHTS: need.weights}) + parts(need, slots), note)
 
     def _run(self, layers: int) -> _Run:
-        """Rehearse the training of a model cut to this number of decoder layers."""
+        """Rehearse the training of the model with only this number of decoder layers."""
         loaded = self._loaded(layers)
         ledger = Ledger(part_by_shape(loaded), self.recipe.answers(self.settings, self.longest))
         done: dict[str, list[Segment]] = {}
@@ -182,9 +182,9 @@ class Rehearsal:
         return optimiser
 
     def _shares(self, recipe: Recipe) -> list[slice]:
-        """Return the items of a batch for each call of the loss in the rehearsal: at most two calls.
+        """Return which items of a batch each call of the loss gets in the rehearsal: slices for at most two calls.
 
-        Two items or two calls are enough: the second shows which tensors of the first stay in memory.
+        Two are enough: the second call (or item) shows which tensors of the first stay in memory.
         """
         whole = self.settings.batch // self.processes
         once = min(recipe.at_once or whole, whole)
@@ -206,7 +206,7 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True)
 class _Alone(Processes):
-    """One of several processes in a rehearsal: it holds only its own part of each tensor, and sends nothing."""
+    """Stands in for one of several processes: it holds its part of each tensor, and exchanges nothing with others."""
 
     def average(self, tensors: Iterable[torch.Tensor]) -> None:
         return None
@@ -223,8 +223,8 @@ class _Tokenizer:
 
 
 def _name_held(recipe: Recipe, loaded: LoadedModel, ledger: Ledger) -> None:
-    """Name in the ledger the tensors that the recipe holds: the trained ones, the model's weights, and those of each
-    further model under the name of the recipe's attribute."""
+    """Name, in the ledger, the trained tensors, the model's weights, and the weights of each further model that the
+    recipe holds. The part of a further model has the name of the recipe's attribute."""
     ledger.name(recipe.parameters().values(), TRAINED)
     for name, value in vars(recipe).items():
         if isinstance(value, nn.Module):
@@ -244,8 +244,8 @@ def _alike(loaded: LoadedModel) -> bool:
 
 
 def _extended(few: Sequence[Segment], more: Sequence[Segment], layers: int) -> list[Segment]:
-    """Return the segments for a model of `layers` layers, extrapolated from the rehearsals with two layers (few) and
-    with three (more)."""
+    """Return the segments of the whole model with `layers` layers. They are extrapolated from the segments of two
+    rehearsals: with two layers (few) and with three (more)."""
 
     def grown(small: Parts, large: Parts) -> Parts:
         sizes = {n: small[n] + (large[n] - small[n]) * (layers - FEWEST) for n in small | large}
@@ -254,13 +254,12 @@ def _extended(few: Sequence[Segment], more: Sequence[Segment], layers: int) -> l
     def points(small: Segment, large: Segment) -> Iterator[tuple[Parts, Parts]]:
         if len(small.points) == len(large.points):
             return zip(small.points, large.points)
-        return iter([(small.peak, large.peak)])  # a loop over layers ran inside the segment
+        return iter([(small.peak, large.peak)])  # the code looped over layers: only peaks compare
 
     pairs = zip(few, _outer(more), strict=True)
     return [Segment(small.label, [grown(*point) for point in points(small, large)]) for small, large in pairs]
 
 
 def _outer(segments: Sequence[Segment]) -> Iterator[Segment]:
-    """Yield the segments outside inner layers. While an inner layer runs, no more is in memory than while the first or
-    the last layer runs."""
+    """Yield all segments except those of inner layers, which need no more memory than the first or last layer."""
     return (segment for segment in segments if not segment.label.endswith(INNER))

@@ -1,9 +1,9 @@
 """AdamW in float32 whose state is divided equally among the processes of a training (ZeRO, arXiv 1910.02054, stage 1).
 
 Every process holds all parameters, in the model's dtype. Each parameter, flattened, is divided into N equal parts for N
-processes. Process r holds the r-th part in float32, with the two moments of this part, and updates it; then the
-processes exchange the updated parts. So steps that bfloat16 would round away add up in the float32 parts. A float32
-parameter needs no copy: the part is a view of the parameter.
+processes. Process r holds the r-th part in float32, with the two moments of its gradient, and updates it; then the
+processes exchange the updated parts. So small updates, which bfloat16 would round away, add up in the float32 parts. A
+float32 parameter needs no copy: the part is a view of the parameter.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Part:
 
     @classmethod
     def of(cls, row: torch.Tensor) -> Part:
-        row = row.float()  # a view of float32 parameters, else a copy
+        row = row.float()  # float32: the same memory; other dtypes: a copy
         return cls(row, torch.zeros_like(row), torch.zeros_like(row))
 
 
-KINDS = tuple(Part.__dataclass_fields__)  # what a checkpoint holds of every parameter
+KINDS = tuple(Part.__dataclass_fields__)  # the tensors that a checkpoint holds for every parameter
 
 
 class ShardedAdamW:
@@ -57,7 +57,7 @@ class ShardedAdamW:
         """Average the gradients over the processes, clip their norm, update all parameters, and drop the gradients.
 
         A parameter without a gradient counts as one with gradient 0. Returns the norm of the averaged gradient before
-        clipping. Raises SetupError if this norm is not finite; the parameters are then as before.
+        clipping. If this norm is not finite, raises SetupError and changes no parameter.
         """
         taken = {name: self._take_gradient(p) for name, p in self.parameters.items()}
         norm = float(torch.stack([norm.cpu() for _, norm in taken.values()]).norm())
@@ -73,23 +73,24 @@ class ShardedAdamW:
         return norm
 
     def stored(self) -> Iterator[tuple[str, torch.Size, torch.Tensor]]:
-        """Yield name, shape of the whole, and this process's part of every tensor of a checkpoint."""
+        """Yield the name, the whole shape, and this process's part of every tensor of a checkpoint."""
         for name, part in self.parts.items():
             for kind in KINDS:
                 yield f"{kind}/{name}", self.parameters[name].shape, getattr(part, kind)
 
     @torch.no_grad()
     def restore(self, whole: Callable[[str], torch.Tensor], steps: int) -> None:
-        """Go on after `steps` steps from a checkpoint, which any number of processes may have written.
+        """Load a checkpoint that was written after `steps` steps, by any number of processes.
 
-        whole: returns a whole tensor by its name in `stored`. Raises ValueError if a tensor has another shape.
+        whole: returns a whole tensor of the checkpoint by its name in `stored`. Raises ValueError if a tensor has not
+        the parameter's shape.
         """
         self.steps = steps
         for name, p in self.parameters.items():
             for kind in KINDS:
                 tensor = whole(f"{kind}/{name}")
                 if tensor.shape != p.shape:
-                    raise ValueError(f"{kind}/{name} has the shape {list(tensor.shape)}, not {list(p.shape)}")
+                    raise ValueError(f"tensor {kind}/{name} has the shape {list(tensor.shape)}, not {list(p.shape)}")
                 if kind == "parameter":
                     p.copy_(tensor)
                 getattr(self.parts[name], kind).copy_(self._own(tensor))

@@ -14,14 +14,14 @@ from kvbench.train.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The weights file of a finished training, and the file's SHA-256, which the settings of the new training store."""
+    """The weights of a finished training. The new training's settings name them by `sha256`, the hash of their file."""
 
     weights: Weights
     sha256: str
 
     @classmethod
     def of(cls, recipe: type[Recipe], place: str) -> Origin:
-        """Return the finished training whose weights are in `place`: a folder, or a file of weights.
+        """Return the finished training whose weights are in `place`: a weights file, or the folder that holds it.
 
         Raises UserError for a recipe that trains no weights, SetupError if the file or its card is missing or damaged.
         """
@@ -30,5 +30,5 @@ class Origin:
         return cls(weights, str(read_card(find(weights, None)).get("sha256")))
 
     def load(self, loaded: LoadedModel) -> dict[str, torch.Tensor]:
-        """Return the weights. Raises SetupError if they were made for another model."""
+        """Return the weights as tensors by name. Raises SetupError if they were made for another model."""
         return load_weights(self.weights, None, loaded.model.config, loaded.device, loaded.fingerprint)

@@ -51,13 +51,13 @@ def test_an_address_names_data_set_split_and_revision(cached: dict[str, object])
     cached.clear()
     assert locate(f"hub:org/math:train@{COMMIT}") == place
     assert not cached  # kvbench has the rows of this commit
-    with pytest.raises(SetupError, match=f"'org/math' is cached at revision {COMMIT}, not at 'ffff"):
+    with pytest.raises(SetupError, match=f"the cache has 'org/math' at revision {COMMIT}, not at 'ffff"):
         locate(f"hub:org/math@{'f' * 40}")
 
 
 @pytest.mark.parametrize("data", ["hub:", "hub:a b", "hub:org/x:", "hub:org/x:train[:9]", "hub:org/x@", "hub:../x"])
 def test_a_malformed_address_is_one_line(data: str) -> None:
-    with pytest.raises(UserError, match=r"is no address of a data set; write hub:OWNER/NAME\[:SPLIT\]\[@REVISION\]\."):
+    with pytest.raises(UserError, match=r"is no hub address; write hub:OWNER/NAME\[:SPLIT\]\[@REVISION\]\."):
         check_data(data)
 
 

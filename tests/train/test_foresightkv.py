@@ -293,7 +293,7 @@ def test_the_command(tmp_path: Path, capsys):
         ({"budget": 1}, "--opt budget must be 2 or more; got 1."),
         ({"margin": 0.0}, "--opt margin must be above 0; got 0."),
         ({"hidden": 0}, "--opt hidden must be 1 or more; got 0."),
-        ({"budget": 500}, "no answer to train on outgrows a budget of 500 before its end"),
+        ({"budget": 500}, "no answer is long enough for an eviction at a budget of 500"),
     ],
 )
 def test_mistakes(changes, message):

@@ -359,9 +359,9 @@ def test_the_written_model_is_the_trained_one(loaded, asked, answers, tmp_path):
     [
         (
             {"method": "duo(sparsity=0.5)"},
-            "cannot be used in this training, which takes neither oracles nor methods that evict without a budget",
+            "cannot be used in this training, because it is an oracle or evicts without a budget",
         ),
-        ({"method": "golden"}, "method 'golden' cannot be used in this training, which takes neither oracles"),
+        ({"method": "golden"}, "method 'golden' cannot be used in this training, because it is an oracle"),
         ({"budget": 4}, "--budget must be at least"),
         ({"recompute": "maybe"}, "--opt recompute must be one of auto, on, off; got 'maybe'."),
         ({"temperature": 0.0}, "--opt temperature must be above 0; got 0."),
@@ -377,9 +377,7 @@ def test_mistakes(loaded, asked, more, message):
 
 def test_a_model_that_could_not_be_saved_is_refused_before_it_is_trained(loaded, asked):
     loaded.model.generation_config.do_sample, loaded.model.generation_config.temperature = False, 0.5
-    with pytest.raises(
-        UserError, match=r"generation_config.json could not be saved with the trained model.*temperature"
-    ):
+    with pytest.raises(UserError, match=r"generation_config.json is invalid and could not be saved.*temperature"):
         RLRecipe(loaded, settings(ROLL), *asked)
 
 

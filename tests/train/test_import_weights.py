@@ -213,7 +213,7 @@ def test_scorers_of_another_model_are_refused(tmp_path, out):
     scorer_states(8, tmp_path)
     for change, match in (
         ({"num_hidden_layers": 2}, "scorer weights are for 3 layers x 2 KV heads; the model has 2 x 2"),
-        ({"head_dim": 20}, r"read 48 numbers per entry; for this model it must be 52 \(paper6\) or 56 \(released8\)"),
+        ({"head_dim": 20}, r"48 numbers per entry; a scorer for this model reads 52 \(paper6\) or 56 \(released8\)"),
     ):
         with pytest.raises(SetupError, match=match):
             import_weights(tmp_path, "foresightkv", CONFIG | change, "m", out)
@@ -225,7 +225,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, out):
             import_weights(source, kind, CONFIG, "m", out)
 
     refused("does not exist", tmp_path / "nowhere")
-    refused("holds no safetensors", tmp_path)
+    refused("holds no file ending in .safetensors", tmp_path)
     (tmp_path / "a.safetensors").write_bytes(b"\0" * 30)
     refused("cannot be read", tmp_path)
     (tmp_path / "a.safetensors").unlink()
@@ -240,7 +240,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, out):
     torch.save(states, tmp_path / "a.pth")
     refused("the tensors of layer 1 differ in names or shapes from those of layer 0", tmp_path)
     torch.save({f"{name}.x": tensor for name, tensor in gate_states("rg").items()}, tmp_path / "a.pth")
-    refused("no known gate has the tensors", tmp_path)
+    refused("are not those of a known gate", tmp_path)
     torch.save(gate_states("rg"), tmp_path / "a.pth")
     (tmp_path / "config.json").write_text(json.dumps({"hidden_act": "gelu"}))
     refused("only silu gates", tmp_path)

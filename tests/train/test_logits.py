@@ -78,5 +78,5 @@ def test_a_model_without_a_decoder_is_refused_by_name():
         _supports_attention_backend = True
 
     assert transformers.Qwen3ForCausalLM.base_model_prefix == "model"
-    with pytest.raises(UserError, match="'Bare' has no decoder whose output a head reads"):
+    with pytest.raises(UserError, match="in 'Bare', no head reads the output of a decoder"):
         final_states(Bare(build("qwen3").model), plain, input_ids=ids())

@@ -77,9 +77,7 @@ def test_a_training_at_a_constant_rate_becomes_longer_in_its_folder(tmp_path: Pa
 def test_a_training_whose_rates_depend_on_its_length_keeps_it(tmp_path: Path) -> None:
     cosine, flat = folders(tmp_path, "cosine", "flat")
     train(Line(replace(CONSTANT, schedule="cosine")), cosine, base=BASE)
-    with pytest.raises(
-        UserError, match=r"other settings: steps 10, now 16\..* --continue-from trains a finished one's"
-    ):
+    with pytest.raises(UserError, match=r"other settings: steps 10, now 16\..*, use --continue-from"):
         train(Line(replace(CONSTANT, schedule="cosine", steps=16)), cosine, base=BASE)
     flat_top = replace(CONSTANT, schedule="trapezoid", warmup=3)
 
@@ -143,7 +141,7 @@ def test_weights_of_another_model_are_refused_before_questions_are_asked(tmp_pat
 
 def test_trainings_of_models_and_estimates_say_how_they_go_on(tmp_path: Path, capsys) -> None:
     for name, message in [
-        ("gkv-rl", "gkv-rl trains a model: give --model runs/a/model, not --continue-from."),
+        ("gkv-rl", "gkv-rl trains a model: to continue, give --model runs/a/model, not --continue-from."),
         ("headkv", "headkv is estimated, not trained; it takes no --continue-from."),
         ("trimkv", "weights 'trimkv' are missing: 'runs/a' does not exist. 'kvbench train trimkv"),
     ]:

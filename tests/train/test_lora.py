@@ -146,7 +146,7 @@ def test_a_method_with_an_adapter_of_its_own_may_evict(answers):
     [
         ({"lora": -1}, r"--opt lora must be 0 or more; got -1\."),
         ({"lora_alpha": 0.0}, r"--opt lora_alpha must be above 0; got 0\."),
-        ({"lora_places": "q_proj,head"}, r"lora_places takes all, or some of down_proj, .*v_proj; got 'head'\."),
+        ({"lora_places": "q_proj,head"}, r"lora_places must be all, or names from down_proj, .*v_proj; got 'head'\."),
         ({"method": "criticalkv"}, "method 'criticalkv' reads the weights of o_proj, which an adapter would change"),
     ],
 )
