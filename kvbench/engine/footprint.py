@@ -1,4 +1,4 @@
-"""The bytes that a cell allocates (weights, slots, prompt, scratch), estimated before it runs."""
+"""The memory in bytes that a cell takes (weights, slots, prompt, scratch), estimated before it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvbench.engine.scratch import Scratch, Ticks
 from kvbench.eviction.api import Method
 
 FLOAT = 4  # bytes; logits and scores are computed in float32
-MOST = 1 << 20  # `fitting` looks for fewer slots than this
+MOST = 1 << 20  # `fitting` returns fewer slots than this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +28,11 @@ class Footprint:
     """Planned bytes of one cell on one device.
 
     Attributes:
-        weights: bytes of the model's and the method's weights. packed: bytes of a second copy of the model's large
-            linear layers, which a CPU makes if there are at least `packed_from` slots (see `packing`).
-        slot: bytes of the cache per slot. step: bytes of a decode step per slot, beside the cache. graph: whether a
+        weights: bytes of the model's and the method's weights. packed: bytes of a second, packed copy of the model's
+            large linear layers, which exists on a CPU with at least `packed_from` slots (see `packing`).
+        slot: bytes of the cache per slot. step: bytes of a decode step per slot, without the cache. graph: whether a
             CUDA graph keeps the step's memory between steps.
-        prompt: most bytes held for one prompt, from its first pass until its packed entries are copied to the slots.
+        prompt: most bytes that one prompt takes, from its first pass until its packed entries are copied to the slots.
         ticks: scratch bytes of evictions while decoding.
     """
 
@@ -52,7 +52,7 @@ class Footprint:
         return held + (steps + max(self.prompt, evicting) if self.graph else max(steps, self.prompt, evicting))
 
     def fitting(self, usable: int) -> int:
-        """Return how many slots fit into `usable` bytes; 0 if not even one does."""
+        """Return how many slots fit into `usable` bytes; 0 if not even one slot fits."""
         return bisect.bisect_right(range(1, MOST), usable, key=self.at)
 
 
@@ -82,11 +82,11 @@ def footprint(
     `chunk` and `prefill` of `prefill.PromptReader`. at_once: bytes of scratch that one view of an eviction may take
     (`stack.scratch_bytes`). gpu: whether the device is a GPU; else it is a CPU. images: two numbers, the most bytes
     that the model's vision part holds while it reads a prompt's images, and the bytes that remain afterwards
-    (`tower.tower_bytes`). part: what this device holds of a model that is divided among several; None: the whole model.
+    (`tower.tower_bytes`). part: this device's part of a model that is divided among devices; None: the whole model.
     """
     whole = layer_by_layer(method, prefill, states=bool(shape.states))
     stored, weights = geometry, shape.weight_bytes(dtype.itemsize)
-    if part is not None:  # activations, logits and scratch count on every device
+    if part is not None:  # this device's entries and weights only; activations, logits and scratch count on each device
         stored, weights = [g for g in geometry if g.index in part.layers], part.parameters * dtype.itemsize
         held = replace(held, recurrent=tuple(s for s in held.recurrent if s.layer in part.layers))
     packs = None if gpu or part or shape.stored else packed_from(weights, dtype)
@@ -102,7 +102,7 @@ def footprint(
     )
     scratch = Scratch(meta=views, gpu=gpu)
     states = max(held.hidden, min(method.during("prefill").needs().prompt_hidden, prompt_rows))
-    kept = held.hidden if whole else states  # in every layer; if `whole`, one layer at a time stores `states`
+    kept = held.hidden if whole else states  # stored in each layer; with `whole`, the layer being read stores `states`
     queries = stored_queries(method, interval, prompt_rows)[0] if method.evicts else 0
     prompt = PromptBytes(
         shape=shape,
@@ -133,7 +133,7 @@ def footprint(
 
 
 def _copied(method: Method) -> Method:
-    """Return a copy of a method, because its code may store meta tensors in the method; if that fails, the method."""
+    """Return a copy of the method, whose code may store meta tensors in it; if it cannot be copied, the method."""
     try:
         return copy.deepcopy(method)
     except Exception:  # a plug-in may hold anything
@@ -141,7 +141,7 @@ def _copied(method: Method) -> Method:
 
 
 def _kept(method: Method, rows: int) -> int:
-    """Return the entries per head that a method without a budget leaves of a prompt; `rows` if it evicts nothing."""
+    """Return how many of a prompt's `rows` entries per head a method without a budget keeps."""
     try:
         return min(rows, method.during("prefill").allowed(None, rows, rows, 0)) if method.evicts else rows
     except Exception:  # a plug-in that does not define `allowed`
@@ -149,16 +149,16 @@ def _kept(method: Method, rows: int) -> int:
 
 
 def _wide(geometry: Sequence[LayerGeometry], block: int, rows: int, prefill: str) -> list[LayerGeometry]:
-    """Return the layers with the sliding windows widened to the entries that they hold while a prompt is read.
+    """Return the layers, with each sliding window as wide as the entries that it holds while a prompt is read.
 
-    With chunked prefill these are the window and one block, otherwise all `rows` entries of the prompt.
+    With chunked prefill it holds its own width and one block, otherwise all `rows` entries of the prompt.
     """
     more = block if prefill == "chunked" else rows
     return [g if g.window is None else replace(g, window=min(g.window + more, rows)) for g in geometry]
 
 
 def _step(shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype: torch.dtype, gathered: bool) -> int:
-    """Return the bytes that a slot adds to a decode step: activations, logits and noise, attention of one layer.
+    """Return the bytes of a decode step per slot: activations, logits, noise, and one layer's attention.
 
     rows: entries per head; gathered: whether a layer's entries are copied into one tensor before attention reads them.
     """

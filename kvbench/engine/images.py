@@ -1,8 +1,8 @@
 """The images of a prompt, as the model reads them: inputs beside token ids, and the rotary positions of the tokens.
 
-The index of a token in the text stays its position for methods, masks, windows and columns. Some families rotate the
-keys and queries of image tokens by positions with three axes (time, height, width) instead. A token after the prompt
-then has the rotary position index + delta on every axis; delta is one number per prompt, and its sequences keep it.
+For methods, masks, windows and columns, a token's position is its index in the prompt. RoPE may use another one: some
+model families rotate image tokens by rotary positions with three axes (time, height, width). In these families a token
+after the prompt has the rotary position index + delta on every axis; delta is one number per prompt.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class PromptImages:
     """The images of one prompt of T tokens.
 
     Attributes:
-        read: the model's inputs for each image besides token ids, computed once for all passes.
-        axes: [3, 1, T] rotary positions of the prompt's tokens; None for families that rotate by the index.
+        read: for each image, the model's inputs besides token ids, computed once for all passes.
+        axes: [3, 1, T] rotary positions of the prompt's tokens; None for model families whose RoPE uses the index.
         modality: [T] float32, 0 for text, else the number of the token's image, from 1.
     """
 
@@ -37,8 +37,8 @@ class PromptImages:
     def of(cls, model: Any, ids: Sequence[int], images: Images) -> PromptImages:
         """Return the images of the prompt with the token ids `ids`, with the model's inputs for each image.
 
-        Raises UserError if the engine does not read images of this model, or if the prompt's text, outside the places
-        of the images, holds the model's image token.
+        Raises UserError if the engine does not support images for this model, or if the prompt's text, outside the
+        images' tokens, holds the model's image token.
         """
         check_images_of(model.config.to_dict())
         device = next(model.parameters()).device
@@ -47,25 +47,25 @@ class PromptImages:
             modality[first:last] = number
         tokens = torch.tensor([list(ids)], device=device)
         if bool((modality[None].eq(0) & image_tokens(model, tokens)).any()):
-            raise UserError("the text of a prompt holds the model's image token, which only images may; remove it.")
+            raise UserError("a prompt's text holds the model's image token, which stands for images. Remove it.")
         read = images.read()
         turned = rotary_axes(model, tokens, modality[None] > 0, joined(read))
         return cls(images, read, turned[0] if turned else None, modality)
 
     def delta(self, tokens: int) -> int:
-        """Return the rotary position minus the index of the token that follows the prompt's first `tokens` tokens."""
+        """Return the rotary position minus the index, for the token after the first `tokens` tokens of the prompt."""
         return 0 if self.axes is None else int(self.axes[..., :tokens].max()) + 1 - tokens
 
     def kept(self, held: Sequence[Sequence[torch.Tensor]]) -> tuple[float, float]:
-        """Return `kept_shares` of a prompt that was read. held: for each layer, the positions of each head's
+        """Return `kept_shares` of the prompt after its evictions. held: for each layer, the positions of each head's
         entries."""
         heads = [positions for layer in held for positions in layer]
         return kept_shares(heads, self.images.spans, len(self.modality))
 
     def border(self, first: int, last: int) -> int:
-        """Return where a pass from `first` must end so that it splits no image: at `last` if no image spans `last`.
+        """Return the token before which a pass from token `first` must end: `last`, unless that splits an image.
 
-        Otherwise the pass ends before that image or, if it begins with the image, after it.
+        If an image spans `last`, the pass ends before the image or, if the pass begins with the image, after it.
         """
         for start, end in self.images.spans:
             if start < last < end:
@@ -79,7 +79,7 @@ class PromptImages:
         """
         inside = [i for i, (start, end) in enumerate(self.images.spans) if first < end and start < last]
         if any(self.images.spans[i][0] < first or self.images.spans[i][1] > last for i in inside):
-            raise ValueError(f"the prompt's tokens {first} to {last} have a part of an image only")
+            raise ValueError(f"the prompt's tokens {first} to {last} hold only a part of an image")
         given = joined([self.read[i] for i in inside])
         made = {name: on_device(model, value) for name, value in given.items()}
         return made if self.axes is None else made | {"position_ids": self._rotary(self.axes, first, last)}
@@ -98,14 +98,15 @@ class PromptImages:
 
 
 def joined(read: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Join the model's inputs for single images into its inputs for all of them; {} without images."""
+    """Concatenate the model's inputs for single images to its inputs for all images; {} without images."""
     return {name: torch.cat([one[name] for one in read]) for name in (read[0] if read else ())}
 
 
 def kept_shares(held: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]], seen: int) -> tuple[float, float]:
     """Return the share of text tokens and the share of image tokens whose entries are held, each a mean over heads.
 
-    held: positions of the entries of each head, in all layers; spans: the images' tokens; seen: number of tokens read.
+    held: the positions of each head's entries, over all layers; spans: the first and the last + 1 position of each
+    image's tokens; seen: number of tokens read.
     """
     shown, every = sum(end - start for start, end in spans), torch.cat([p.to(held[0].device) for p in held])
     inside = int(sum(((every >= start) & (every < end)).sum() for start, end in spans))
@@ -123,25 +124,26 @@ def rotary_axes(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return the rotary positions [3, b, T] of prompts with images, and the delta [b] of each prompt.
 
-    delta: rotary position minus index of a token after the prompt. Both come from the model's own function; None for
-    model families without this function, which rotate by the index. shown: [b, T] bool, the tokens that stand for
-    images; inputs: the model's inputs for the images; mask: [b, T], 0 for pads.
+    delta: rotary position minus index of a token after the prompt. Positions and delta come from the model's own
+    function; None for model families without this function, whose RoPE uses the index. shown: [b, T] bool, the tokens
+    that stand for images; inputs: the model's inputs for the images; mask: [b, T], 0 for pads.
     """
     inner = getattr(model, "model", model)
     if not hasattr(inner, "get_rope_index"):
         return None
     if inputs.get("image_grid_thw") is None:
         raise UserError(
-            "the model rotates image tokens by three axes; give image_grid_thw, as the processor returns it."
+            "the model rotates image tokens by three axes and needs image_grid_thw for this. "
+            "Pass it, as the model's processor returns it."
         )
     grids = {name: value.cpu() for name, value in inputs.items() if name.endswith("_grid_thw")}
-    where, mask = ids.device, None if mask is None else mask.cpu()  # the function reads number by number
+    where, mask = ids.device, None if mask is None else mask.cpu()  # on the CPU: the function reads single numbers
     axes, deltas = inner.get_rope_index(ids.cpu(), mm_token_type_ids=shown.cpu().int(), attention_mask=mask, **grids)
     return axes.to(where), deltas.flatten().to(where)
 
 
 def on_device(model: Any, value: Any) -> Any:
-    """Return a tensor on the model's device, floats in the model's dtype. Values that are not tensors stay
+    """Return `value` on the model's device, and in the model's dtype if it holds floats; a value that is no tensor
     unchanged."""
     if not isinstance(value, torch.Tensor):
         return value

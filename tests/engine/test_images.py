@@ -296,7 +296,7 @@ def test_generate_with_an_eviction_cache_has_the_engine_s_tokens(family, method)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"image_grid_thw": None}, "give image_grid_thw, as the processor returns it"),
+        ({"image_grid_thw": None}, "Pass it, as the model.s processor returns it"),
         ({"pixel_values_videos": torch.zeros(1)}, "videos are not read; give images"),
         ({"mm_token_type_ids": torch.tensor([[0, 2]])}, "videos are not read; give images"),
     ],

@@ -1,2 +1,2 @@
-"""KV caches. `prompt` is the cache of a prompt while the model reads it. `slot_cache` is the interface of the cache that
-holds sequences while they are decoded; `dense` and `paged` are its two layouts."""
+"""KV caches. `prompt` is the cache of a prompt while the model reads it. `slot_cache` is the interface of the cache for
+decoding; `dense` and `paged` are its two layouts."""

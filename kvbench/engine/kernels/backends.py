@@ -1,7 +1,8 @@
-"""The functions that compute a decode step's attention, chosen by name.
+"""The backends of a decode step's attention: functions with one signature (`Decode`), chosen by name.
 
-`triton` reads only the entries that a head holds, `torch` reads all cache rows with PyTorch's own operations and masks
-the empty rows, `varlen` calls the attention that ships with torch 2.13. All give the same attention within rounding.
+A cache row is a place for one entry of a head. `triton` reads only the rows that hold an entry. `torch` reads all rows
+with PyTorch's own operations and masks the empty ones. `varlen` calls the attention that ships with torch 2.13. All
+give the same attention within rounding.
 """
 
 from __future__ import annotations
@@ -18,23 +19,24 @@ from kvbench.records import Sampling
 Backend = Literal["triton", "torch", "varlen"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
-PROGRAMS = 264  # two for each of 132 multiprocessors: fixed, so that results do not depend on the device's size
-LONGEST_SHARE, SHORTEST_SHARE = 4096, 256  # most and fewest cache rows per split when a head is full
+PROGRAMS = 264  # wanted GPU programs: 2 * 132 multiprocessors on any device, so that results do not depend on its size
+LONGEST_SHARE, SHORTEST_SHARE = 4096, 256  # most and fewest cache rows of a full head that one split reads
 
 
 class Decode(Protocol):
     """Write the new entry of every live slot to the cache; return the attention to this entry and all earlier ones.
 
-    Each head of a slot has P cache rows, places for one entry each. With n earlier entries (`lengths`) it writes cache
-    row n % P and reads cache rows 0 to min(n, P - 1). So a sliding-window layer passes its window as P and the tokens
-    seen as `lengths`.
+    Each head of a slot has P cache rows, places for one entry each. If the head has n earlier entries (`lengths`), the
+    function writes cache row n % P and reads cache rows 0 to min(n, P - 1). So for a sliding-window layer P is the
+    window, and `lengths` counts all tokens seen.
 
     Args:
         query: [S, Hq, D]; key: [S, Hk, D]; value: [S, Hk, Dv], of the new token.
-        keys: [S, Hk, P, D], contiguous; or with a table the pool [pages * 16, D]. values: the same with Dv.
+        keys: [S, Hk, P, D], contiguous; with a table, the pool [pages * 16, D]. values: the same with Dv.
         lengths: integers [S, Hk], or [S, 1] for all heads: entries before this step.
-        live: integers [S]. A slot with 0 leaves the cache as it was, and its result is zero.
-        splits: programs per head, from the function `splits`; a layer gets the same number in every step of an engine.
+        live: integers [S]. 0: the slot's cache is not changed, and its result is zero.
+        splits: GPU programs per head, from the function `splits`; a layer gets the same number in each step of an
+            engine.
         table: [S, Hk, W] int32 or int64, contiguous: the pages of every head in order.
         sinks: [Hq] logits of a virtual key without value.
         latent: in latent attention, how many of a key's first numbers are its value; value and values then have Dv 0.
@@ -70,15 +72,18 @@ class Draw(Protocol):
 
 
 def splits(rows: int, heads: int) -> int:
-    """Return how many GPU programs share a head of up to `rows` entries while S * Hk = `heads` heads decode at once."""
+    """Return how many GPU programs divide a head of up to `rows` entries among themselves.
+
+    heads: S * Hk, the heads that decode at once.
+    """
     wanted = max(-(-PROGRAMS // heads), -(-rows // LONGEST_SHARE))
     return max(1, min(wanted, -(-rows // SHORTEST_SHARE)))
 
 
 def decode_with(backend: Backend, cache: SlotCache) -> Decode:
-    """Return a backend's function for a cache.
+    """Return a backend's attention function for a cache.
 
-    Raises SetupError where this installation lacks the backend, UserError where the backend does not serve the cache.
+    Raises SetupError if this installation lacks the backend, UserError if the backend does not support the cache.
     """
     if backend == "triton":
         _check_triton(backend)

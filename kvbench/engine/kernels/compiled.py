@@ -1,8 +1,8 @@
 """Decoder layers compiled by torch: norm, RoPE, gate and residual between two matrix products become one kernel.
 
-The layers are transformers' own; attention and cache stay outside, in the function that `interface.route` registers. In
-bfloat16 compiled layers round less often than plain ones, so results differ in the last bits. The bits of a slot's
-result depend on the number of slots, never on its neighbours.
+The layers are transformers' own. Attention and cache are not compiled: they stay in the function that `interface.route`
+registers. In bfloat16 compiled layers round less often than plain ones, so results differ in the last bits. The bits of
+a slot's result depend on the number of slots, never on the other slots' sequences.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from kvbench.console import faults
 from kvbench.engine.attention.interface import text_model
 
-# The most compilations of a layer's code. torch compiles the code again for another model, another kind of layer, each
-# layer that keeps a state, and another number of slots. Its own limit is 8.
+# How often torch may compile a layer's code. It compiles the code anew for another model, another kind of layer, each
+# layer that keeps a state, and another number of slots. torch's default is 8 times.
 VARIANTS = 512
 
 
@@ -28,8 +28,8 @@ class CompiledLayers:
 
     The model runs them inside `with layers.active():`; outside this block it runs its own plain layers.
 
-    The first forward pass of a shape compiles, which takes seconds to a minute: run it before a graph is captured. When
-    compiling fails, this pass and all later ones run the plain layers.
+    The first forward pass with inputs of new shapes compiles, which takes seconds to a minute, so it must run before a
+    graph is captured. If compiling fails, this pass and all later ones run the plain layers.
 
     Args:
         model: the causal language model.
@@ -59,7 +59,7 @@ class CompiledLayers:
                 layer.__dict__.pop("forward", None)
 
     def _either(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs the compiled layer, or the plain one after torch failed to compile any layer."""
+        """Return a function that runs the compiled layer; the plain one once torch has failed to compile a layer."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not self.failed:
@@ -69,7 +69,7 @@ class CompiledLayers:
                     if faults.of_machine(error):
                         raise
                     self._fail(faults.first_line(error))
-            return plain(*args, **kwargs)  # again from the start: a step writes the same entries to the same places
+            return plain(*args, **kwargs)  # after a failure it begins anew and writes the same entries again
 
         return forward
 

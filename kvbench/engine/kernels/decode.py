@@ -1,15 +1,15 @@
 """The Triton kernel of a decode step's attention: one new token per slot, any number of entries per slot and KV head.
 
-A program serves at most MOST_QUERIES query heads of one KV head of one slot; they form one matrix. In latent attention
-all query heads form one group, so a KV head needs several programs (blocks). A program attends to the new entry from
-registers, and reads the older entries in tiles with an online softmax in float32. There are S * Hk * blocks * splits
-programs. The splits of a head share its older entries; the first of them also takes the new entry; `_combine` adds
-their partial sums. The first block writes the new entry to the cache. Where the value is a part of the key (latent
-attention), K stands for V too.
+There are S * Hk * blocks * splits GPU programs. The query heads of a KV head are divided into blocks of at most
+MOST_QUERIES heads, which form one matrix; more than one block is needed in latent attention, where all query heads
+share one KV head. The older entries of a head are divided into splits. A program computes one block over one split, in
+tiles with an online softmax in float32. The first split also attends to the new entry, from registers, and in the first
+block writes it to the cache. `_combine` adds the partial sums of the splits. In latent attention the value is a part of
+the key, so K stands for V too.
 
 The number of splits depends only on sizes that are fixed for the life of an engine. Which entries a split reads depends
-only on the number of entries that its head holds. So the bits of a slot's result never depend on its neighbours or its
-place. Everything that changes from step to step is read from the device, so a CUDA graph can capture a call.
+only on the number of entries that its head holds. So the bits of a slot's result never depend on the other slots or on
+the slot's index. All that changes from step to step is read from the device, so a CUDA graph can capture a call.
 
 Letters: S slots, Hq query heads, Hk KV heads, G query heads per KV head, P cache rows (places for an entry) per head, D
 and Dv head dimensions.
@@ -25,12 +25,12 @@ import triton.language as tl
 
 from kvbench.engine.cache.paged import PAGE
 
-LOWEST = tl.constexpr(-1e30)  # the maximum of no logits; finite, so that no difference of two maxima is NaN
-TILE = 64  # cache rows per tile; fewer where head dimensions are large
-TILE_BYTES = 32 << 10  # of K and V; two stages of it leave room for two programs per multiprocessor
+LOWEST = tl.constexpr(-1e30)  # initial maximum of the logits; finite, so that the difference of two maxima is not NaN
+TILE = 64  # most cache rows per tile; wide heads get fewer
+TILE_BYTES = 32 << 10  # K and V of a tile; two pipeline stages of it leave room for two programs per multiprocessor
 STAGES = 3
-MOST_QUERIES = 32  # query heads of a program; more do not fit into registers beside wide heads
-WIDE = 256  # head dimension beyond which programs take half as many query heads and stages
+MOST_QUERIES = 32  # query heads per program; with wide heads, more would not fit into registers
+WIDE = 256  # with larger head dimensions, a program takes half as many query heads and one pipeline stage less
 WARPS = 4
 DOTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -62,9 +62,9 @@ def decode(
     if not (
         keys.is_contiguous() and values.is_contiguous() and query.stride(2) == key.stride(2) == value.stride(2) == 1
     ):
-        raise ValueError("the cache, and the last dimension of query, key and value, must be contiguous")
+        raise ValueError("keys and values, and the last dimension of query, key and value, must be contiguous")
     out = query.new_empty(slots, query_heads, value_dim)
-    partial = sums = out  # stands for a tensor that is neither read nor written, as do `table` and `sinks`
+    partial = sums = out  # any tensor, as with `some_table` and `some_sinks`: without splits they are not accessed
     if splits > 1:
         partial = query.new_empty(slots, query_heads, splits, value_dim, dtype=torch.float32)
         sums = query.new_empty(slots, query_heads, splits, 2, dtype=torch.float32)
@@ -112,7 +112,7 @@ def decode(
 
 
 def _padded(size: int) -> int:
-    """Return the smallest power of two that is at least `size` and at least 16: matrix products take no other sizes."""
+    """Return the smallest power of two that is at least `size` and at least 16, as Triton's matrix products need."""
     return max(16, triton.next_power_of_2(size))
 
 
@@ -124,10 +124,10 @@ def _tile(dim: int, value_dim: int, element: int) -> int:
 
 @triton.jit
 def _extent(LENGTHS, LIVE, at_length, at_live, rows, SPLITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return whether a slot is live, and three numbers for one of its heads.
+    """Return whether a slot is live, and three numbers of entries for one of its heads.
 
-    The numbers say how many entries were written before this step, how many of these the cache still holds (0 if the
-    slot is not live), and how many entries one split reads at most.
+    The numbers: entries written before this step; those of them that the cache still holds, 0 if the slot is not live;
+    and the most entries that one split reads.
     """
     live = tl.load(LIVE + at_live) != 0
     seen = tl.load(LENGTHS + at_length).to(tl.int32)
@@ -195,7 +195,7 @@ def _attend(  # type: ignore[no-untyped-def]
     q = q.to(DOT)
     for start in range(first, tl.minimum(first + span, held), TILE):
         n = start + tl.arange(0, TILE)
-        seen_here = (n < held) & (n != fresh)  # a full ring's oldest row is overwritten, maybe by now
+        seen_here = (n < held) & (n != fresh)  # not the row that this step overwrites in a full ring
         at = _row(TABLE, head, tl.minimum(n, held - 1), rows, width, PAGED)[:, None]
         k = tl.load(K + at * D + d[None, :], mask=seen_here[:, None] & in_d[None, :], other=0.0).to(DOT)
         s = _logits(tl.dot(q, tl.trans(k), input_precision="ieee"), scaling, softcap, CAP)

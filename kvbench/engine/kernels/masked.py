@@ -1,4 +1,4 @@
-"""A decode step's attention in PyTorch's own operations: reads all cache rows; a mask hides the empty ones."""
+"""A decode step's attention in PyTorch's own operations. It reads all cache rows; a mask hides the empty ones."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def write(
     rows: int,
     table: torch.Tensor | None = None,
 ) -> None:
-    """Write the new entry's key or value [S, Hk, D] of every live slot to `store`."""
+    """Write `new` [S, Hk, D], the keys or the values of the new entries, to `store` for every live slot."""
     at = flat_rows(lengths.expand(new.shape[:2]) % rows, rows, table)
-    flat = store.view(store.shape[:-1].numel(), store.shape[-1])  # of width 0 for the values of latent layers
+    flat = store.view(store.shape[:-1].numel(), store.shape[-1])  # width 0 for values of latent layers
     flat[at] = torch.where(live[:, None, None] != 0, new, flat[at])
 
 
 def flat_rows(n: torch.Tensor, rows: int, table: torch.Tensor | None) -> torch.Tensor:
-    """Return the index of each head's cache rows n [S, Hk, ...] in keys or values flattened to a list of vectors."""
+    """Return the indices of the cache rows `n` [S, Hk, ...] of each head in the flat keys or values [-1, D]."""
     slots, heads = n.shape[:2]
     if table is None:
         head = torch.arange(slots * heads, device=n.device).view(slots, heads, *(1,) * (n.ndim - 2))

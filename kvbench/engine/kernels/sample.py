@@ -1,9 +1,10 @@
-"""Draws the next tokens on a GPU: the same ids as `sampler.draw`, in a few launches that the host does not wait for.
+"""Draws the next tokens on a GPU: the same ids as `sampler.draw`, in a few kernels for which the host does not wait.
 
-`_threshold` finds in each row of logits the smallest one that the filters allow. For top-k, and again for top-p, it
-searches over the bits of a float32, which takes eight passes over a row; sorting a vocabulary would cost more. Equal
-logits are kept or dropped together. `_best` adds the noise of `kvbench.eviction.noise`, in the same integers and in
-float64, and finds the best token of each part of the vocabulary; PyTorch takes the best of these.
+A row is the logits of one slot. `_threshold` finds in each row the smallest logit that the filters allow. For top-k,
+and again for top-p, it finds this number bit by bit, four bits in each of eight passes over a row; sorting a vocabulary
+would cost more. Equal logits are kept or dropped together. `_best` adds the noise of `kvbench.eviction.noise`, with the
+same integer arithmetic and in float64, and finds the best token of each part of the vocabulary; PyTorch takes the best
+of these.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import triton.language as tl
 from kvbench.records import Sampling
 
 PART = 1024  # tokens per program of `_best`
-BLOCK = 1024  # tokens that `_threshold` compares with 16 candidates at once
-GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)  # these three as in noise.py
+BLOCK = 1024  # logits that `_threshold` compares at once with 16 candidates for the threshold
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)  # these three constants as in noise.py
 MIX_A = tl.constexpr(0xBF58476D1CE4E5B9)
 MIX_B = tl.constexpr(0x94D049BB133111EB)
 
@@ -53,7 +54,7 @@ def _scaled(LOGITS, row, stride, ids, vocabulary, temperature):  # type: ignore[
 
 @triton.jit
 def _ordered(x):  # type: ignore[no-untyped-def]
-    """Return integers that sort as the floats `x` do."""
+    """Return unsigned integers that have the same order as the floats `x`."""
     bits = x.to(tl.uint32, bitcast=True)
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 
@@ -64,15 +65,14 @@ def _smallest(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Return the smallest number such that fewer than `limit` logits are larger.
 
-    WEIGHTED: return instead the smallest number such that the larger logits together weigh less than `limit`.
-
-    A logit z weighs exp(z - top) if it is at least `least`, else nothing. Every pass settles four bits of the number.
+    WEIGHTED: return instead the smallest number such that the larger logits together weigh less than `limit`, where a
+    logit z weighs exp(z - top) if it is at least `least`, else 0. Every pass finds four bits of the number.
     """
     found = tl.full([], 0, tl.uint32)
     candidate = tl.arange(0, 16).to(tl.uint32)
     shift = tl.full([], 28, tl.uint32)
     for _ in range(8):
-        last = found + ((candidate + 1) << shift) - 1  # of the numbers with the next four bits
+        last = found + ((candidate + 1) << shift) - 1  # largest number that begins with `found` and these four bits
         above = tl.zeros([BLOCK, 16], tl.float32)
         for start in tl.range(0, vocabulary, BLOCK, num_stages=3):
             z = _scaled(LOGITS, row, stride, start + tl.arange(0, BLOCK), vocabulary, temperature)
@@ -89,7 +89,7 @@ def _threshold(  # type: ignore[no-untyped-def]
     LOGITS, stride, vocabulary, temperature, most, share, below, SMALLEST,
     K: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Find the smallest scaled logit that top-k, then top-p, then min-p allow. The largest one is always allowed."""
+    """Find the smallest scaled logit that top-k, then top-p, then min-p allow; the largest logit is always allowed."""
     row = tl.program_id(0)
     tops = tl.full([BLOCK], float("-inf"), tl.float32)
     for start in range(0, vocabulary, BLOCK):
@@ -123,9 +123,9 @@ def _best(  # type: ignore[no-untyped-def]
     LOGITS, stride, vocabulary, temperature, SMALLEST, KEYS, key_stride, STEPS, step_stride, SCORES, TOKENS, parts,
     FILTERS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Find the best allowed token of a part of the vocabulary, by scaled logit plus Gumbel noise.
+    """Find the allowed token with the largest scaled logit plus Gumbel noise in a part of the vocabulary.
 
-    A logit of NaN or +inf beats all others.
+    A token with a logit of NaN or +inf beats all others.
     """
     row, part = tl.program_id(0), tl.program_id(1)
     ids = part * PART + tl.arange(0, PART)

@@ -1,8 +1,8 @@
 """A decode step's attention by `torch.nn.attention.varlen`, flash-attention as it ships with torch 2.13.
 
-Every KV head of every slot is a sequence of its own, with one new token and the query heads of the group. The kernel
-is told not to split a sequence: its own choice of splits would depend on the longest sequence, and a slot's
-result therefore on its neighbours.
+For the kernel, every KV head of every slot is a sequence of its own, with one new token and the query heads of the
+group. `num_splits=1` keeps it from splitting a sequence: the number of splits would depend on the longest sequence, and
+so a slot's result on the other slots.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ LARGEST = 256  # head dimension
 
 
 def check_torch() -> None:
-    """Raise SetupError where torch lacks `torch.nn.attention.varlen` as this module needs it."""
+    """Raise SetupError if torch lacks `torch.nn.attention.varlen` with the argument `seqused_k`."""
     if importlib.util.find_spec("torch.nn.attention.varlen") is not None:
         from torch.nn.attention.varlen import varlen_attn
 
         if "seqused_k" in varlen_attn.__annotations__:
             return
-    raise SetupError(f"--decode-attn varlen needs torch 2.13 or newer; this is {torch.__version__}. Use triton.")
+    raise SetupError(f"--decode-attn varlen needs torch 2.13 or newer; this is torch {torch.__version__}. Use triton.")
 
 
 def check_cache(cache: SlotCache) -> None:
-    """Raise UserError for a cache with a layer that `torch.nn.attention.varlen` does not serve."""
+    """Raise UserError for a cache with a layer that `torch.nn.attention.varlen` does not support."""
     for g in cache.geometry:
         check(cache.device, cache.dtype, g.head_dim, g.read_dim, isinstance(cache, PagedCache), g.softcap)
 
@@ -38,7 +38,7 @@ def check_cache(cache: SlotCache) -> None:
 def check(
     device: torch.device, dtype: torch.dtype, dim: int, value_dim: int, paged: bool, softcap: float | None
 ) -> None:
-    """Raise UserError for a layer that `torch.nn.attention.varlen` does not serve."""
+    """Raise UserError for a layer that `torch.nn.attention.varlen` does not support."""
     refusals = {
         f"the device {device.type}": device.type != "cuda",
         str(dtype).removeprefix("torch."): dtype not in (torch.bfloat16, torch.float16),
@@ -93,7 +93,7 @@ def decode(
         num_splits=1,
     )
     out = out.view(slots, -1, dim)
-    if sinks is not None:  # lse: [G, S * Hk]; a virtual key takes its share of the softmax
+    if sinks is not None:  # lse: [G, S * Hk]; the virtual key takes a share of the softmax from the others
         share = torch.sigmoid(lse.T.reshape(slots, -1) - sinks.float())
         out = (out * share[..., None]).to(out.dtype)
     return torch.where(live[:, None, None] != 0, out, 0)
