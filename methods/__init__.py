@@ -1,1 +1,1 @@
-"""One file per eviction method. The decorator in a file registers it, so that a new method edits no other file."""
+"""One file per eviction method. Its decorator registers the method, so a new method needs no change elsewhere."""

@@ -10,12 +10,12 @@ as tables print it: ``snapkv(window=32, kernel=7)``. With budget C, and free = C
 
 Each head keeps its capacity_h best entries. `normalize` first multiplies a head's scores by the share of their sum that
 the head's best `free` entries hold; where scores can be negative (gkv, rkv), the layer's lowest score is subtracted
-first. If `base` has budgets per layer (pyramidkv), heads share their layer's budget. Defaults: the released prediction
-script.
+first. If `base` has budgets per layer (pyramidkv), heads share their layer's budget. The defaults are those of the
+released prediction script.
 
 rounding=exact makes every layer's total exact (largest remainder). rounding=official follows the released code: it
 rounds floor_alpha * free down, then each head's capacity, and takes an excess over the budget back evenly.
-floor=guarantee is kvpress's rule (which has no normalisation: normalize=false): every head keeps its best
+floor=guarantee is kvpress's rule, which does not normalise (normalize=false): every head keeps its best
 floor_alpha C entries, protected entries included, and all other entries compete.
 """
 
@@ -117,9 +117,9 @@ class AdaKV(Method):
     def _counts(
         self, view: LayerView, score: torch.Tensor, among: torch.Tensor, left: torch.Tensor, sure: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return how many of the layer's `left` [b] best entries belong to each head, [b, Hk].
+        """Return how many of the layer's best entries belong to each head, [b, Hk].
 
-        left: how many best entries of the layer are counted. among: mask of the entries that compete. sure: [b, Hk] how
+        left: [b] how many of the best entries are counted. among: mask of the entries that compete. sure: [b, Hk] how
         many entries each head keeps in any case; None: 0.
         """
         key = order_key(score, view.positions)
@@ -132,7 +132,7 @@ class AdaKV(Method):
 
 
 def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """Return each head's scores times the share of their sum that belongs to the head's `best` [b] largest scores."""
+    """Return each head's scores times the share of their sum that the head's `best` [b] largest scores add up to."""
     finite = among & score.isfinite()
     lowest = torch.where(finite, score, float("inf")).amin(dim=(1, 2), keepdim=True).clamp(max=0.0)
     score = score - lowest

@@ -191,7 +191,7 @@ class CAKE(Method):
         return torch.where(first, each, stats["entries"].long())
 
     def _split(self, preference: torch.Tensor, spare: int, room: torch.Tensor) -> torch.Tensor:
-        """Share out `spare` entries among layers in proportion to `preference` [b, L], at most `room` [b, L] per layer.
+        """Divide `spare` entries among layers in proportion to `preference` [b, L], at most `room` [b, L] per layer.
 
         If all preferences are 0, the layers get equal shares.
         """

@@ -1,19 +1,19 @@
-"""chunkkv: keep or evict runs of neighbouring tokens by their mean score, the same runs in all heads of a layer.
+"""chunkkv: keep or evict chunks of neighbouring tokens by their mean score, the same chunks in all heads of a layer.
 
 Paper: Liu et al., ChunkKV: Semantic-Preserving KV Cache Compression for Efficient Long-Context LLM Inference,
 arXiv 2502.00299.
 
 Another method, `base`, gives the scores, the protected tokens and the time of eviction (a name, or a name with options
-as tables print it). Tokens at positions i chunk ... (i + 1) chunk - 1 form a run. Its score is the mean of the base's
-scores over its entries in all heads of the layer; entries that the base protects do not count, and a run with a
-protected entry comes before all others. The best runs stay. Of the run in which the budget ends, each head keeps the
-entries with the base's best scores; so with a single run the base decides alone. `whole=true` drops that run: fewer
-entries than the budget may stay, but no torn run. Defaults: runs of 20 tokens and snapkv as in kvpress; the paper has
-runs of 10.
+as tables print it). With c = `chunk`, the tokens at positions i c ... (i + 1) c - 1 form a chunk. Its score is the mean
+of the base's scores over its entries in all heads of the layer; entries that the base protects do not count, and a
+chunk with a protected entry comes before all others. The best chunks stay. Of the chunk in which the budget ends, each
+head keeps the entries with the base's best scores; so with a single chunk the base decides alone. `whole=true` drops
+that chunk: fewer entries than the budget may stay, but no part of a chunk. Defaults: chunks of 20 tokens and snapkv as
+in kvpress; the paper has chunks of 10.
 
-Traps of kvpress: it keeps a number of runs, and the short last run counts as a full one, so it does not keep exactly
-the budget's number of tokens. It sums raw scores over heads, so heads with large scores decide; this file does too. In
-the paper the next layers reuse a layer's choice; kvpress and this file do not.
+Traps of kvpress: it keeps a number of chunks, and counts the short last chunk as a full one, so it does not keep
+exactly the budget's number of tokens. It sums raw scores over heads, so heads with large scores decide; this file does
+too. In the paper the next layers reuse a layer's choice; kvpress and this file do not.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ChunkKV(Method):
     paper = "Liu et al., arXiv 2502.00299"
 
     base: str = option("snapkv", "the method that scores, with its options in brackets")
-    chunk: int = option(20, "tokens in a run", low=1)
-    whole: bool = option(False, "drop all of the run in which the budget ends; false: keep its best entries")
+    chunk: int = option(20, "tokens in a chunk", low=1)
+    whole: bool = option(False, "drop all of the chunk in which the budget ends; false: keep its best entries")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,9 +8,9 @@ The last w = `window` queries of the prompt attend to all entries. Per KV head, 
           the sum that it had before pooling
     s_j = max(m_j, mean of m) * n_j / (sum of n_j over the KV heads)
 
-n_j is the norm of criticalkv: mean over the group of |v_j W_O^h|_1. Some entries are forced: by descending mean
-attention, all before the entry with which the attention reaches `mass` minus a bias; but at most
-int((N - w) C / N) - w, with N entries in the head and budget C. Forced entries and the window count as much as the
+n_j is the norm of criticalkv: mean over the group of |v_j W_O^h|_1. Some entries are forced to
+stay: in the order of mean attention, the best entries whose attention adds up to less than `mass` minus a bias; but at
+most int((N - w) C / N) - w, with N entries in the head and budget C. Forced entries and the window get the score of the
 layer's best entry. The heads of a layer share its budget (Ada form); with level=model (Layer-DefensiveKV) the heads of
 all layers do. No head has a minimum.
 
@@ -90,8 +90,7 @@ class DefensiveKV(Method):
         return torch.where(older & ~forced, score, score.amax(dim=(1, 2), keepdim=True))
 
     def _forced(self, view: LayerView, paid: torch.Tensor, older: torch.Tensor) -> torch.Tensor:
-        """Return the mask of the best entries by mean attention, as many as are forced, [b, Hk, N]. paid, older: as in
-        `score`."""
+        """Return the mask of forced entries, the best by mean attention, [b, Hk, N]. paid, older: as in `score`."""
         mean, held = paid.mean(dim=(2, 3)), view.held()
         rank = ranks(mean, view.positions, older)
         most = ((held - self.window) * view.budget // held.clamp(min=1) - self.window).clamp(min=0)
@@ -100,7 +99,7 @@ class DefensiveKV(Method):
         return rank < count.minimum(most)[..., None]
 
     def _bias(self, view: LayerView, paid: torch.Tensor) -> torch.Tensor | float:
-        """Return the attention that is subtracted from `mass`, [b, 1, 1]; paid: as in `score`."""
+        """Return the bias, attention that is subtracted from `mass`, [b, 1, 1]; paid: as in `score`."""
         if self.bias == "window":
             return 1 - paid.sum(dim=-1).mean(dim=(1, 2, 3))[:, None, None]
         newest = ~view.older(2 * self.window)  # of the entries before the window

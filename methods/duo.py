@@ -3,7 +3,7 @@
 Paper: Xiao et al., DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads,
 arXiv 2410.10819.
 
-A trained number alpha says how much a KV head needs its whole cache. Over all layers together, the heads with the
+A trained number alpha says how much a KV head needs its whole cache. Of all layers' heads together, those with the
 smallest alpha become streaming heads: they keep `sinks` + `recent` entries while the prompt is read and while decoding.
 
     sparsity=S   at least a share S of the heads streams, as in the paper. The method then takes no budget.
@@ -51,7 +51,7 @@ class Duo(Method):
         return Weights(kind="duo", path=self.table, recipe="duo")
 
     def trigger(self, interval: int) -> Trigger:
-        return EveryTime(interval)  # streaming heads must be evicted even while the mean over heads is allowed
+        return EveryTime(interval)  # evict streaming heads even while the mean over heads is within the budget
 
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
         if self.sparsity is not None:
@@ -86,7 +86,7 @@ class Duo(Method):
         if self.sparsity is not None:
             streaming = torch.full_like(size, math.ceil(self.sparsity * heads - 1e-9))
         else:
-            excess = (allocation.prompt_len - size).clamp_min(1)  # of a retrieval head over a streaming head
+            excess = (allocation.prompt_len - size).clamp_min(1)  # entries that only a retrieval head keeps
             retrieval = (heads * (budget - size) // excess).clamp(0, heads)
             streaming = torch.where(allocation.prompt_len > budget, heads - retrieval, 0)
         streams = rank[None] < streaming[:, None, None]
@@ -97,6 +97,6 @@ class Duo(Method):
         return self.sinks + self.recent
 
     def _streaming(self, budget: torch.Tensor) -> torch.Tensor:
-        """Return [b], how many entries a streaming head keeps in each sequence, whose budgets are `budget` [b]."""
+        """Return how many entries a streaming head keeps, [b], one number per sequence, at the budgets `budget` [b]."""
         size = torch.full_like(budget, self._size)
         return size if self.sparsity is not None else torch.minimum(size, budget)

@@ -77,7 +77,7 @@ class ForesightKV(Method):
         return tuple(QueryHeadColumn(name=name) for name in names)
 
     def states(self) -> tuple[State, ...]:
-        return (State(name="chunk"),)  # evictions before the newest chunk, plus 1; 0 before the first chunk
+        return (State(name="chunk"),)  # 1 + number of evictions before the newest chunk; 0 before the first chunk
 
     def protect(self, budget: int) -> Protect:
         if self.recent is not None:
@@ -93,7 +93,7 @@ class ForesightKV(Method):
         old = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}
         new = attention_statistics(view, self.features)
         chunk = view.eviction_index.float() + 1
-        evicted = (view.states["chunk"] != chunk)[:, None, None, None]  # since the block before
+        evicted = (view.states["chunk"] != chunk)[:, None, None, None]  # an eviction since the last block
         goes_on = ~evicted & (view.seen <= view.prompt_len)[:, None, None, None]  # a prompt is read in blocks
         decayed = torch.where(evicted, DECAY, 1.0) * old["decayed"] + old["sum"]
         values = {

@@ -4,13 +4,13 @@ Paper: Zhang et al., H2O: Heavy-Hitter Oracle for Efficient Generative Inference
 
 Score: acc_j = sum over all queries i >= j, prompt included, of the group's mean of softmax_j(q_i k_j / sqrt(d)).
 The sum is a column: it stays with its entry, never decays, and is not divided by the number of queries. No entry leaves
-the cache between two evictions, so the sums are computed at the next eviction with the same result.
+the cache between two evictions, so computing the sums at the next eviction gives the same result.
 Default: half of the budget is for recent tokens, as in the paper.
 
 The released code evicts at every step and needs one KV head per query head; kvbench takes the group's mean.
 `reduce_g=max` keeps a sum per query head and takes their maximum, as an option of KVCache-Factory does; `group` must
-then state the number of query heads per KV head. Other repositories call different methods "H2O": the R-KV repository's
-scores the last query only, KVCache-Factory's sums nothing while decoding, and G-KV's is `gkv form=sum window=1
+then state the number of query heads per KV head. Other repositories call different methods "H2O": R-KV's scores
+by the last query only, KVCache-Factory's adds nothing to the sums while decoding, and G-KV's is `gkv form=sum window=1
 redundancy=false`.
 """
 

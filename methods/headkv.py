@@ -63,15 +63,15 @@ class HeadKV(PromptVote):
         table = allocation.weights["importance"].double()
         if table.ndim != 2 or table.shape[1] != allocation.query_heads or table.shape[0] <= max(allocation.layers):
             raise UserError(
-                f"headkv: a table of {list(table.shape)} does not fit {allocation.query_heads} query heads. "
-                "Use this model's table."
+                f"headkv: the table has shape {list(table.shape)}, which does not fit layers with "
+                f"{allocation.query_heads} query heads. Use this model's table."
             )
         if not bool((table.isfinite() & (table >= 0)).all()):
-            raise UserError("headkv: the table has an importance that is negative or not finite. Estimate it again.")
+            raise UserError("headkv: the table has an importance that is negative or not finite. Train it again.")
         table = table[list(allocation.layers)]
         if not bool(table.any()):
             table = torch.ones_like(table)
-        # Only ratios count; the largest as 1 keeps high powers from running out of range.
+        # Only ratios count; dividing by the largest keeps high powers in range.
         power = (table / table.max()) ** self.temp
         grouped = power.unflatten(1, (allocation.held.shape[2], -1)).mean(dim=2)
         return grouped / grouped.sum()

@@ -1,4 +1,4 @@
-"""kvzap: a small network predicts from a token's hidden state what kvzip would find its entries to be worth.
+"""kvzap: a small network predicts, from a token's hidden state, the scores that kvzip would give its entries.
 
 Paper: Jegou and Jeblick, KVzap: Fast, Adaptive, and Faithful KV Cache Pruning, arXiv 2601.07891 (NVIDIA/kvpress).
 

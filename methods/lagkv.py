@@ -12,8 +12,9 @@ the entries after it stay too. Each other partition is scored by the partition t
     score: s_j of the key + value_weight * s_j of the value
 
 form=budget follows kvpress, here at every eviction: an entry counts by the rank of its score within its partition, and
-the best of all partitions stay. In each partition one entry has each rank, so ties are common; the newer entry stays.
-`cross=true` compares scores instead of ranks. After an eviction, partitions are runs of the entries that are left.
+the best of all partitions stay. Every partition has an entry of each rank, so ties are common; the newer entry stays.
+`cross=true` compares scores instead of ranks. After an eviction, partitions consist of the
+entries that the head still holds.
 
 form=rate follows the released code: there is no budget. As soon as two partitions are full, the older one keeps its
 best `keep` * `lag` entries for good. The cache grows by `keep` entries per token, and the run's interval has no effect.
@@ -69,7 +70,7 @@ class LagKV(Method):
         return Protect(sinks=self.sinks, recent=self.lag)
 
     def unscored(self) -> int:
-        return self.lag  # no partition follows
+        return self.lag  # no partition follows the last one
 
     def min_budget(self) -> int:
         return max(super().min_budget(), self.sinks + 2 * self.lag)
@@ -99,7 +100,7 @@ class LagKV(Method):
         return torch.empty_like(row).scatter_(-1, order, row)
 
     def _first(self, view: LayerView, held: torch.Tensor) -> torch.Tensor:
-        """Return how many entries at the start of the text order are never scored, [b, Hk, 1] int64."""
+        """Return how many of each head's first entries in text order are not scored, [b, Hk, 1] int64."""
         if self.takes_budget:
             return torch.full_like(held, self.sinks if self.replaced is None else self.replaced.sinks)
         before = (view.seen[:, None, None] - held) // max(1, self._dropped)  # partitions that were scored before

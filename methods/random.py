@@ -6,8 +6,8 @@ Default: the newest 16 stay. Without them a model loses its current sentence, an
 `prompt` protects the prompt too, as in Random Attention (arXiv 2609.03430), whose R newest tokens are `recent` here and
 whose eviction interval is R. With budget C, the first P = min(prompt, C - recent - 1) tokens of the prompt count:
 
-    all   these P tokens stay (its `random_pp`)
-    cap   of these, the first `cap` tokens stay, and every second one after them (its `random_pcap`)
+    all   these P tokens stay (the paper's `random_pp`)
+    cap   of these, the first `cap` tokens stay, and every second one after them (the paper's `random_pcap`)
 
 All other tokens are drawn anew at every eviction. Trap: a prompt longer than C - recent - 1 is cut to its first tokens,
 and one other token remains, as in the released code.

@@ -9,9 +9,9 @@ betas are comparable: `tie=layers` in the released code, `tie=layers_and_heads` 
 
 Of the whole model's entries the L Hk C with the highest scores stay (L layers, Hk KV heads, budget C); with
 `level=layer` the heads of each layer compete for Hk C. No head is left empty. `floor` guarantees every head its best
-`floor` entries. The others compete with a better score than their own: the entry of rank r in a head has the score of
-rank r - floor. This equals the released code, which counts a head's entries among the best L Hk (C - floor) and adds
-the floor.
+`floor` entries. The others compete with a better score than their own: the entry of rank r in a head gets the score of
+the entry of rank r - floor. This equals the released code, which counts how many of the best L Hk (C - floor) entries
+are in a head, and adds the floor to this count.
 
 With `strategy=threshold` there is no budget: at every tick each head keeps its best entry and those with G of at least
 `threshold`. The released code has this option too; there a head may end up empty.

@@ -62,7 +62,7 @@ class RPC(Method):
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
         if self.form == "fixed":
             return super().allowed(budget, prompt_len, seen, evictions)
-        # Count compressions by tokens: with c = 1 no entry is dropped, so evictions cannot be counted.
+        # Compute n from the tokens: with c = 1 no entry is dropped, so `evictions` would not count.
         compressions = max(0, (seen - prompt_len - self.R) // self.P)
         return prompt_len + compressions * int(self.P / self.c) + self.R
 

@@ -12,18 +12,18 @@ evicted:
     discontinuous  as many as `adaptive`, every `delta` tokens, whatever the interval
 
 A prompt that leaves room for `recent` + 1 tokens stays whole; the answer then has the rest of the budget in all forms.
-A question that was read after the eviction belongs to the prompt. If both do not fit beside the newest tokens, their
-least attended entries go at the next tick.
+Tokens of the prompt that are read after its eviction (`--compress query-agnostic`) count as prompt. If these and the
+evicted prompt do not fit beside the newest tokens, the least attended of their entries are evicted at the next tick.
 
-A protection that replaces the method's own holds in both parts, each at its own budget. Where it keeps more newest
-tokens than `recent`, it stands for `recent`.
+A protection that replaces the method's own (`--protect`) applies to prompt and answer, each at its own budget. If it
+keeps more newest tokens than `recent`, its number replaces `recent`.
 
 Defaults: share 0.8, as in the paper's 2,048 + 512 entries, and delta 15; the paper's `recent` is 256 of 512, here 16.
 
-Traps of the released code: its prompt part is its first 2,048 slots, so a shorter prompt makes the first generated
-tokens permanent (here the answer gets the room); it scores query heads apart and stores a copy of each entry for each;
-its step counter is shared by all sequences of a process and is not reset between them; it has a base for each prompt
-method, and one without eviction of the prompt.
+Traps of the released code: its prompt part is the first 2,048 entries, so after a shorter prompt the first
+generated tokens always stay (here the answer gets the room); it scores query heads separately, each with its own copy
+of the entries; its step counter is shared by all sequences of a process and is not reset between them; it has one
+variant per method for the prompt, and one that does not evict the prompt.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Scope(Method):
 
     @cached_property
     def inner(self) -> Combined:
-        """The two methods as one: `PromptPart` evicts the prompt, `AnswerPart` the answer."""
+        """The combination of two methods: `PromptPart` evicts the prompt, `AnswerPart` the answer."""
         jumps, grows = self.form == "discontinuous", self.form != "slide"
         base, recent, replaced = from_label(self.base), self.recent, parse_protection(self.protection)
         if replaced is not None:

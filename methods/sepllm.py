@@ -5,14 +5,15 @@ arXiv 2412.12094; its training-free form. No query is read.
 
 The first `sinks` tokens and the newest `recent` always stay. The newest separators fill the rest of the budget. If
 there are too few, the newest other tokens do. A separator is a token that consists of the characters `marks` and of
-white space (`kvbench.engine.model.marks`), as far as the model's tokenizer has such tokens. All heads keep the same
+white space (`kvbench.engine.model.marks`), if the model's tokenizer has such tokens. All heads keep the same
 tokens.
 
 Defaults: 4 sinks and the marks as in the release; 128 newest tokens, where the released example has 256 of 512.
 
 Traps of the released code: it lists ids of tokens for three tokenizers, without joined tokens such as a full stop with
-a line break, which are separators here; it has a size for the separators, below which the cache is not full, and counts
-a batch by the sequence with the fewest separators; it renumbers positions inside the cache (positions stay here).
+a line break, which are separators here; it reserves entries for separators, so with fewer separators the cache is
+not full, and a batch follows its sequence with the fewest separators; it renumbers positions inside the cache (here
+positions stay).
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class SepLLM(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.marks.strip():
-            raise OptionError("marks", "needs a character that is no white space.")
-        if self.marks != type(self).marks and set(self.marks) & set(",()"):  # a table's label has the value in brackets
-            raise OptionError("marks", f"takes ',', '(' and ')' in its default only; got {quote(self.marks)}.")
+            raise OptionError("marks", "must have a character that is not white space.")
+        if self.marks != type(self).marks and set(self.marks) & set(",()"):  # a label lists options in brackets
+            raise OptionError("marks", f"takes ',', '(' and ')' only in its default value; got {quote(self.marks)}.")
 
     def needs(self) -> Needs:
         return Needs(marks=self.marks)

@@ -32,8 +32,8 @@ class TextFirst(Method):
         super().__post_init__()
         inner = named("base", self.base, lambda: self.inner)
         if not inner.takes_budget or MODALITY in inner.columns():
-            raise OptionError("base", f"must name another method, which takes a budget; got {quote(self.base)}.")
-        if RANK in inner.columns():  # it scores only the entries that it would keep
+            raise OptionError("base", f"must name a method with a budget, not text-first; got {quote(self.base)}.")
+        if RANK in inner.columns():  # such a method scores only the entries that it keeps
             raise OptionError("base", f"must name a method that scores every entry; got {quote(self.base)}.")
 
     @cached_property

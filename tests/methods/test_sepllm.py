@@ -39,7 +39,7 @@ def test_marks_are_tokens_of_these_characters_and_white_space(loaded):
 def test_characters_without_a_token_are_refused(loaded):
     with pytest.raises(UserError, match="no token of the model's tokenizer consists of the characters"):
         marks(loaded, "\u2603")
-    with pytest.raises(UserError, match="needs a character that is no white space"):
+    with pytest.raises(UserError, match="must have a character that is not white space"):
         methods.get("sepllm")(marks="  ")
 
 
@@ -97,7 +97,7 @@ def test_padded_prompts_of_a_batch_have_their_own_separators(loaded):
 def test_marks_are_what_a_label_can_show():
     assert from_label("sepllm(marks=+=;)").marks == "+=;"
     for given in (".,", "()", ".)"):
-        with pytest.raises(UserError, match="in its default only"):
+        with pytest.raises(UserError, match="only in its default value"):
             methods.get("sepllm")(marks=given)
     with pytest.raises(UserError, match="options are NAME=VALUE; got ''"):
         from_label("sepllm(marks=.,)")
