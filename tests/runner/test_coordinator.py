@@ -95,7 +95,7 @@ def test_rows_that_lose_every_worker_end_the_run(tmp_path: Path) -> None:
 
 def test_workers_that_do_not_start_end_the_run(tmp_path: Path) -> None:
     executor = Scripted(2, *[Lost(worker, "no GPU") for worker in "12" for _ in range(TRIES)])
-    with pytest.raises(SetupError, match=r"no worker starts \(the last: no GPU\)"):
+    with pytest.raises(SetupError, match=r"no worker starts \(the last attempt: no GPU\)"):
         run(tmp_path, executor)
 
 

@@ -155,7 +155,7 @@ VERSION = {"torch_version": "1.0"}
     ("change", "names", "error", "text"),
     [
         (lambda out: None, (*NAMES, NAMES[1]), UserError, "shard 2/3 is given twice"),
-        (lambda out: rewrite(out / NAMES[1], {}, shard=...), NAMES, UserError, "'r-2-of-3' is no shard"),
+        (lambda out: rewrite(out / NAMES[1], {}, shard=...), NAMES, UserError, "'r-2-of-3' is not a shard"),
         (lambda out: rewrite(out / NAMES[1], {}, shard="2/4"), NAMES, UserError, "which all have the same N in I/N"),
         (lambda out: rewrite(out / NAMES[1], {}, shard="8/3"), NAMES, UserError, "must be I/N with I from 1 to N"),
         (lambda out: rewrite(out / NAMES[1], {}, rows_of_all_shards=9), NAMES, UserError, "9 and 24 rows"),

@@ -77,7 +77,7 @@ def test_the_number_of_workers_comes_from_the_cluster(
     address: str, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = Order(config=config, out="results", name="r", slots=(1,), device="cpu")
-    with pytest.raises(SetupError, match=r"the Ray cluster has no GPU now\. Give --workers N to wait for N machines"):
+    with pytest.raises(SetupError, match=r"the Ray cluster has no GPU now\. Give --workers N to wait for N GPUs"):
         RayExecutor(order, address=address, workers=None, gpus=True)
     monkeypatch.setenv(ray_cluster.ADDRESS, address)
     default = RayExecutor(order, address=None, workers=None, gpus=False)
@@ -91,7 +91,7 @@ def test_the_number_of_workers_comes_from_the_cluster(
 def test_a_device_with_a_number_is_refused() -> None:
     import torch
 
-    with pytest.raises(UserError, match="--executor ray gives every worker a GPU of its own; give --device cuda"):
+    with pytest.raises(UserError, match="--executor ray chooses a GPU for every worker; give --device cuda without a number"):
         Placement(name="ray").executor(None, torch.device("cuda", 1))  # type: ignore[arg-type]
 
 

@@ -134,7 +134,7 @@ def test_a_share_whose_rows_are_all_saved_has_ended(
 def test_a_machine_without_slurm_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     order = Order(config=None, out="results", name="r", slots=(), device="cpu")  # type: ignore[arg-type]
-    with pytest.raises(SetupError, match=r"^Slurm cannot be used from this machine \(.*srun.*\)\.$"):
+    with pytest.raises(SetupError, match=r"^this machine cannot submit Slurm jobs \(.*srun.*\)\.$"):
         slurm.SlurmExecutor(order, workers=1, parameters={}, gpus=False)
     assert list(cache.iterdir()) == []
 

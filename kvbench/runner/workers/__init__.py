@@ -1,5 +1,5 @@
 """Executes a run on several workers: processes of this machine, actors of a Ray cluster, jobs of a Slurm cluster.
 
 The coordinator holds the run's lock and hands out jobs. A worker writes the rows of its jobs to its own segment of the
-run's journal, so that every worker must see the run's folder. Imported by `kvbench.runner.execute` only.
+run's journal, so every worker must have access to the run's folder. Only `kvbench.runner.execute` imports this package.
 """

@@ -1,4 +1,4 @@
-"""Hands the jobs of a run to workers, replaces lost workers, and shows the progress of all."""
+"""Hands the jobs of a run to workers, replaces lost workers, and shows the progress of all workers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from kvbench.runner.workers.reported import ReportedRows
 from kvbench.runner.workers.worker_state import TRIES, WorkerState
 from kvbench.store.tail import JournalTail
 
-SILENCE = 4 * 3600.0  # seconds without a word after which a worker that has jobs counts as lost
-READ = 5.0  # seconds between two looks at the journal
-PATIENCE = 5.0  # seconds in which workers save their rows at the end
-WAIT = 0.25  # seconds for the next event
+SILENCE = 4 * 3600.0  # seconds without an event after which a worker that has jobs counts as lost
+READ = 5.0  # seconds between two readings of the journal
+PATIENCE = 5.0  # seconds that workers have to save their rows at the end
+WAIT = 0.25  # seconds to wait for the next event
 
 
 class Coordinator:
     """Executes jobs on the workers of an executor.
 
-    before: number of rows that were saved before. say: receives warnings of one line.
-    labels: of the run's cells, for messages.
+    before: number of rows that were saved before this process began. say: receives warnings of one line. labels: names
+    of the run's cells, for messages.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Coordinator:
         labels: Sequence[str] = (),
     ) -> None:
         self.executor, self.progress, self.say = executor, progress, say
-        self.lost = self.retried = 0  # workers that were lost, jobs that run again
+        self.lost = self.retried = 0  # number of lost workers; number of jobs that were handed out again
         self._before, self._labels = before, labels
         self._waiting: list[Job] = []
         self._states = {str(number): WorkerState() for number in range(1, executor.size + 1)}
@@ -47,7 +47,8 @@ class Coordinator:
         self._tail = JournalTail(run_dir)
         self._reported = ReportedRows(run_dir, self._tail)
         self._shown = self._looked = 0.0
-        self._rows_at_loss = self._fruitless = 0  # rows on the disk at the last loss; losses since then without a row
+        self._rows_at_loss = 0  # rows on the disk when the last worker was lost
+        self._fruitless = 0  # workers lost one after the other without a new row on the disk in between
 
     @property
     def saved(self) -> int:
@@ -62,9 +63,9 @@ class Coordinator:
     def run(self, jobs: Sequence[Job]) -> None:
         """Execute all jobs.
 
-        Raises KVBenchError if a worker meets an error that all would meet, if no worker starts, if the same rows lose
-        `TRIES` workers, if `TRIES` times as many workers as there are get lost without a new row, or if this machine
-        does not see all rows that workers have saved.
+        Raises KVBenchError in these cases: a worker meets an error that every worker would meet; no worker starts;
+        `TRIES` workers were lost at the same rows; more than `TRIES` workers per worker of the executor were lost one
+        after the other without a new row; this machine does not see all rows that workers have saved.
         """
         self._waiting = list(jobs)
         try:
@@ -103,7 +104,7 @@ class Coordinator:
                 raise error
 
     def _hand_out(self) -> None:
-        """Give waiting jobs to workers that have too few."""
+        """Give waiting jobs to ready workers that have fewer jobs than the executor allows (`Executor.ahead`)."""
         for worker, state in self._states.items():
             if state.ready and self._waiting and (given := self._share(state)):
                 if not state.jobs:
@@ -112,7 +113,7 @@ class Coordinator:
                 self.executor.send(worker, given)
 
     def _share(self, state: WorkerState) -> list[Job]:
-        """Take the jobs for a worker from the waiting ones."""
+        """Take jobs for a worker from the waiting jobs, and return them."""
         if self.executor.ahead is not None:
             given = self._waiting[: self.executor.ahead - len(state.jobs)]
             del self._waiting[: len(given)]
@@ -120,7 +121,7 @@ class Coordinator:
         if state.jobs:
             return []
         idle = sum(s.active and not s.jobs for s in self._states.values())
-        given = self._waiting[::idle]  # every n-th job: a cell is shared by all workers
+        given = self._waiting[::idle]  # every n-th job, so that each worker gets jobs of every cell
         del self._waiting[::idle]
         return given
 
@@ -137,10 +138,10 @@ class Coordinator:
                 self._replace(worker, state, f"it said nothing for {SILENCE / 3600:.0f} hours")
 
     def _replace(self, worker: str, state: WorkerState, why: str) -> None:
-        """Put back the jobs that a lost worker had not finished. Another one of its name starts if it is needed.
+        """Put the unfinished jobs of a lost worker back among the waiting jobs. `_start` replaces the worker if needed.
 
-        Raises SetupError if the same rows have lost `TRIES` workers, or all workers together that many times without a
-        new row on the disk.
+        Raises SetupError if no worker starts, if `TRIES` workers were lost at the same rows, or if more than `TRIES`
+        workers per worker of the executor were lost one after the other without a new row on the disk.
         """
         self.lost += 1
         known = self._rows_at_loss
@@ -149,7 +150,9 @@ class Coordinator:
         self._rows_at_loss = len(self._tail.statuses)
         self._fruitless = self._fruitless + 1 if self._rows_at_loss == known else 1
         if self._fruitless > TRIES * len(self._states):
-            raise SetupError(f"{self._fruitless} workers were lost one after the other (the last: {bare(why)}).")
+            raise SetupError(
+                f"{self._fruitless} workers were lost one after the other without a new row (the last: {bare(why)})."
+            )
         left = [job for old in state.jobs if (job := old.without(self._tail.statuses)).keys]
         self._waiting[:0] = left
         self.retried += len(left)
@@ -163,10 +166,10 @@ class Coordinator:
                 )
         self._states[worker] = state.ended(0 if state.ready else state.starts)
         if all(s.given_up for s in self._states.values()):
-            raise SetupError(f"no worker starts (the last: {bare(why)}).")
+            raise SetupError(f"no worker starts (the last attempt: {bare(why)}).")
 
     def _start(self) -> None:
-        """Start workers while there are fewer of them than jobs."""
+        """Start workers until there are as many as unfinished jobs, or no more can be started."""
         jobs = len(self._waiting) + sum(len(state.jobs) for state in self._states.values())
         lacking = jobs - sum(state.active for state in self._states.values())
         free = [worker for worker, state in self._states.items() if not state.active and not state.given_up]
@@ -176,7 +179,7 @@ class Coordinator:
             self.executor.start(worker)
 
     def _release(self) -> None:
-        """While others finish the last jobs, let workers end for which none is left: a GPU that waits costs money."""
+        """When no job is waiting, end the workers without jobs, because an idle GPU costs money."""
         if self._waiting or not any(state.jobs for state in self._states.values()):
             return
         for worker, state in self._states.items():
@@ -188,7 +191,7 @@ class Coordinator:
         return self._labels[job.cell] if job.cell < len(self._labels) else f"cell {job.cell}"
 
     def _show(self) -> None:
-        """Show the sums over all workers, and a line per worker."""
+        """Show figures summed over all workers, and a line per worker."""
         if time.monotonic() - self._shown < WAIT:
             return
         self._shown = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a coordinator and the workers of an executor tell each other."""
+"""The interface between a coordinator and an executor: the order to a worker, events from workers, and `Executor`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kvbench.runner.jobs import Job
 class Order:
     """What a worker needs to execute jobs of a run.
 
-    out, name: where the run's folder is. slots: of each cell, as the coordinator planned them: rows must not depend on
-    what else is in a worker's memory. device: the type of the coordinator's device. downloads: models and tasks that a
-    worker may download; None: all.
+    out: the results folder. name: the run's name. slots: the number of slots of each cell as the coordinator planned
+    it; a worker plans none itself, because rows must not depend on its free memory. device: the type of the
+    coordinator's device. downloads: models and tasks that a worker may download; None: all.
     """
 
     config: RunConfig
@@ -38,7 +38,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Figures of the worker's present job, a few times per second."""
+    """Progress figures of the worker, a few times per second."""
 
     worker: str
     figures: Figures
@@ -46,7 +46,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """A warning of one line."""
+    """The worker has a warning of one line for the user."""
 
     worker: str
     text: str
@@ -54,7 +54,7 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The worker has saved all rows of its oldest job that it can generate. rows: how many."""
+    """The worker has finished its oldest job. rows: how many rows of the job it has saved."""
 
     worker: str
     rows: int = 0
@@ -62,7 +62,9 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The worker ended before its jobs, without an error of kvbench: it was killed, or its device failed."""
+    """The worker ended before it finished its jobs, and not by an error of kvbench: it was killed, or its device
+    failed.
+    """
 
     worker: str
     why: str
@@ -83,8 +85,8 @@ Event = Ready | Shown | Noticed | Done | Lost | Failed
 class Executor(Protocol):
     """Starts workers and carries jobs to them.
 
-    name: as in ``--executor``. size: how many workers it has. ahead: how many jobs a worker gets at a time; None: its
-    share of all jobs at once.
+    name: its name for ``--executor``. size: how many workers it has. ahead: how many unfinished jobs a worker may have;
+    None: a worker gets its share of all jobs at once.
     """
 
     name: str
@@ -92,16 +94,18 @@ class Executor(Protocol):
     ahead: int | None
 
     def start(self, worker: str) -> None:
-        """Start a worker, also in place of a lost one of this name. Raises SetupError if no worker can be started."""
+        """Start a worker of this name; it replaces a lost worker of the same name. Raises SetupError if it cannot be
+        started.
+        """
 
     def send(self, worker: str, jobs: Sequence[Job]) -> None:
-        """Give a ready worker more jobs. If the worker is gone, an event `Lost` follows or came before."""
+        """Give a ready worker more jobs. If the worker has died, `events` yields or has yielded a `Lost` for it."""
 
     def release(self, worker: str) -> None:
-        """Let a worker end that gets no more jobs. Its GPU becomes free; no event of it follows."""
+        """End a worker that gets no more jobs. Its GPU becomes free; `events` yields nothing more of it."""
 
     def events(self, seconds: float) -> Iterator[Event]:
-        """Yield what workers said. Waits up to this time for the first event."""
+        """Yield the events of all workers. Waits up to this many seconds for the first event."""
 
     def stop(self, seconds: float) -> None:
-        """Ask all workers to save their rows and end. Kill those that live longer than this time."""
+        """Ask all workers to save their rows and end. Kill workers that still run after this many seconds."""

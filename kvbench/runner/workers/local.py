@@ -37,14 +37,14 @@ class LocalExecutor:
         signals.at_end(self._kill)
 
     def start(self, worker: str) -> None:
-        """Start the process of a worker, and end a former one of this name. worker: its number, from 1."""
+        """Start the process of a worker; kill a former process of the same worker. worker: its number, from 1."""
         if (former := self._processes.pop(worker, None)) is not None:
             former.kill()
             former.wait()
         try:
             self._begin(worker, self._devices[int(worker) - 1])
         except OSError as error:
-            raise SetupError(f"worker {worker} cannot be started ({error.strerror}).") from error
+            raise SetupError(f"the process of worker {worker} cannot be started ({error.strerror}).") from error
 
     def _begin(self, worker: str, device: str | None) -> None:
         variables = {} if device is None else {VISIBLE: device}
@@ -54,15 +54,15 @@ class LocalExecutor:
             env=os.environ | variables,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            stdout=2,  # stdout is the coordinator's
-            start_new_session=True,  # the coordinator passes on what the terminal signals
+            stdout=2,  # only the coordinator writes to stdout
+            start_new_session=True,  # the terminal signals the coordinator only, which then ends its workers
         )
         theirs.close()
         self._links[worker] = ours
         ours.send(self._order)
 
     def send(self, worker: str, jobs: Sequence[Job]) -> None:
-        with suppress(OSError, KeyError):  # it has died, as `events` says
+        with suppress(OSError, KeyError):  # the worker has died; `events` reports it
             self._links[worker].send(list(jobs))
 
     def release(self, worker: str) -> None:
@@ -111,9 +111,9 @@ class LocalExecutor:
 
 
 def main() -> None:
-    """Execute the jobs that arrive through a link, until it closes.
+    """Run a worker's process: execute the jobs that arrive through its link to the coordinator, until the link closes.
 
-    The arguments of the process are the number of the link's descriptor and the worker's name.
+    The arguments of the process are the link's file descriptor and the worker's name.
     """
     number, worker = sys.argv[1:]
     link = Connection(int(number))
@@ -121,7 +121,7 @@ def main() -> None:
         try:
             order = link.recv()
         except (signals.Signalled, EOFError, OSError):
-            sys.exit(1)  # the coordinator ended before it could say what to do
+            sys.exit(1)  # the coordinator ended before it sent the order
         try:
             from kvbench.runner.workers.worker import Worker
 
@@ -134,7 +134,7 @@ def main() -> None:
                 ended=lambda rows: link.send(Done(worker, rows)),
             )
         except (signals.Signalled, BrokenPipeError):
-            sys.exit(1)  # the coordinator asked for this, or has died
+            sys.exit(1)  # the coordinator has ended this worker, or has died
         except KVBenchError as error:
             link.send(Failed(worker, str(error), error.exit_code))
         except Exception as error:
@@ -158,7 +158,7 @@ def _arriving(link: Connection) -> Iterator[Job]:
 
 
 def _how_ended(process: subprocess.Popen[bytes]) -> str:
-    """Return how a process ended that has closed its link."""
+    """Return in words how a worker's process ended after it closed its link."""
     try:
         code = process.wait(1.0)
     except subprocess.TimeoutExpired:

@@ -15,7 +15,7 @@ from kvbench.runner.workers.slurm_parameters import Parameters
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = {"local": None, "ray": "ray", "slurm": "submitit"}  # by executor; the extra has the executor's name
+PACKAGES = {"local": None, "ray": "ray", "slurm": "submitit"}  # executor -> package; kvbench[EXECUTOR] installs it
 NAMES = tuple(PACKAGES)
 MOST = 4096  # workers
 
@@ -24,8 +24,9 @@ MOST = 4096  # workers
 class Placement:
     """Where the jobs of a run are executed.
 
-    name: one of `NAMES`. workers: how many; None: one per GPU, or one per machine. address: of a Ray cluster; None: a
-    Ray of its own. slurm: parameters of Slurm jobs.
+    name: the executor, one of `NAMES`. workers: how many workers; None: the executor's default, such as one per GPU.
+    address: the Ray cluster's address; None: RAY_ADDRESS, or a new Ray cluster on this machine. slurm: parameters of
+    Slurm jobs.
     """
 
     name: str = "local"
@@ -40,13 +41,15 @@ class Placement:
             raise SetupError(f"--executor {self.name} needs {package}: pip install 'kvbench[{self.name}]'.")
 
     def alone(self) -> Placement:
-        """Return the placement of a run whose model is divided among all GPUs: this process executes it.
+        """Return the placement of a run whose model is divided among all GPUs: this process executes all jobs.
 
         Raises UserError if the user asked for several workers or for a cluster.
         """
         if self.name != "local" or self.workers not in (None, 1):
             option = f"--workers {self.workers}" if self.name == "local" else f"--executor {self.name}"
-            raise UserError(f"{option}: with --device-map auto one process uses all GPUs. Leave one of the two out.")
+            raise UserError(
+                f"{option}: with --device-map auto one process uses all GPUs. Leave out one of the two options."
+            )
         return HERE
 
     def executor(self, order: Order, device: torch.device) -> Executor | None:
@@ -57,7 +60,9 @@ class Placement:
         if self.name == "local":
             return self._local(order, device)
         if device.index is not None:
-            raise UserError(f"--executor {self.name} gives every worker a GPU of its own; give --device {device.type}.")
+            raise UserError(
+                f"--executor {self.name} chooses a GPU for every worker; give --device {device.type} without a number."
+            )
         gpus = device.type == "cuda"
         if self.name == "ray":
             from kvbench.runner.workers.ray_cluster import RayExecutor
@@ -73,7 +78,7 @@ class Placement:
         if count == 1:
             return None
         if device.type == "cuda" and count > len(gpus):
-            raise UserError(f"--workers {count}: {counted(len(gpus), 'GPU')} can be used, and each worker needs one.")
+            raise UserError(f"--workers {count}: {counted(len(gpus), 'GPU')} can be used, and each worker needs a GPU.")
         return LocalExecutor(order, [gpus[number % len(gpus)] for number in range(count)])
 
 
@@ -81,9 +86,9 @@ HERE = Placement(workers=1)
 
 
 def _visible() -> list[str | None]:
-    """Return how CUDA_VISIBLE_DEVICES names each GPU that this process sees."""
+    """Return, for each GPU that this process sees, the name that selects it in CUDA_VISIBLE_DEVICES."""
     import torch
 
     named = [name for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
-    count = torch.cuda.device_count()  # CUDA ignores all names from the first one that it does not know
+    count = torch.cuda.device_count()  # CUDA ignores an unknown name and all names after it
     return list(named[:count]) or [str(number) for number in range(count)]

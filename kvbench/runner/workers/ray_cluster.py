@@ -1,7 +1,7 @@
 """Workers in actors of a Ray cluster, one per GPU.
 
-An actor takes one GPU from Ray and starts a worker's process there, as `LocalExecutor` does on this machine. The
-process is the actor's child, so that it has kvbench's own handling of signals and saves its rows when it is asked to
+An actor reserves one GPU in Ray and starts a worker's process on its machine, with a `LocalExecutor`. The process is a
+child of the actor, so that kvbench's own handling of signals applies: the worker saves its rows when it is asked to
 end. Only jobs, figures and messages pass through Ray; rows go to the run's folder, which every machine must see.
 """
 
@@ -25,20 +25,20 @@ from kvbench.runner.workers.executor import Event, Failed, Lost, Order
 from kvbench.runner.workers.local import LocalExecutor
 
 ADDRESS = "RAY_ADDRESS"
-OWN = "local"  # the address that makes Ray start a cluster of its own on this machine
+OWN = "local"  # the address with which Ray starts a new cluster on this machine
 THREADS = "OMP_NUM_THREADS"
-CARRIED = (THREADS, "KVBENCH_DATA")  # variables of the command that its workers get
-STORE = 100_000_000  # bytes of the object store of a Ray of its own; jobs and figures are small
+CARRIED = (THREADS, "KVBENCH_DATA")  # the command's environment variables that its workers get
+STORE = 100_000_000  # bytes of the object store of a new cluster; jobs and figures are small
 ALL = "^"  # a pattern that every line of Ray's messages matches
-WAIT = 0.5  # seconds that an actor waits for something to say
+WAIT = 0.5  # seconds that an actor waits for an event of its worker
 ENDING = 1.0  # seconds for an actor's answer after its worker has ended
 FIRST = "1"  # the name of an actor's only worker
 
 
 class Actor:
-    """Runs one worker in a child process. Ray makes it on the machine that it chooses.
+    """Runs one worker in a child process. Ray creates the actor on a machine of its choice.
 
-    folder: the coordinator's current folder, from which relative paths of the run's settings count. variables:
+    folder: the coordinator's current folder, to which relative paths in the run's settings refer. variables:
     environment variables of the worker.
     """
 
@@ -54,7 +54,7 @@ class Actor:
         self._workers.send(FIRST, jobs)
 
     def said(self) -> list[Event]:
-        """Return what the worker said since the last call. Waits a moment for the first event."""
+        """Return the worker's events since the last call. Waits up to `WAIT` seconds for the first event."""
         return list(self._workers.events(WAIT))
 
     def stop(self, seconds: float) -> None:
@@ -64,9 +64,10 @@ class Actor:
 class RayExecutor:
     """Workers in actors of a Ray cluster.
 
-    address: of the cluster, as `ray.init` takes it; None: the one in RAY_ADDRESS, or a cluster of its own on this
-    machine, which ends with the run. workers: how many; None: one per GPU that the cluster has now or, if the run's
-    device is no GPU, one per machine. gpus: reserve a GPU per worker. Raises SetupError if Ray does not answer.
+    address: the cluster's address, as `ray.init` takes it; None: the address in RAY_ADDRESS or, without this variable,
+    a new cluster on this machine, which ends with the run. workers: how many; None: one per GPU that the cluster has
+    now or, if the run's device is no GPU, one per machine. gpus: reserve a GPU per worker. Raises SetupError if Ray
+    does not answer.
     """
 
     name: str = "ray"
@@ -75,10 +76,10 @@ class RayExecutor:
     def __init__(self, order: Order, *, address: str | None, workers: int | None, gpus: bool) -> None:
         self._order = order
         self._actors: dict[str, Any] = {}
-        self._asked: dict[Any, str] = {}  # pending answers of actors
+        self._asked: dict[Any, str] = {}  # pending call of an actor's method `said` -> the worker's name
         where = address or os.environ.get(ADDRESS) or OWN
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ALL)  # the coordinator says it in its own words
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ALL)  # the coordinator reports failures itself
         if where == OWN:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray leaves one in the home folder
         self._ray = importlib.import_module("ray")  # reads these variables
@@ -96,7 +97,7 @@ class RayExecutor:
         self._make = self._ray.remote(Actor).options(**options).remote
 
     def start(self, worker: str) -> None:
-        """Ask Ray for an actor. It begins when the cluster has room for it."""
+        """Ask Ray for an actor, which starts when the cluster has room for it."""
         carried = {name: value for name, value in os.environ.items() if name in CARRIED}
         self._actors[worker] = self._make(self._order, os.getcwd(), carried)
 
@@ -105,7 +106,7 @@ class RayExecutor:
             self._actors[worker].send.remote(list(jobs))
 
     def release(self, worker: str) -> None:
-        """End the actor, also if Ray has no place for it yet. Its child notices and ends."""
+        """End the actor, also one that still waits for room in the cluster. Its child process notices this and ends."""
         self._asked = {answer: asked for answer, asked in self._asked.items() if asked != worker}
         if worker in self._actors:
             self._ray.kill(self._actors.pop(worker))  # frees its GPU
@@ -135,7 +136,9 @@ class RayExecutor:
             yield replace(event, worker=worker)
 
     def stop(self, seconds: float) -> None:
-        """Let all actors end their workers at once, then end the actors and, if it began with this run, Ray."""
+        """Let all actors end their workers at the same time; then end the actors and, if this run started Ray, end
+        Ray.
+        """
         with suppress(self._errors):
             ends = [actor.stop.remote(seconds) for actor in self._actors.values()]
             if ends:
@@ -150,19 +153,23 @@ class RayExecutor:
             self._ray.shutdown()
 
     def _size(self, workers: int | None, gpus: bool) -> int:
-        """Return the number of workers, which depends on the cluster as it is now if the user did not say it."""
+        """Return the number of workers; if the user gave none, it depends on the cluster's present size."""
         if not gpus:
             return workers or sum(node["Alive"] for node in self._ray.nodes())
         count = int(self._ray.cluster_resources().get("GPU", 0))
         if self._own and count < (workers or 1):
-            raise UserError(f"--workers {workers or 1}: this machine has {counted(count, 'GPU')}, and each needs one.")
+            raise UserError(
+                f"--workers {workers or 1}: this machine has {counted(count, 'GPU')}, and each worker needs a GPU."
+            )
         if not (workers or count):
-            raise SetupError("the Ray cluster has no GPU now. Give --workers N to wait for N machines.")
+            raise SetupError("the Ray cluster has no GPU now. Give --workers N to wait for N GPUs.")
         return workers or count
 
 
 def _connect(ray: Any, address: str, cpus: int) -> None:
-    """Connect to a cluster, or start one. cpus: the least number of CPUs that a cluster of its own says it has."""
+    """Connect to a cluster, or start one on this machine. cpus: the least number of CPUs to declare for a new
+    cluster.
+    """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == OWN:
         options |= {
@@ -183,7 +190,7 @@ def _connect(ray: Any, address: str, cpus: int) -> None:
 
 
 def _why(error: Exception) -> str:
-    """Return the line of a message of Ray that says what happened: the error's own line, or the last sentence."""
+    """Return the cause from the message of a Ray error: the line that names an exception, otherwise the last line."""
     lines = [line for line in faults.words(error).splitlines() if line[:1].strip()]
     named = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
     return (named or lines)[-1].partition(". ")[0]

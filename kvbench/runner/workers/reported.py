@@ -11,13 +11,15 @@ from kvbench.runner.jobs import Job
 from kvbench.store import resume_command
 from kvbench.store.tail import JournalTail
 
-PATIENCE = 120.0  # seconds; a client of NFS keeps a folder's entries for at most 60 if its mount sets no other limit
-PAUSE = 1.0  # seconds between two looks
+PATIENCE = 120.0  # seconds; by default an NFS client caches the list of a folder's files for at most 60 seconds
+PAUSE = 1.0  # seconds between two readings of the journal
 
 
 class ReportedRows:
-    """The rows that workers have reported as saved. A network disk may show them late; tables that are made before then
-    would lack them."""
+    """Counts the rows that workers have reported as saved, and waits until this machine sees them all.
+
+    A network disk may show rows late; tables that were made before then would lack them.
+    """
 
     def __init__(self, run_dir: Path, tail: JournalTail) -> None:
         self._run_dir, self._tail = run_dir, tail
@@ -30,7 +32,7 @@ class ReportedRows:
         self._rows += rows
 
     def unseen(self) -> int:
-        """Return how many reported rows the tail has not read."""
+        """Return how many reported rows this machine has not read from the journal yet."""
         return max(0, self._rows - sum(key in self._tail.statuses for job in self._jobs for key in job.keys))
 
     def wait(self, say: Callable[[str], None]) -> None:

@@ -8,22 +8,22 @@ from collections.abc import Sequence
 from kvbench.runner.workers.slurm_parameters import CLUSTER, LINES, Parameters, names_gpus
 from kvbench.store.again import OUT, line
 
-# Options that the script sets itself or does not need, with the number of values that each takes.
+# Options of the command line that the script replaces or does not need -> how many words follow each as its value.
 REPLACED = {"--executor": 1, "--workers": 1, "--slurm": 1, "--run-name": 1, "--print-sbatch": 0}
 
 _TEXT = """#!/bin/bash
 {flags}
-# Save this script as FILE; these lines run all shards and join them. The first line again continues unfinished shards.
+# Save this script as FILE; the two lines below run all shards and join them. Repeat the first to continue shards.
 #   job=$(sbatch --parsable FILE)
 #   sbatch --dependency=afterany:$job --wrap {join}
 {lines}"""
 
 
 def script(command: Sequence[str], name: str, out: str, shards: int, parameters: Parameters, *, gpus: bool) -> str:
-    """Return the script: a Slurm array with a job per shard.
+    """Return a script for sbatch: a Slurm array with one job per shard.
 
-    command: the words of the user's command line after ``kvbench``. name: of the run. out: its results folder. gpus:
-    whether a job needs a GPU.
+    command: the words of the user's command line after ``kvbench``. name: the run's name. out: its results folder.
+    gpus: whether a job needs a GPU.
     """
     flags = {"job_name": f"kvbench-{name}", "array": f"1-{shards}", "open_mode": "append", "requeue": "true"}
     if gpus and not names_gpus(parameters):
@@ -50,7 +50,7 @@ def _value(value: str) -> str:
 
 
 def _without_replaced(command: Sequence[str]) -> list[str]:
-    """Return the words without the options that the script sets itself or does not need."""
+    """Return the words of a command line without the options in `REPLACED` and their values."""
     kept, skip = [], 0
     for word in command:
         option, equals, _ = word.partition("=")

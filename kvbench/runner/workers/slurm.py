@@ -1,8 +1,9 @@
 """Workers in the jobs of a Slurm array, through submitit.
 
-Each job of the array receives its share of the run's jobs when it is submitted, executes it in a child process, and
-ends. Nothing is sent to a Slurm job afterwards; its rows in the run's journal show its progress. submitit keeps its
-calls, results and logs in a folder of the user's cache, because a results folder holds no code and no pickles.
+Each Slurm job of the array receives one worker's share of the run's jobs when it is submitted, executes this share in a
+child process, and ends. Nothing is sent to a Slurm job afterwards; its rows in the run's journal show its progress.
+submitit keeps its calls, results and logs in a folder of the user's cache, because a results folder holds no code and
+no pickles.
 """
 
 from __future__ import annotations
@@ -29,24 +30,28 @@ from kvbench.sources.data import cache
 from kvbench.store.recovery import read_journal
 from kvbench.store.tail import JournalTail
 
-POLL = 2.0  # seconds between two looks at the Slurm jobs and the journal
-ASK = 60.0  # seconds between two calls of sacct; submitit alone waits up to ten minutes
+POLL = 2.0  # seconds between two readings of the journal and of the Slurm jobs' results
+ASK = 60.0  # seconds between two calls of sacct, which submitit by itself calls only every ten minutes
 LATE = 10.0  # seconds for a result to show on a shared disk after its Slurm job has ended
-SAVING = 8.0  # seconds in which a worker saves its rows before its Slurm job ends
+SAVING = 8.0  # seconds that a worker has to save its rows before its Slurm job ends
 FIRST = "1"  # the name of a Slurm job's only worker
 OF_SUBMITIT = {signal.SIGUSR1, signal.SIGUSR2}
 
 
 class Share:
-    """One worker's share of the jobs, as a call that submitit stores in a file. A call that is repeated, because Slurm
-    has requeued its job, leaves out the rows that are saved."""
+    """One worker's share of the run's jobs: a callable that submitit stores in a file and calls in the Slurm job.
+
+    If Slurm requeues its job, the repeated call generates only the rows that are not saved yet.
+    """
 
     def __init__(self, order: Order, jobs: Sequence[Job]) -> None:
         self._order, self._jobs = order, tuple(jobs)
         self._workers: LocalExecutor | None = None
 
     def __call__(self) -> list[Event]:
-        """Execute the jobs. Return `Done` for each, warnings, and `Lost` or `Failed` if the worker ended so."""
+        """Execute the jobs, and return the worker's events: a `Done` per finished job, warnings, and `Lost` or
+        `Failed`.
+        """
         saved = read_journal(Path(self._order.out) / self._order.name).done
         left = [job.without(saved) for job in self._jobs]
         if not any(job.keys for job in left):
@@ -58,7 +63,7 @@ class Share:
     def _execute(self, jobs: list[Job]) -> list[Event]:
         self._workers = LocalExecutor(self._order, [None])
         try:
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, OF_SUBMITIT)  # the child would die of them
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, OF_SUBMITIT)  # these signals would kill the child
             self._workers.start(FIRST)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return _until_done(self._workers, jobs)
@@ -66,8 +71,9 @@ class Share:
             self._workers.stop(SAVING)
 
     def checkpoint(self) -> Any:
-        """Save the finished rows and return the call of the requeued job. submitit calls this when Slurm is about to
-        end the job."""
+        """Save the finished rows, and return what the requeued job is to call. submitit calls this method when Slurm is
+        about to end the job.
+        """
         if self._workers is not None:
             self._workers.stop(SAVING)
         return importlib.import_module("submitit").helpers.DelayedSubmission(Share(self._order, self._jobs))
@@ -91,8 +97,9 @@ def _until_done(workers: LocalExecutor, jobs: list[Job]) -> list[Event]:
 
 @dataclass(slots=True)
 class _Running:
-    """A submitted share. done: how many of its jobs the coordinator knows to be done. ended: when its Slurm job was
-    first seen to have ended, or all its rows to be saved, without a result."""
+    """A submitted share of a worker. done: for how many of its jobs the coordinator has received `Done`. ended: since
+    when, without a result file, its Slurm job was seen as ended or all its rows as saved; None: neither.
+    """
 
     jobs: list[Job]
     job: Any
@@ -101,9 +108,9 @@ class _Running:
 
 
 class SlurmExecutor:
-    """Workers in the jobs of a Slurm array. Raises SetupError if this machine cannot submit jobs.
+    """Workers in the jobs of a Slurm array. Raises SetupError if this machine cannot submit Slurm jobs.
 
-    workers: how many. parameters: of `slurm_parameters`. gpus: a worker needs a GPU.
+    workers: how many. parameters: from `slurm_parameters.parse_parameters`. gpus: whether a worker needs a GPU.
     """
 
     name: str = "slurm"
@@ -111,8 +118,8 @@ class SlurmExecutor:
 
     def __init__(self, order: Order, *, workers: int, parameters: Parameters, gpus: bool) -> None:
         self.size, self._order = workers, order
-        self._fresh: list[str] = []  # workers that want their share
-        self._shares: dict[str, list[Job]] = {}  # not yet submitted
+        self._fresh: list[str] = []  # workers that have no share yet
+        self._shares: dict[str, list[Job]] = {}  # worker -> its share, which is not submitted yet
         self._running: dict[str, _Running] = {}
         self._polled, self._asked = 0.0, time.monotonic()
         self._whole = True  # no worker was lost
@@ -134,7 +141,7 @@ class SlurmExecutor:
             executor.update_parameters(name=f"kvbench-{self._order.name}", **at_once | given)
         except Exception as error:
             shutil.rmtree(self._folder, ignore_errors=True)
-            raise SetupError(f"Slurm cannot be used from this machine ({bare(faults.first_line(error))}).") from error
+            raise SetupError(f"this machine cannot submit Slurm jobs ({bare(faults.first_line(error))}).") from error
         return executor
 
     def start(self, worker: str) -> None:
@@ -178,7 +185,7 @@ class SlurmExecutor:
     def _poll(self, worker: str, running: _Running) -> Iterator[Event]:
         keys = [[key in self._tail.statuses for key in job.keys] for job in running.jobs]
         yield Shown(worker, Figures(saved=sum(map(sum, keys))))
-        while running.done < len(keys) - 1 and all(keys[running.done]):  # the last one ends with its Slurm job
+        while running.done < len(keys) - 1 and all(keys[running.done]):  # the last job ends with its Slurm job
             yield Done(worker, len(keys[running.done]))
             running.done += 1
         if (events := self._ended(running, saved=all(map(all, keys)))) is not None:
@@ -186,9 +193,9 @@ class SlurmExecutor:
             yield from self._last_words(worker, running, events)
 
     def _ended(self, running: _Running, *, saved: bool) -> list[Event] | None:
-        """Return what a share told at its end; None if it has not ended. saved: all its rows are saved.
+        """Return the events of a share that has ended; None if it has not ended. saved: whether all its rows are saved.
 
-        If they are, this does not wait until Slurm is asked again how the job ended.
+        If all rows are saved, the share also counts as ended before Slurm reports the end of its job.
         """
         job = running.job
         if not job.done() and not saved:
@@ -215,7 +222,9 @@ class SlurmExecutor:
                 yield replace(event, worker=worker)
 
     def stop(self, seconds: float) -> None:
-        """Cancel the Slurm jobs, which lets their workers save rows. Remove submitit's folder if all work was done."""
+        """Cancel the Slurm jobs; their workers save their rows first. Remove submitit's folder if all jobs were
+        done.
+        """
         deadline = time.monotonic() + seconds
         self._cancel_all()
         signals.not_at_end(self._cancel_all)
@@ -228,7 +237,7 @@ class SlurmExecutor:
         self._cancel([running.job for running in self._running.values()])
 
     def _cancel(self, jobs: Sequence[Any]) -> None:
-        """Cancel Slurm jobs, all with one call of scancel: it takes about as long for a thousand as for one."""
+        """Cancel Slurm jobs with a single call of scancel, which takes about as long for a thousand jobs as for one."""
         if self._executor.cluster != "slurm":  # processes of this machine
             for job in jobs:
                 job.cancel(check=False)

@@ -1,4 +1,4 @@
-"""Parameters of Slurm jobs, as the user gives them with ``--slurm NAME=VALUE``."""
+"""Parses the parameters of Slurm jobs that the user gives with ``--slurm NAME=VALUE``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvbench.errors import UserError, quote
 
 CLUSTER = "cluster"  # "slurm", or "local": submitit's stand-in for Slurm on this machine
 TIME = "time"
-MINUTES = 240  # of a job, if the user does not say it; submitit requeues a job whose time is over
+MINUTES = 240  # time limit of a Slurm job, if the user gives none; submitit requeues a job at its limit
 REQUEUES = 1000
 LINES = ("setup", "teardown", "srun_args")  # submitit's parameters that are lists
 _PAIR = re.compile(r"([a-z][a-z0-9_-]*)=(.+)", re.DOTALL)
@@ -20,8 +20,11 @@ Parameters = Mapping[str, tuple[str, ...]]
 
 
 def parse_parameters(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return the values of each parameter. texts: such as "partition=gpu,time=240"; a comma ends a value if another
-    NAME= follows. Names are returned with underscores. Raises UserError."""
+    """Return the values of each parameter, by its name with underscores. Raises UserError for invalid text.
+
+    texts: the values of ``--slurm``, such as "partition=gpu,time=240". A comma ends a value only if another NAME=
+    follows.
+    """
     found: dict[str, tuple[str, ...]] = {}
     for pair in (pair for text in texts for pair in re.split(r",(?=[a-z][a-z0-9_-]*=)", text)):
         if not (match := _PAIR.fullmatch(pair)):
@@ -31,9 +34,9 @@ def parse_parameters(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
             raise UserError(f"--slurm gives {name} twice; give it once.")
         found[name] = (*found.get(name, ()), value)
     if found.get(CLUSTER, ("slurm",))[0] not in ("slurm", "local"):
-        raise UserError(f"--slurm cluster={found[CLUSTER][0]}: choose slurm, local.")
+        raise UserError(f"--slurm cluster={found[CLUSTER][0]}: choose slurm or local.")
     if not re.fullmatch(r"[1-9][0-9]{0,6}", found.get(TIME, ("1",))[0]):
-        raise UserError(f"--slurm time={found[TIME][0]}: give the minutes per job as a whole number.")
+        raise UserError(f"--slurm time={found[TIME][0]}: give the minutes per Slurm job as a whole number.")
     return found
 
 
@@ -42,13 +45,16 @@ def minutes(parameters: Parameters) -> int:
 
 
 def names_gpus(parameters: Parameters) -> bool:
-    """Return whether the user says which GPUs a job needs, so that kvbench does not."""
+    """Return whether a parameter states the GPUs of a Slurm job; otherwise kvbench asks for one GPU."""
     return any(name.startswith(_GPUS) for name in parameters)
 
 
 def for_submitit(parameters: Parameters, valid: Iterable[str], *, gpus: bool) -> dict[str, Any]:
-    """Return the parameters for submitit's `AutoExecutor.update_parameters`. valid: names that submitit knows; sbatch
-    receives the others as they are. gpus: a job needs a GPU."""
+    """Return the arguments for submitit's `AutoExecutor.update_parameters`.
+
+    valid: names of parameters that submitit knows; submitit passes all other parameters to sbatch unchanged. gpus:
+    whether a job needs a GPU.
+    """
     given: dict[str, Any] = {
         name: list(values) if name in LINES else _typed(values[0])
         for name, values in parameters.items()

@@ -25,8 +25,8 @@ from kvbench.store import Journal, folder, manifest
 class Worker:
     """Executes jobs of a run that a coordinator has opened.
 
-    Its plan must equal the run's record: model, data, prompts, methods and versions. Raises KVBenchError if it does
-    not, or if this machine does not see the run's folder.
+    The worker's plan must agree with the run's record in model, data, prompts, methods and versions. Raises
+    KVBenchError if it does not, or if this machine does not see the run's folder.
     """
 
     def __init__(self, order: Order) -> None:
@@ -35,7 +35,7 @@ class Worker:
         self._run_dir = Path(order.out) / order.name
         if not (self._run_dir / manifest.NAME).is_file():
             raise SetupError(
-                f"a worker on this machine does not see the folder {quote(self._run_dir)} of the run. "
+                f"the machine of a worker does not see the folder {quote(self._run_dir)} of the run. "
                 "Give --out a folder that all machines share."
             )
         info = manifest.read(self._run_dir)
@@ -53,11 +53,12 @@ class Worker:
     def run(
         self, jobs: Iterable[Job], *, show: Callable[[Figures], None], say: Notice, ended: Callable[[int], object]
     ) -> None:
-        """Execute jobs. show: receives figures, a few times per second. ended: called after each job with the number of
-        its rows that were saved."""
+        """Execute jobs. show: receives figures, a few times per second. say: receives warnings of one line. ended:
+        called after each job with the number of its rows that were saved.
+        """
         with Journal(self._run_dir, rows_before=None) as journal:
             Runner(self._plan, show, say).run(self._loaded, journal, jobs, ended)
 
 
 def _ignore(text: str) -> None:
-    """Take the warnings of a worker's plan; the coordinator has told them to the user."""
+    """Drop the warnings of a worker's plan, because the coordinator has shown the same warnings to the user."""

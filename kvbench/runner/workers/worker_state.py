@@ -9,23 +9,23 @@ from kvbench.console.figures import Figures
 from kvbench.console.progress import rate
 from kvbench.runner.jobs import Job
 
-TRIES = 3  # starts one after the other, without becoming ready, after which a worker is not started again
+TRIES = 3  # a worker that was started this often in a row without becoming ready is not started again
 
 
 @dataclass(slots=True)
 class WorkerState:
     """What a coordinator knows of one worker.
 
-    active: it was started, and neither lost nor released since then. rows_before, tokens_before: of former workers of
-    this name.
+    active: whether it was started, and neither lost nor released since then. rows_before, tokens_before: rows and
+    tokens of former workers of this name.
     """
 
     active: bool = False
     ready: bool = False
-    jobs: list[Job] = field(default_factory=list)  # given and not done, oldest first
-    starts: int = 0  # since it was last ready
+    jobs: list[Job] = field(default_factory=list)  # jobs that it has received and not finished, oldest first
+    starts: int = 0  # how often it was started since it was last ready
     since: float = 0.0  # when its oldest job began
-    heard: float = 0.0  # when it last said something
+    heard: float = 0.0  # when its last event came
     figures: Figures = field(default_factory=Figures)
     rows_before: int = 0
     tokens_before: int = 0
@@ -46,11 +46,11 @@ class WorkerState:
         return not self.active and self.starts >= TRIES
 
     def ended(self, starts: int) -> WorkerState:
-        """Return the state after this worker was lost or released. starts: of the next one of its name so far."""
+        """Return the new state after this worker was lost or released. starts: the `starts` of the new state."""
         return WorkerState(starts=starts, rows_before=self.rows, tokens_before=self.tokens)
 
     def measure(self, figures: Figures) -> None:
-        """Take new figures, and measure the speed."""
+        """Store new figures, and update the speed."""
         now = time.monotonic()
         if figures.saved < self.figures.saved:  # the same worker began to count anew
             self.rows_before += self.figures.saved
@@ -59,7 +59,7 @@ class WorkerState:
         self.figures, self.at = figures, now
 
     def line(self, label: str) -> str:
-        """Return what the progress display says of the worker. label: the cell of its oldest job."""
+        """Return the worker's line in the progress display. label: the cell of its oldest job."""
         if not self.active:
             return "does not start" if self.given_up else "no work left"
         if not self.ready:
