@@ -1,11 +1,11 @@
-"""Writes and reads a baseline: one side of a comparison in a small JSON file, to be committed beside the code it
-guards.
+"""Writes and reads a baseline: a small JSON file with one side of a comparison, which is committed beside the code that
+the comparison tests.
 
     write(Path("results/baselines/ci.json"), side)
     read(Path("results/baselines/ci.json"))          # the same side, but without run folders and notices
 
 For each question the file holds the score of every sample, two characters of every answer's hash, and totals over the
-answers. The file holds single scores because sums would not tell which samples two sides share. It also holds a
+answers. Sums of scores would not do, because a comparison uses only the samples that both sides have. It also holds a
 checksum of its content. A baseline file may come from a stranger's repository, so sizes, types, names and ranges are
 checked before anything uses them.
 """
@@ -94,13 +94,13 @@ def _text(content: Mapping[str, Any]) -> str:
 
 def _side(path: Path, content: Any) -> Side:
     if not isinstance(content, dict) or type(content.get("format")) is not int:
-        raise _Wrong("it has no whole number 'format'")
+        raise _Wrong("it has no field 'format' with a whole number")
     if content["format"] != FORMAT:
         raise _Wrong(f"it has format {content['format']}, and this kvbench reads format {FORMAT}")
     _keys(content, ("format", "kvbench", "sources", "unfinished", "cells", "sha256"), "the file")
     stated = content.pop("sha256")
     if stated != digest(content):
-        raise _Wrong("its content does not fit its checksum")
+        raise _Wrong("its content was changed and does not fit its checksum")
     sources = content["sources"]
     _check(isinstance(sources, list) and all(map(_is_source, sources)), "sources")
     _check(_is_text(content["kvbench"]), "kvbench")

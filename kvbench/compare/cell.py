@@ -1,7 +1,7 @@
 """The two sides of a comparison as data: a side has cells, each with questions, figures and facts.
 
-A side comes from run folders (`kvbench.compare.reading`) or from a baseline file (`kvbench.compare.baseline`). The two
-differ in one respect: only run folders have the texts of answers.
+A side comes from run folders (`kvbench.compare.reading`) or from a baseline file (`kvbench.compare.baseline`). Only run
+folders have the texts of answers.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from kvbench.eviction.budget import Budget, label
 
 MARK = 2  # characters of a mark, which stands for an answer (see `mark`)
 NO_MARK = "." * MARK  # the mark of a sample without an answer
-# Three maxima over a question's answers, in entries per layer and KV head: entries after an eviction, entries at any
+# Three numbers of entries per layer and KV head, each the maximum over a question's answers: after an eviction, at any
 # time, and the sum of budget and interval, which bounds the entries while decoding.
 ENTRIES = ("entries_after_evict", "entries_peak", "bound")
 COUNTS = ("output_tokens", "truncated", "no_answer")  # numbers that are summed over a question's answers
 Scores = tuple[float | None, ...]
-# The hash of the prompt and answer that a method read, and its evictions: for each number of tokens read before an
-# eviction, a text with one mark per layer, made from the positions of the entries that the layer kept.
+# What a method kept while it read one stored answer again: the hash of prompt and answer, and its evictions. Each
+# eviction has as its key the number of tokens read before it, and as its value a text with one mark per layer: two
+# characters of a hash of the positions that the layer kept.
 Decisions = tuple[str, Mapping[int, str]]
 
 
@@ -37,7 +38,7 @@ class Key:
     budget: Budget | None = field(compare=False)
     interval: int | None
     seed: str
-    size: str = field(init=False, repr=False)  # the budget as text. Keys compare it, because 1 entry is not 100%
+    size: str = field(init=False, repr=False)  # the budget as text, which keys compare: 1 (entry) == 1.0 (100%)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", "" if self.budget is None else label(self.budget))
@@ -49,7 +50,7 @@ class Key:
 
     @property
     def cell(self) -> str:
-        """The cell in words: ``gkv at 48 on walk``."""
+        """The settings of the cell in words: ``gkv at 48 on walk``."""
         at = f" at {self.size}" if self.size else ""
         return f"{self.method}{at} on {self.task}"
 
@@ -65,8 +66,8 @@ class Question:
 
     asked: a hash of the question's prompt and sampling settings; None: unknown. scores: the score of each sample; None:
     the sample has no score. marks: the marks (`mark`) of all samples, one after the other. answers: the number of
-    samples with an answer. totals: the sum of each of the `COUNTS` over these answers. entries: the maximum of each of
-    the `ENTRIES` over these answers, in their order; None: unknown.
+    samples with an answer. totals: the sum of each of the `COUNTS` over these answers. entries: the three maxima that
+    `ENTRIES` names, over these answers and in the order of `ENTRIES`; None: unknown.
     """
 
     cluster: str
@@ -86,7 +87,7 @@ class Question:
         return tuple(sample for sample in range(len(self.scores)) if self.mark(sample) != NO_MARK)
 
     def share(self, count: str) -> float:
-        """Return the mean of a count over the question's answers. count: a name in `COUNTS`."""
+        """Return the total of a count divided by the number of the question's answers. count: a name in `COUNTS`."""
         return self.totals[count] / self.answers
 
 
@@ -98,7 +99,7 @@ class Cell:
     values of `facts.FACTS` (versions, settings, machine) as text; None: unknown. figures: memory, speed and share of
     time spent on evictions, over all answers, by name; unknown figures are absent. digest: a hash of all answers.
     bounded: whether the budget also bounds generated entries. options: all options of the method, as JSON text.
-    decisions: for each question whose stored answer the cell's method read again, the entries that the method kept;
+    decisions: by question, which entries the cell's method kept while it read a stored answer to the question again;
     empty if no decisions were recorded.
     """
 
@@ -123,7 +124,7 @@ class Side:
     cells: Mapping[Key, Cell]
     sources: tuple[tuple[str, int], ...]
     folders: tuple[Path, ...] = ()  # the run folders, which hold the texts; empty for a file
-    unfinished: Mapping[str, str] = field(default_factory=dict)  # "412 of 960 rows" by run
+    unfinished: Mapping[str, str] = field(default_factory=dict)  # by run: "412 of 960 rows"
     notices: tuple[str, ...] = ()
 
 

@@ -1,13 +1,13 @@
-"""Records decisions: the entries that a method keeps in every layer, at every eviction, when it reads stored answers
+"""Records decisions: which entries a method keeps in every layer, at every eviction, while it reads stored answers
 again.
 
     side = decided(side, config, inputs)      # loads the model and replays
-    first = first_decision(base, new)         # two cells: question, tokens seen, layer
+    first = first_decision(base, new)         # base, new: the cell on the two sides
 
 When two versions of a method generate their own answers, the texts differ from some token on. All later decisions then
 differ because the texts do. Decisions are therefore compared on texts that do not depend on the method: the first
-answers of the full cache. A run stores no decisions. Decisions are always those of the code that is installed when they
-are recorded. `kvbench compare RUN --save FILE --replay` records them for a later comparison.
+answers of the full cache. A run stores no decisions: they show what the code does that is installed when they are
+recorded. `kvbench compare RUN --save FILE --replay` records them for a later comparison.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kvbench.replay.traces import ForcedTrace
     from kvbench.runner.inputs import Inputs
 
-MOST = 3  # answers per task that are read again
+MOST = 3  # number of answers per task that are read again
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class FirstDecision:
 
 def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
     """Return the first eviction at which two cells keep different entries, among the questions for which both cells
-    have decisions. None: on these questions all decisions are equal. A text: why the decisions cannot be compared."""
+    have decisions. The result is None if all decisions on these questions are equal, and a text if the decisions cannot
+    be compared; the text says why."""
     shared = sorted(base.decisions.keys() & new.decisions.keys(), key=natural)
     if not shared:
         return "no question has decisions on both sides"
@@ -71,9 +72,8 @@ def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
 
 
 def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
-    """Record decisions: let the methods of `config` read the side's stored answers again. Return the side; every cell
-    that has a budget then holds its decisions. inputs: the model and the prompts of `config`. Raises UserError,
-    SetupError."""
+    """Let the methods of `config` read the side's stored answers again, and return the side with their decisions in
+    every cell that has a budget. inputs: the model and the prompts of `config`. Raises UserError, SetupError."""
     from kvbench.engine.model.load import load
     from kvbench.replay.choices import Chosen
     from kvbench.replay.traces import stored_answers

@@ -18,7 +18,7 @@ from kvbench.taskkit.names import is_gated
 
 AROUND = 24  # characters of each output that a message shows
 
-Output = Callable[[Cell, str, int], str | None]  # the stored output of a cell's (question, sample)
+Output = Callable[[Cell, str, int], str | None]  # (cell, question, sample) -> the stored output
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,9 @@ def identical(pair: Pair) -> bool:
 
 
 def first_difference(pair: Pair, base: Output, new: Output) -> First | None:
-    """Return the first answer that differs, in order of questions and samples. None if the answers that both cells have
-    are equal. base, new: functions that look up the stored output of a sample on their side."""
+    """Return the first answer that differs between the cells of a pair, in order of questions and samples; None if the
+    answers that both cells have are equal. base, new: functions that look up the stored output of a sample on their
+    side."""
     places = []
     for question in sorted(pair.shared, key=natural):
         mine, theirs = pair.base.questions[question], pair.new.questions[question]

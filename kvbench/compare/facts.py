@@ -1,10 +1,10 @@
-"""The facts in which two compared cells may differ, such as versions and settings, and what a difference means for the
-comparison.
+"""The facts about a cell, such as versions and settings, and what it means for a comparison if two cells differ in a
+fact.
 
-A difference has one of three classes. `SUBJECT`: facts that a regression run is meant to test; the comparison lists
-them. `SURROUNDINGS`: facts that may change the last bits of logits, and so the answers; the comparison lists them in a
-note of their own. `REFUSED`: facts that must be equal, as in one table of `kvbench report`; if they differ, scores
-cannot be compared, and the comparison is refused.
+A fact belongs to one of three classes. `SUBJECT`: facts whose effect a regression run is meant to test; the comparison
+lists differences. `SURROUNDINGS`: facts that may change the last bits of logits, and so the answers; the comparison
+lists differences in a separate note. `REFUSED`: facts that must be equal, as in one table of `kvbench report`; if they
+differ, scores cannot be compared, and the comparison ends with an error.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ REFUSED = {name: word for name, word in SAME.items() if name not in (*OF_CELL, *
 WORDS = SUBJECT | SURROUNDINGS | REFUSED
 FACTS = tuple(WORDS)
 DECIDING = tuple(name for name in FACTS if name not in ("judge", "python_version"))  # facts that may change a token
-# Facts that must be known before answers must be equal. If the commit is unknown, the code may have changed under the
-# same version. If another of these facts is unknown, the last bits of logits may have changed.
+# If one of these facts is unknown, the answers of two cells need not be equal: without the commit, the code may have
+# changed under the same version; without another fact, the last bits of logits may have changed.
 KNOWN = (
     *("git", "kvbench_version", "torch_version", "transformers_version", "method_source"),
     *("device", "slots", "threads", "chunk"),
 )
 OBJECTS = ("libraries", "artefacts")  # facts that are JSON objects
-FILLED = {"stop": "[]", "adapter": "none"}  # for each of these facts the value that an absent fact stands for
-MAPPED = ("model_revision", "adapter")  # facts that may differ where the user maps one model to another
+FILLED = {"stop": "[]", "adapter": "none"}  # for each of these facts: the value that a missing value stands for
+MAPPED = ("model_revision", "adapter")  # facts that may differ if --map pairs two models
 assert {name for name, _, _ in NOTED} <= {*FACTS}
 
 
@@ -63,8 +63,7 @@ assert {name for name, _, _ in NOTED} <= {*FACTS}
 class Difference:
     """A fact in which two cells differ.
 
-    kind: "subject" for what a regression run is meant to test, "surroundings" for what may change the last bits of
-    logits, "refused" for what must be equal, or the comparison is refused.
+    kind: the fact's class (see the module's docstring): "subject", "surroundings" or "refused".
     """
 
     name: str
@@ -78,8 +77,8 @@ class Difference:
 
     @property
     def values(self) -> str:
-        """Both values, as in "2.12.0 > 2.13.0"; for two JSON objects only the entries that differ, as in "triton none >
-        3.9.0"."""
+        """Both values, as in "2.12.0 > 2.13.0"; for two JSON objects, only the keys whose values differ, as in "triton
+        none > 3.9.0"."""
         if self.name not in OBJECTS:
             return f"{_shown(self.base)} > {_shown(self.new)}"
         (base, no_base), (new, no_new) = self._entries(self.base), self._entries(self.new)
@@ -87,14 +86,15 @@ class Difference:
         return ", ".join(bare(f"{name} {base.get(name, no_base)} > {new.get(name, no_new)}") for name in names)
 
     def _entries(self, value: str | None) -> tuple[dict[str, Any], str]:
-        """Return the entries of a JSON object, and the word that is shown for an entry that the object lacks. The word
-        is "unknown" if a run recorded no libraries at all, and "none" in all other cases."""
+        """Return the JSON object of a fact, and the word that is shown for a key that the object lacks: "unknown" if a
+        run recorded no libraries at all, otherwise "none"."""
         return json_object(value or "{}"), "unknown" if value is None and self.name != "artefacts" else "none"
 
 
 def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
-    """Return the value that a run's record holds for the fact `name`; None if the record has no such value. task: the
-    task of the cell, for facts about the task's data. record: the run's environment, with its setting `chunk`."""
+    """Return the value of the fact `name` in a run's run.json; None if it is not there. record: the environment in
+    run.json, to which the run's setting `chunk` was added. task: the task of the cell, for facts about the task's
+    data."""
     match name:
         case "git" | "threads" | "chunk":
             value = record.get(name)
@@ -113,9 +113,9 @@ def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
 
 
 def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Difference]:
-    """Return the facts in which two cells differ. An unknown value differs from a known value. For the facts in
-    `REFUSED`, an unknown value makes no difference. mapped: the user compares two models (or two revisions of one
-    model) on purpose, so that differences in `MAPPED` have the class "subject"."""
+    """Return the facts in which two cells differ. An unknown value differs from a known value, except for the facts in
+    `REFUSED`. mapped: the user compares two models (or two revisions of one model) on purpose, so that differences in
+    `MAPPED` have the class "subject"."""
     found = []
     for name in FACTS:
         mine, theirs = base.facts.get(name), new.facts.get(name)
@@ -128,8 +128,8 @@ def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Differen
 
 def refuse(base: Cell, new: Cell, found: list[Difference]) -> None:
     """Raise UserError if two cells cannot be compared, because they differ in a fact of the class "refused" (one that
-    must be equal), in the name of the compared score, or in the prompt or sampling of a question. found: the
-    differences of their facts."""
+    must be equal), in the name of the compared score, or in the prompt or sampling of a question. found: the result of
+    `differences`."""
     for difference in found:
         if difference.kind == "refused":
             word, mine, theirs = WORDS[difference.name], _shown(difference.base), _shown(difference.new)
@@ -152,15 +152,15 @@ def not_comparable(base: Cell, new: Cell, word: str, mine: str, theirs: str) -> 
 
 
 def same_tokens(base: Cell, new: Cell) -> bool:
-    """Return whether the answers of two cells must be equal. They must if all facts in `DECIDING` are equal, all facts
-    in `KNOWN` are known, the code had no uncommitted changes, and both cells have the same questions with equally many
-    samples."""
+    """Return whether the answers of two cells must be equal. They must be equal if all facts in `DECIDING` are equal,
+    all facts in `KNOWN` are known, the code had no uncommitted changes, and both cells have the same questions with
+    equally many samples."""
     if any(base.facts.get(name) != new.facts.get(name) for name in DECIDING):
         return False
     if any(base.facts.get(name) is None for name in KNOWN) or "+changes" in (base.facts.get("git") or ""):
         return False
     asked = ({q: len(of.scores) for q, of in cell.questions.items()} for cell in (base, new))
-    return next(asked) == next(asked)  # other samples form other batches
+    return next(asked) == next(asked)  # other batches may change bits of logits
 
 
 def _shown(value: str | None) -> str:

@@ -1,4 +1,5 @@
-"""Lists the questions whose score changed, with both answers side by side. The greatest fall of a score comes first.
+"""Lists the questions whose score changed, with both answers side by side. The question whose score fell most comes
+first.
 
 Answers come from run folders; a baseline file has no texts. Answers to gated questions are withheld, because they may
 quote the question.
@@ -23,7 +24,7 @@ from kvbench.store.schema import natural
 from kvbench.taskkit.names import is_gated
 
 MOST = 20  # questions of a cell that are listed
-TAIL = 160  # last characters of an answer that are shown
+TAIL = 160  # number of characters that are shown, from the end of an answer
 WITHHELD = "(withheld: the task's questions are gated)"
 NOT_HERE = "(this side stores no texts of answers)"
 ANSWERS = f"[the extracted answer, which the task scores] and the end of the output, at most {TAIL} characters"
@@ -38,9 +39,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A question whose mean score changed. base, new: its mean scores over the samples that both sides have. sample:
-    the number of the first sample whose score changed in the same direction as the mean score. answers: the answers of
-    base and new for this sample."""
+    """A question whose mean score changed. base, new: the mean score on each side, over the samples that both sides
+    have. sample: the number of the first sample whose score changed in the same direction as the mean score. answers:
+    base's and new's answer in this sample."""
 
     cell: str
     question: str
@@ -51,9 +52,9 @@ class Flip:
 
 
 def flips(outcome: Outcome) -> Iterator[tuple[str, list[Flip], int]]:
-    """Yield (cell in words, list of its changed questions, number of its changed questions). Cells without a changed
-    question are left out. The list has at most `MOST` questions. A cell that was run with two seeds is yielded once per
-    seed."""
+    """Yield (cell in words, changed questions, number of changed questions) for each cell in which the score of a
+    question changed. The list has at most `MOST` questions, the number counts all. A cell that was run with two seeds
+    is yielded once per seed."""
     stored = Stored(outcome.base), Stored(outcome.new)
     for one in outcome.judged:
         for pair in one.pairs:
@@ -94,7 +95,7 @@ def _answer(stored: Stored, cell: Cell, question: str, sample: int) -> Answer:
 
 
 def documents(outcome: Outcome) -> Iterator[dict[str, Any]]:
-    """Yield the changed questions as JSON objects, at most `MOST` per cell and seed."""
+    """Yield the questions whose score changed as JSON objects, at most `MOST` per cell and seed."""
     for _, found, _ in flips(outcome):
         for flip in found:
             answers = [{"extracted": answer.extracted, "tail": answer.tail} for answer in flip.answers]

@@ -1,9 +1,10 @@
-"""An outcome as workflow commands of GitHub Actions: annotations on stdout, and a summary in Markdown.
+"""Prints an outcome of a comparison for GitHub Actions: annotations on stdout, which are workflow commands, and a
+summary in Markdown.
 
 The format is https://docs.github.com/actions/reference/workflow-commands. `%`, CR and LF are escaped, and in titles
-also `:` and `,`. A line of other text must not begin with `::`. The Markdown therefore goes to the file that
-GITHUB_STEP_SUMMARY names. If this variable is not set, the Markdown follows the annotations, between
-`::stop-commands::` and its end mark.
+also `:` and `,`. GitHub reads every line that begins with `::` as a command. The Markdown therefore goes to the file
+that GITHUB_STEP_SUMMARY names or, if this variable is not set, to stdout between the command `::stop-commands::` and
+its end mark.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def commands(outcome: Outcome) -> list[str]:
 
 
 def fenced(markdown: str) -> str:
-    """Return a Markdown text between two lines that keep GitHub from reading commands in it."""
+    """Return a Markdown text between two lines that keep GitHub from reading its lines as commands."""
     mark = secrets.token_hex(16)
     return f"::stop-commands::{mark}\n{markdown}\n::{mark}::"
 

@@ -4,9 +4,9 @@
     of_pairs(pairs, new)                # how many scores of one cell new lacks
     is_begun(pair, new)                 # whether the new cell comes from an unfinished run
 
-A score of base is missing in new if new lacks the question or the sample, or has no score for the sample. Missing
-scores do not count if rows of the new cell come from an unfinished run: such a cell is compared on the scores that it
-has.
+base and new are the two sides. A score of base is missing in new if new lacks the question or the sample, or has no
+score for the sample. Missing scores do not count if rows of the new cell come from an unfinished run: such a cell is
+compared on the scores that it has.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from kvbench.compare.matching import Matched, Pair
 
 
 def absent(matched: Matched, new: Side, stages: int) -> list[Key]:
-    """Return the cells of base that new lacks. stages: 1, or 2 if each cell is tested on two seeds. With 2, new may not
-    have run the second seed yet. Base's cell with a seed is therefore not returned if new has the cell with another
-    seed, and has no cell of any kind with this seed."""
+    """Return the cells of base that new lacks. stages: 1, or 2 if each cell is tested on two seeds. With 2 stages, the
+    second seed may not have been run on the new side yet. A missing cell is therefore not returned if new has the same
+    cell with another seed, and no cell at all with this seed."""
     there = {pair.key for pair in matched.both}
     seeds = {key.seed for key in new.cells}
     return [key for key in matched.missing if not (stages > 1 and key.seed not in seeds and _other_seed(key, there))]
 
 
 def of_pairs(pairs: Sequence[Pair], new: Side) -> int:
-    """Return how many scores of one cell base has and new lacks. pairs: the cell on both sides, once per seed. A pair
+    """Return how many scores of one cell base has and new lacks. pairs: for each seed, the cell on both sides. A pair
     whose new cell comes from an unfinished run counts as 0."""
     return sum(_of_pair(pair) for pair in pairs if not is_begun(pair, new))
 

@@ -1,6 +1,6 @@
 """Pairs the cells of two sides.
 
-    pairs = match(base, new, mapping)      # UserError: cells that are not comparable
+    pairs = match(base, new, mapping)      # UserError if cells are not comparable
     pairs.both, pairs.missing, pairs.extra
 
 Two cells pair if model, task, method with options, budget, interval and seed are equal. A mapping pairs two methods, or
@@ -48,7 +48,7 @@ class Matched:
     both: list[Pair]
     missing: list[Key]  # cells of base that new lacks
     extra: list[Key]  # cells of new that base lacks
-    aside: tuple[list[Key], list[Key]] = ([], [])  # cells of base and of new that the mapping leaves out, see `_aside`
+    aside: tuple[list[Key], list[Key]] = ([], [])  # cells of base, and of new, that --map leaves out
 
 
 def parse_map(texts: Sequence[str]) -> dict[str, str]:
@@ -69,8 +69,8 @@ def parse_map(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _spelled(name: str) -> str:
-    """Return a method with options as the keys of cells spell it: ``gkv(lam=0.0)`` for ``gkv(lam=0)``. Any other name
-    is returned unchanged."""
+    """Return a method with options in the spelling that the keys of cells have: ``gkv(lam=0.0)`` for ``gkv(lam=0)``.
+    Any other name is returned unchanged."""
     alone, bracket, _ = name.partition("(")
     if not bracket:
         return name
@@ -115,8 +115,8 @@ def _aside(side: Side, mapped: set[str], others: set[str]) -> list[Key]:
     """Return the side's cells that the comparison leaves out because of the mapping. With ``--map gkv=mine`` these are
     base's cells of mine and new's cells of gkv.
 
-    mapped: the names of methods and models that the mapping has for this side. others: the names that the mapping has
-    for the other side, and not for this one.
+    mapped: the names of methods and models that --map gives for this side. others: the names that --map gives only for
+    the other side.
     """
     names = {key: {key.model, key.method, key.name} for key in side.cells}
     return sorted((key for key in names if names[key] & others and not names[key] & mapped), key=Key.order)
@@ -124,8 +124,8 @@ def _aside(side: Side, mapped: set[str], others: set[str]) -> list[Key]:
 
 def _renamed(side: Side, mapping: Mapping[str, str], aside: Sequence[Key]) -> dict[Key, Cell]:
     """Return the side's cells by the keys under which they are compared. mapping: for a name of a method or model of
-    this side, the name that takes its place in the key. aside: cells to leave out. Raises UserError if two cells get
-    one key, or for a name that no cell has."""
+    this side, the name that replaces it in the key. aside: cells to leave out. Raises UserError if two cells get the
+    same key, or if no cell has a name in `mapping`."""
     found: dict[Key, Cell] = {}
     unused = set(mapping)
     for key, cell in side.cells.items():
@@ -152,7 +152,8 @@ def _renamed(side: Side, mapping: Mapping[str, str], aside: Sequence[Key]) -> di
 
 
 def _refuse_near(cell: Cell, others: Sequence[Cell]) -> None:
-    """Raise UserError if one of the other cells differs from the cell only in model, interval or seed."""
+    """Raise UserError if one of the other cells has the same task, method and budget as the cell, and differs in model,
+    interval or seed."""
     for other in others:
         mine, theirs = cell.key, other.key
         if (mine.task, mine.method, mine.budget) != (theirs.task, theirs.method, theirs.budget):

@@ -1,8 +1,9 @@
 """The measures that a comparison shows beside the score: entries, bytes, lengths, truncation, speed.
 
-Entries are exact: a question that needs more of them is a regression (`_of_questions` states the exceptions). The other
-measures are only shown, unless a policy sets a limit for them. For a share the limit is the largest increase, new -
-base; for speed the smallest ratio new / base; for every other measure the largest ratio.
+Numbers of entries do not vary by chance: if a question needs more entries in the new run, it is a regression
+(`_of_questions` states the exceptions). The other measures are only shown, unless a policy sets a limit for them. For a
+share the limit is the largest increase, new - base; for speed the smallest ratio new / base; for every other measure
+the largest ratio.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ RATIOS = ("kv_bytes_peak", "kv_bytes_mean", "output_tokens", "tokens_per_second"
 SHARES = ("truncated", "no_answer")
 LIMITED = (*RATIOS, *SHARES)  # measures that a policy may limit
 HIGHER_IS_BETTER = ("tokens_per_second",)
-ROUNDING = 1e-9  # rounding error that a ratio or share exactly at its limit may have
+ROUNDING = 1e-9  # largest rounding error of a ratio or share that is exactly at its limit
 WORDS = {
     "entries_after_evict": "entries after an eviction",
     "entries_peak": "entries at the peak",
@@ -36,10 +37,10 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One measure of a cell on both sides of a comparison, `base` and `new`; NaN: unknown.
+    """One measure of a cell. base, new: its figure on the two sides of a comparison; NaN: unknown.
 
     more: whether some question holds more entries in `new`, which is a regression; False if the measure does not count
-    entries. p: the p-value of a one-sided test, paired by question; a small p shows that the measure rose. NaN for
+    entries. p: the p-value of a one-sided test, paired by question; a small p means that the measure rose. NaN for
     measures without a test.
     """
 
@@ -58,8 +59,8 @@ class Measure:
         return self.new / self.base if self.base else math.nan
 
     def beyond(self, limit: float) -> bool:
-        """Return whether the new figure is beyond a policy's limit. If the limit is a largest ratio and the figure of
-        base is 0, every increase is beyond the limit."""
+        """Return whether the figure of new is beyond a policy's limit. If the limit is a largest ratio and the figure
+        of base is 0, every increase is beyond the limit."""
         if self.name in SHARES:
             return self.new - self.base > limit + ROUNDING
         if self.name in HIGHER_IS_BETTER:
@@ -68,12 +69,12 @@ class Measure:
 
     @property
     def lost(self) -> bool:
-        """Whether base has this figure and new does not."""
+        """Whether base has a figure for this measure, and new has none."""
         return math.isnan(self.new) and not math.isnan(self.base)
 
 
 def measures(pairs: Sequence[Pair]) -> list[Measure]:
-    """Return the measures of a cell. pairs: the cell on both sides, once per seed."""
+    """Return the measures of a cell. pairs: for each seed, the cell on both sides."""
     return [
         *(_entries(pairs, place) for place in (AFTER, PEAK)),
         *(_ratio(pairs, name) for name in RATIOS if name != "output_tokens"),
@@ -82,9 +83,9 @@ def measures(pairs: Sequence[Pair]) -> list[Measure]:
 
 
 def _entries(pairs: Sequence[Pair], place: int) -> Measure:
-    """Return the measure of the entries that `ENTRIES[place]` names. pairs: the cell on both sides, once per seed. If
-    the number of entries rose for some questions, `base` and `new` are those of the question where the number rose
-    most. Otherwise `base` and `new` are the largest number of any question on that side."""
+    """Return the measure `ENTRIES[place]`, a number of entries. pairs: for each seed, the cell on both sides. If the
+    number rose for some questions, `base` and `new` are the numbers of the question where it rose most. Otherwise
+    `base` and `new` are the largest number of any question on that side."""
     found = [(*values, pair.renamed) for pair in pairs for values in _of_questions(pair, place)]
     risen = [
         (mine, theirs)
@@ -100,11 +101,11 @@ def _entries(pairs: Sequence[Pair], place: int) -> Measure:
 
 def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]]:
     """Yield (entries in base, entries in new, bound) of each question that has the same samples on both sides. Other
-    questions are left out, because more samples may have a larger maximum.
+    questions are left out, because the maximum over more samples may be larger.
 
-    The bound is budget + interval. Below it, the peak follows the lengths of answers: a rise of the peak is a
-    regression only if the new peak is beyond the bound. The bound is infinite if the budget does not bound generated
-    entries; then no rise of the peak is a regression.
+    The bound is budget + interval. Below the bound, the peak depends on the lengths of answers: a higher peak is a
+    regression only if it is above the bound. The bound is infinite if the budget does not bound generated entries; then
+    a higher peak is never a regression.
     """
     for name in pair.shared:
         mine, theirs = pair.base.questions[name], pair.new.questions[name]
@@ -123,17 +124,17 @@ def _most(values: Sequence[float]) -> float:
 
 
 def _ratio(pairs: Sequence[Pair], name: str) -> Measure:
-    """Return a measure whose `base` and `new` are means of the figure `name` over the pairs. A pair is the cell on both
-    sides with one seed. Each cell's figure covers all answers of the cell, even if the two sides answered different
-    questions."""
+    """Return the measure `name` of a cell: `base` and `new` are means over the seeds of the cell's figure. pairs: for
+    each seed, the cell on both sides. Each cell's figure covers all answers of the cell, even if the two sides answered
+    different questions."""
     base = [pair.base.figures.get(name, math.nan) for pair in pairs]
     new = [pair.new.figures.get(name, math.nan) for pair in pairs]
     return Measure(name=name, base=_mean([base]), new=_mean([new]))
 
 
 def _counted(pairs: Sequence[Pair], name: str) -> Measure:
-    """Return a measure whose `base` and `new` are means of `name` over the shared questions that have answers on both
-    sides."""
+    """Return the measure `name` of a cell: `base` and `new` are means of this count per answer over the questions that
+    have answers on both sides. pairs: for each seed, the cell on both sides."""
     base: dict[str, list[float]] = {}
     new: dict[str, list[float]] = {}
     clusters: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The judgement of two sides: a verdict for every cell, and the exit code.
+"""Compares two sides and judges the new one: a verdict for every cell, and the exit code.
 
     outcome = compare(base, new, Policy(margin=0.02))
     outcome.judged[0].verdict, outcome.exit_code
@@ -46,8 +46,8 @@ class Judged:
     margin: float
     pairs: Group = ()  # one pair per stage; empty: the cell is missing
     tested: Tested | None = None
-    p: float = math.nan  # after Holm's correction; the first stage's own p if the second seed was not run
-    drop: float = math.nan  # the true drop that the test finds with 80% power
+    p: float = math.nan  # after Holm's correction; uncorrected if the second seed was not run
+    drop: float = math.nan  # the smallest true drop that the test finds with 80% power
     again: bool = False  # the first stage rejects, and the second seed was not run
     first: First | None = None
     decision: FirstDecision | str | None = None  # result of `first_decision`, if both sides have recorded decisions
@@ -61,7 +61,7 @@ class Outcome:
     new: Side
     judged: list[Judged]
     extra: list[Key]
-    aside: tuple[list[Key], list[Key]]  # of base and of new, see `Matched`
+    aside: tuple[list[Key], list[Key]]  # cells of base, and of new, that --map leaves out
     policy: Policy
     stages: int
 
@@ -87,8 +87,8 @@ class Outcome:
 def compare(
     base: Side, new: Side, policy: Policy, mapping: Mapping[str, str] | None = None, *, stages: int = 1
 ) -> Outcome:
-    """Match the cells of two sides and judge them. stages: 1, or 2 for tests on two seeds. With 2, a cell is worse only
-    if its tests on both seeds reject "no drop"; a cell whose second seed was not run is never worse. Raises
+    """Pair the cells of two sides and judge each cell. stages: 1, or 2 for tests on two seeds. With 2 stages, a cell is
+    worse only if its tests on both seeds reject "no drop"; a cell whose second seed was not run is never worse. Raises
     UserError."""
     matched = match(base, new, mapping)
     pairs = grouped(matched.both, stages)
@@ -150,8 +150,8 @@ def _judged(key: Key, pairs: Group, tested: Tested, verdict: Verdict, policy: Po
 
 
 def _with_answers(one: Judged, stored: tuple[Stored, Stored], new: Side) -> Judged:
-    """Return the judgement with the facts that answers add: new lacks scores, all answers are equal, or answers differ
-    although they must be equal."""
+    """Return the judgement, changed by what the answers show: new lacks scores, all answers are equal, or answers
+    differ although they must be equal."""
     if count := lost.of_pairs(one.pairs, new):
         samples = "1 sample has" if count == 1 else f"{count} samples have"
         one = _missing(one, f"{samples} a score in base but none in new")
@@ -170,8 +170,8 @@ def _missing(one: Judged, reason: str) -> Judged:
 
 
 def _with_measures(one: Judged, policy: Policy, new: Side) -> Judged:
-    """Return the judgement with the failures that measures add: a number of entries rose, a figure is beyond the
-    policy's limit, or a limited figure is unknown in new."""
+    """Return the judgement, changed by what the measures show: a number of entries rose, a figure is beyond the
+    policy's limit, or a figure with a limit is unknown in new."""
     limited = [m for m in one.measures if m.name in policy.limits]
     unknown = [m.words for m in limited if m.lost]
     if unknown and not any(lost.is_begun(pair, new) for pair in one.pairs):

@@ -1,11 +1,11 @@
 """Computes how many questions and samples a comparison needs to show "no worse than M". The variances come from a base
 run.
 
-Let v_q be the variance of question q's samples in base. Between two runs without a true difference, the difference of
-question q then has the variance 2 v_q / k with k samples. The bound is above -M with 80% power if M >= (t_95 + t_80)
-sqrt(v / (k Q)), where v is the mean of 2 v_q over the Q questions. This holds if the two runs draw their answers with
-independent noise. If both runs sample with the same noise, their answers to a question are correlated, and fewer
-questions suffice.
+Let v_q be the variance of the scores of question q's samples in base. Between two runs without a true difference, the
+difference of question q then has the variance 2 v_q / k with k samples. The lower bound of the mean difference is above
+-M with 80% power if M >= (t_95 + t_80) sqrt(v / (k Q)), where v is the mean of 2 v_q over the Q questions. This holds
+if the two runs draw their answers with independent noise. If both runs sample with the same noise, their answers to a
+question are correlated, and fewer questions suffice.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Plan:
     cell: str
     margin: float
     questions: int
-    variance: float  # of the difference between two runs' scores of one sample
+    variance: float  # variance of the difference between two runs' scores of one sample
     needed: dict[int, int]
     samples: int | None
-    source: str  # of the variance: "samples", "mean score" (one sample per question: its upper limit) or "none"
+    source: str  # of `variance`: "samples", "mean score" (one sample per question: an upper limit) or "none"
 
 
 def plans(side: Side, policy: Policy) -> Iterator[Plan]:
@@ -66,10 +66,10 @@ def plans(side: Side, policy: Policy) -> Iterator[Plan]:
 def needed(variance: float, margin: float) -> int:
     """Return how many questions are needed to show "no worse than the margin" with 80% power; at least 5.
 
-    variance: the variance of a question's difference between two runs. The result `MOST_QUESTIONS` + 1 stands for every
-    number above `MOST_QUESTIONS`.
+    variance: the variance of a question's difference between two runs. The result `MOST_QUESTIONS` + 1 means that more
+    than `MOST_QUESTIONS` are needed.
     """
-    if variance == 0:  # no difference was seen: the bound is on the share of all questions that may differ
+    if variance == 0:  # no score varies: bound the share of all questions that may differ
         return max(FEWEST, math.ceil(-math.log(2 * ALPHA) / margin))
     least, most = FEWEST, 2 * FEWEST
     while _reach(most) * math.sqrt(variance / most) > margin and most < MOST_QUESTIONS:
@@ -88,8 +88,8 @@ def _samples(variance: float, margin: float, questions: int) -> int | None:
 
 
 def _reach(questions: int) -> float:
-    """Return the smallest margin M, in standard errors of the difference, such that with 80% probability the lower
-    bound of the difference is above -M if nothing changed."""
+    """Return the smallest margin that a comparison can show with 80% power if nothing changed, in standard errors of
+    the difference: the lower bound of the difference is above minus this margin with 80% probability."""
     from scipy.special import stdtrit
 
     return float(stdtrit(questions - 1, 1 - ALPHA) + stdtrit(questions - 1, POWER))
@@ -121,7 +121,7 @@ def _noise(cell: Cell) -> tuple[float, str]:
 
 def notes(found: list[Plan]) -> list[str]:
     """Return at most two notes: one on the cells whose samples show no variance, and one on the cells with one sample
-    per question. Each note says what the numbers of these cells assume."""
+    per question. A note says on what assumption the numbers for its cells rest."""
     flat, single = ([plan.cell for plan in found if plan.source == source] for source in ("none", "mean score"))
     lines = []
     if flat:

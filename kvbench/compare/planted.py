@@ -1,10 +1,11 @@
-"""Plants faults in copies of a run, and checks that a comparison with the run catches each. Nothing is written to disk.
+"""Plants faults in copies of a run, and checks that a comparison of the run with the copy catches each fault. Nothing
+is written to disk.
 
     for check in checks(read_side("main")):
         check.name, check.wanted, check.found      # exit codes of `kvbench compare`
 
 The faults go into the evicting cell with the most right answers. A planted drop of the score also changes the method's
-source. Otherwise the rule that equal code gives equal answers would catch the drop, and not the statistical test.
+source. Otherwise the rule that equal code gives equal answers would catch the drop before the statistical test does.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from kvbench.report.stats import ALPHA, fewest_clusters
 
 REFUSED = UserError.exit_code
 KEEPS = 5  # every fifth question with a right answer keeps its score when a drop is planted
-LEAST = fewest_clusters(ALPHA)  # clusters that must fall, so that a one-sided test at 5% over two cells can reject
+LEAST = fewest_clusters(ALPHA)  # a one-sided test at 5% over two cells needs as many falling clusters
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result for one planted fault. name: the fault. wanted, found: the exit code that the comparison should have,
-    and the exit code that it had. says: the comparison's error, first failure or summary."""
+    """The result for one planted fault. name: the fault. wanted: the exit code that the comparison should have. found:
+    the exit code that it had. says: the comparison's error, its first failure or its summary."""
 
     name: str
     wanted: int
@@ -73,8 +74,8 @@ def _compared(base: Side, new: Side) -> tuple[int, str]:
 
 
 def _falling(cell: Cell) -> set[str]:
-    """Return the questions whose scores the planted drop sets to 0: the questions with a score above 0, without every
-    fifth of these (`KEEPS`)."""
+    """Return the questions whose scores the planted drop sets to 0: of the questions with a score above 0, all but
+    every fifth (`KEEPS`)."""
     right = [name for name, one in sorted(cell.questions.items()) if any(one.scores)]
     return {name for number, name in enumerate(right) if number % KEEPS}
 

@@ -8,8 +8,8 @@
     tier = "advisory"                  # critical (default) or advisory: failures are warnings
     margin = 0.05
     [limits]
-    kv_bytes_peak = 1.1                # NEW / BASE at most; tokens_per_second: at least
-    truncated = 0.05                   # share may rise by at most this
+    kv_bytes_peak = 1.1                # largest ratio NEW / BASE; of tokens_per_second the smallest
+    truncated = 0.05                   # largest rise of a share
 
 The file comes from the repository under test: kvbench limits its size and refuses unknown keys.
 """
@@ -54,13 +54,13 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The rules by which a comparison fails. margin: the accepted drop of the mean score, from 0 to 1. limits: for the
-    names of measures, how far each may change (see the module's docstring)."""
+    """The rules by which a comparison fails. margin: the accepted drop of the mean score, from 0 to 1. limits: by the
+    name of a measure, how far it may change (see the module's docstring)."""
 
     margin: float = 0.0
     rules: tuple[Rule, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
-    strict: bool = False  # critical cells that are undecided fail, and so do unfinished runs of NEW
+    strict: bool = False  # whether undecided critical cells and unfinished runs of NEW fail the comparison
 
     def margin_of(self, key: Key) -> float:
         own = self._rule(key).margin
@@ -70,7 +70,7 @@ class Policy:
         return self._rule(key).tier == "critical"
 
     def unused(self, keys: Sequence[Key]) -> list[int]:
-        """Return the numbers, from 1, of the policy's [[cells]] tables whose patterns fit none of these cells."""
+        """Return which [[cells]] tables of the policy fit none of these cells, as numbers from 1."""
         return [number for number, rule in enumerate(self.rules, 1) if not any(map(rule.fits, keys))]
 
     def _rule(self, key: Key) -> Rule:
@@ -88,8 +88,8 @@ def read_policy(path: Path) -> Policy:
 
 
 def _check_whole(value: Any) -> None:
-    """Raise ValueError for whole numbers beyond TOML's 64 bits, because Python may refuse to print them in a
-    message."""
+    """Raise ValueError if the value contains a whole number beyond TOML's 64 bits: Python may refuse to print such a
+    number in a message."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("a whole number has more than 64 bits")
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

@@ -44,12 +44,12 @@ USED = (
 )
 COLUMNS = tuple(dict.fromkeys(name for name in USED if name in NAMES))
 OPTIONS = {"options": "{}"}
-SAMPLES = 1 << 20  # the numbers of samples are below this
+SAMPLES = 1 << 20  # a sample's number is below this
 
 
 def read_side(text: str, results: Path = Path("results")) -> Side:
-    """Return one side. text: what the user typed as BASE or NEW. results: the folder of runs that are given by name.
-    Raises UserError, SetupError."""
+    """Return one side. text: what the user typed as BASE or NEW. results: the folder of the runs that the user gives by
+    name. Raises UserError, SetupError."""
     if os.path.isfile(text) and text.endswith(".json"):
         return baseline.read(Path(text))
     whole = os.path.exists(text) or os.path.exists(results / text)
@@ -97,7 +97,7 @@ def of_tables(
     columns in `COLUMNS`. records: the environment of each run by the run's name; empty for a table without a folder.
     paths: the folder or table of each run by the run's name.
 
-    Raises UserError if there are no rows, or if rows of one question do not belong together.
+    Raises UserError if there are no rows, or if the rows of one question had different prompts or settings.
     """
     sources = tuple((run, len(table)) for run, table in tables)
     if not sum(rows for _, rows in sources):
@@ -153,9 +153,9 @@ def _cell(key: Key, rows: Rows, records: Mapping[str, Mapping[str, Any]]) -> Cel
 
 
 def _facts(key: Key, rows: Rows, records: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
-    """Return the value of each fact; None: unknown. If a cell has several values of a fact, they are joined by commas.
-    A setting in `BY_QUESTION` with several values is None, because each question's `asked` covers the setting. Values
-    in `OF_QUESTION` are left out."""
+    """Return the value of each fact; None: unknown. If the rows of a cell have several values of a fact, the value is a
+    list with commas. A setting in `BY_QUESTION` with several values is None: it is compared question by question, in
+    `Question.asked`. Values in `OF_QUESTION` are left out."""
     facts: dict[str, str | None] = {}
     for name in FACTS:
         if name in NAMES:
@@ -250,8 +250,8 @@ def _most(values: Floats) -> float | None:
 
 
 def _figures(answers: Rows) -> dict[str, float]:
-    """Return a cell's memory, speed and share of time spent on evictions, by name, over all its answers. Unknown ones
-    are left out."""
+    """Return the figures of a cell over all its answers, by name: memory, speed, and the share of time that evictions
+    took. Unknown figures are left out."""
     rate = speed(answers)
     busy = sum(float(present(answers.number(name)).sum()) for name in ("decode_seconds", "evict_seconds"))
     evicting = float(present(answers.number("evict_seconds")).sum())

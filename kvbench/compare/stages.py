@@ -1,13 +1,14 @@
-"""Tests and judges the scores of all cells of a tier, in one stage or in two. A second stage has another seed.
+"""Tests and judges the scores of all cells of a tier, in one stage or in two. The second stage is the same comparison
+on runs with another seed.
 
     pairs = grouped(matched.both, stages=2)
     tested = {key: test(found) for key, found in pairs.items()}
     judge(tested, policy, stages=2)
 
 With two stages, each seed has its own test at the level sqrt(5%), and a cell is worse only if both tests reject "no
-drop". A false alarm of the first stage seldom occurs again in the second stage; a true drop does. `stats.both` makes
-one p-value of the two, so that Holm's correction applies as with one stage. A cell whose second seed was not run is
-never worse: if its first stage rejects, it is undecided.
+drop". A false alarm of the first stage seldom occurs again in the second stage; a true drop does. `stats.both` combines
+the p-values of both tests into one, so that Holm's correction applies as with one stage. A cell whose second seed was
+not run is never worse: if its first stage rejects, it is undecided.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ Group = tuple[Pair, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tested:
-    """The tests of one cell. stages: one test per seed. together: one test on the samples of all seeds; tables show the
-    difference and the bound of this test."""
+    """The tests of one cell. stages: one test per seed. together: a test on the samples of all seeds, whose difference
+    and lower bound tables show."""
 
     stages: tuple[Regression, ...]
     together: Regression
@@ -104,9 +105,9 @@ def _verdict(found: Regression, p: float, margin: float) -> str:
 
 
 def _regression(pairs: Group) -> Regression:
-    """Return one test on the samples of all `pairs` together: a cell's pairs of base and new run, one per seed.
+    """Return one test on the samples of all `pairs` together. pairs: for each seed, the cell on both sides.
 
-    Within a pair, only questions and samples that both runs have count.
+    Only samples that have a score on both sides count.
     """
     base, new, clusters = [], [], []
     for name in sorted({name for pair in pairs for name in pair.shared}):

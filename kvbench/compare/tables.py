@@ -1,4 +1,4 @@
-"""An outcome as tables in text, Markdown and JSON, which the report's renderer prints."""
+"""Shows an outcome of a comparison as tables. The report's renderer prints them as text, Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ def _figures() -> list[Column]:
 
 @dataclass(frozen=True, slots=True)
 class _Of:
-    """A function that gives a column its value for a cell. name: the measure. side: which attribute of the measure is
-    the value: "base", "new" or "p"."""
+    """A function that returns a column's value for a cell. name: the measure. side: the attribute of the measure that
+    is the value: "base", "new" or "p"."""
 
     name: str
     side: str
@@ -171,8 +171,8 @@ class _Of:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A cell's measure as a table shows it: a ratio, the change of a share, or entries. Entries of both sides are shown
-    if they differ."""
+    """A function that returns a cell's measure as a table shows it: a ratio, the change of a share, or a number of
+    entries (the numbers of both sides if they differ). name: the measure."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Says the outcome of a comparison in sentences: what fails, what is undecided, what differs. Every sentence is one
+"""Writes the outcome of a comparison in sentences: what fails, what is undecided, what differs. Every sentence is one
 line, and text from outside is escaped."""
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from kvbench.errors import bare, counted, quote
 from kvbench.report.stats import ALPHA, Regression, fewest_clusters
 
 MOST = 4  # names that a sentence lists
-WIDE = 0.2  # distance of a bound from its difference that a note explains
+WIDE = 0.2  # a note explains bounds that are further from their difference
 
 
 def name(one: Judged, outcome: Outcome) -> str:
-    """Return a cell in words. The cell's seed, interval or model is added if another cell of the outcome differs from
-    this cell only in these."""
+    """Return a cell in words. The cell's seed, interval or model is added if another cell of the outcome with the same
+    task, method and budget has another one."""
     keys = [other.key for other in outcome.judged if other.key != one.key]
     key = one.key
     alike = [k for k in keys if (k.task, k.method, k.budget) == (key.task, key.method, key.budget)]
@@ -37,13 +37,15 @@ def sides(outcome: Outcome) -> Iterator[str]:
 
 
 def _place(side: Side) -> str:
-    """Return the folders of a side's runs. If a part of the side is a file, return the name that the user typed."""
+    """Return the folders of a side's runs or, if the side comes from a file even in part, the text that the user
+    typed."""
     whole = 0 < len(side.folders) == len(side.sources)
     return ", ".join(bare(folder) for folder in side.folders) if whole else bare(side.name)
 
 
 def _state(side: Side) -> dict[str, set[str | None]]:
-    """Return the versions ("kvbench_version") and the commits ("git") of a side's cells. None: unknown."""
+    """Return the versions of kvbench ("kvbench_version") and the commits ("git") that generated a side's cells. None:
+    unknown."""
     return {name: {cell.facts[name] for cell in side.cells.values()} for name in ("kvbench_version", "git")}
 
 
@@ -73,8 +75,8 @@ def _counted(found: Regression) -> str:
 
 
 def failures(outcome: Outcome) -> Iterator[tuple[bool, str]]:
-    """Yield (critical, sentence) for each cell that fails and, with --strict, for each unfinished run of NEW. Undecided
-    cells also fail with --strict; `undecided` makes their sentences."""
+    """Yield (critical, sentence) for each cell that fails and, with --strict, for each unfinished run of NEW. Cells
+    that fail only because they are undecided (--strict) are left out; their sentences come from `undecided`."""
     for one in outcome.judged:
         if one.reasons:
             yield one.critical, f"{name(one, outcome)}: {fails(one)}"
@@ -93,8 +95,8 @@ def unused(outcome: Outcome) -> Iterator[str]:
 
 
 def undecided(outcome: Outcome) -> Iterator[str]:
-    """Yield sentences on the undecided cells. A sentence says how large a drop a cell can show or, with two stages,
-    that a second seed must be run."""
+    """Yield sentences on the undecided cells. A sentence says how large a drop must be for the test of a cell to find
+    it or, with two stages, that a second seed must be run."""
     again = [one for one in outcome.undecided if one.again]
     open_ = [one for one in outcome.undecided if not one.again]
     if again:
@@ -108,8 +110,8 @@ def undecided(outcome: Outcome) -> Iterator[str]:
 
 
 def _could_see(one: Judged) -> str:
-    """Return how large a drop a cell can show, as in "5 questions cannot show a drop smaller than 67 points at 80%
-    power." """
+    """Return how large a drop must be for the test of a cell to find it, as in "5 questions cannot show a drop smaller
+    than 67 points at 80% power." """
     assert one.tested is not None
     found = one.tested.together.paired
     unit = "question" if found.clusters == found.questions else "cluster"
