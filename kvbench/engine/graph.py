@@ -27,7 +27,7 @@ class StepGraph:
     stream is then as before. All other failures of the step are raised as they are.
     """
 
-    def __init__(self, step: Callable[[], None], device: torch.device, restore: Callable[[], None]) -> None:
+    def __init__(self, step: Callable[[], None], device: torch.device, restore: Callable[[], object]) -> None:
         stream, beside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         _run_beside(stream, beside, step)
         restore()

@@ -2,13 +2,12 @@
 
 The engine reads a prompt once and copies its evicted cache to the slots of its samples. It refills the slot of a
 finished sequence before the next decode step. Every step runs all slots, so shapes never change: with the slot count
-fixed, a sequence's tokens are bit-equal whatever the other slots hold. The device runs a block of steps
-(`Engine._block`, `Engine._step`) before the host looks at their tokens (`Engine._look`).
+fixed, a sequence's tokens are bit-equal whatever the other slots hold. The device runs a block of steps (`DecodeSteps`)
+before the host looks at their tokens (`Engine._look`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -16,23 +15,20 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 import torch
 
 from kvbench.console import faults
-from kvbench.engine.blocks import LOOK, block_length, stores_newest
+from kvbench.engine.blocks import LOOK
 from kvbench.engine.cache.layout import Layout, Lengths, check_prefill
 from kvbench.engine.evict import Evictor, one_thread
-from kvbench.engine.graph import CaptureError, StepGraph
-from kvbench.engine.kernels.backends import Backend, decode_with, draw_with
-from kvbench.engine.kernels.compiled import CompiledLayers
+from kvbench.engine.kernels.backends import Backend
 from kvbench.engine.memory import OutOfMemory
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.norms import fused_norms
 from kvbench.engine.model.packing import packed_linears
 from kvbench.engine.prefill import Prefill, PromptReader, PromptState
 from kvbench.engine.rules import KeptLog
-from kvbench.engine.sampler import next_tokens
 from kvbench.engine.sequence import Sequence, Slots, Token
 from kvbench.engine.setup import set_up
-from kvbench.engine.state import Drawing, State
-from kvbench.engine.step_writers import step_writer
+from kvbench.engine.state import Drawing
+from kvbench.engine.steps import DecodeSteps
 from kvbench.engine.timer import Timer
 from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request
@@ -103,29 +99,24 @@ class Engine:
         self.cache = setup.cache(slots, layout)
         self.evictor = Evictor(setup.rules, self.cache, log) if method.evicts else None
         self.reader = PromptReader(setup, chunk=prefill_chunk, prefill=prefill, log=log)
-        self.model = self.reader.model
-        self._on_gpu = on_gpu = loaded.device.type == "cuda"
-        self._backend, self._notice, self._captures = backend, notice, on_gpu and graph and not loaded.divided
-        self._draws_on_gpu = draw_with(backend) if on_gpu else None
-        self._compiled = CompiledLayers(loaded.model, notice) if on_gpu and compiled and not loaded.divided else None
-        self.writer = step_writer(self.cache, setup.rules, decode_with(backend, self.cache) if on_gpu else None)
         self.slots = Slots(slots)
+        self.steps = DecodeSteps(
+            *(setup, self.reader.model, self.cache),
+            look=look,
+            backend=backend,
+            compiled=compiled,
+            graph=graph,
+            notice=notice,
+        )
         self._copies = setup.copies
         self._under_way: list[Sequence] = []
         self._done: deque[Generation] = deque()
         self._queue: deque[tuple[Request, list[Sequence]]] = deque()
-        self.look = look
-        self.state = State(slots, self.look, Drawing(), loaded.device)
-        self._prepared: tuple[State, int] | None = None  # what `_graph` was captured for
-        self._graph: StepGraph | None = None
 
     @property
     def decoding(self) -> str:
-        """How decode steps run: on a GPU the backend's name, then "graph" and "compiled" if used; else "torch"."""
-        if not self._on_gpu:
-            return "torch"
-        compiled = self._compiled is not None and not self._compiled.failed
-        return " ".join([self._backend, *["graph"] * self._captures, *["compiled"] * compiled])
+        """How decode steps run, see `DecodeSteps.decoding`."""
+        return self.steps.decoding
 
     def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
         """Yield the result of every sample of every request as it finishes.
@@ -144,12 +135,10 @@ class Engine:
     @torch.inference_mode()
     def _generate(self, requests: Iterable[Request]) -> Iterator[Generation]:
         queue = self._queue = deque((r, [Sequence.of(r, sample) for sample in r.samples]) for r in requests)
-        drawing = Drawing.of([request for request, _ in queue], self.loaded.stop_ids)
-        if drawing != self.state.drawing:
-            self.state = State(self.cache.slots, self.look, drawing, self.loaded.device)
+        self.steps.draw_as(Drawing.of([request for request, _ in queue], self.loaded.stop_ids))
         admission: Admission | None = None
         model, slots = self.loaded.model, self.cache.slots
-        with self.model.routed(), packed_linears(model, slots), fused_norms(model):
+        with self.reader.model.routed(), packed_linears(model, slots), fused_norms(model):
             while queue or admission or self.slots.live():
                 while (queue or admission) and self.slots.free():
                     admission = self._admit(*admission) if admission else self._read(*queue.popleft())
@@ -186,7 +175,7 @@ class Engine:
         """
         free = self.slots.free()[: len(waiting)]
         started = self._under_way = [waiting.popleft() for _ in free]
-        tokens = self._first_tokens(prompt, started)
+        tokens = self.steps.first_tokens(prompt.logits, started, prompt.tokens)
         placed: list[int] = []
         ended: list[Sequence] = []
         for slot, sequence, token in zip(free, started, tokens):
@@ -215,80 +204,17 @@ class Engine:
             if self.evictor is not None:
                 self.evictor.start(slot, prompt.budget, prompt.tokens, sequence.key, prompt.decisions)
 
-    def _first_tokens(self, prompt: PromptState, samples: list[Sequence]) -> list[Token]:
-        """Draw the token after a prompt for each of its samples."""
-        state = State(len(samples), 1, self.state.drawing, self.loaded.device)
-        state.load(samples, [prompt.tokens] * len(samples), self.loaded.stop_ids)
-        self._draw(prompt.logits.expand(len(samples), -1), state)
-        return state.read(1)[0]
-
     def _block(self) -> None:
-        """Decode a block of steps (`block_length`); then look at its tokens, evict, and end or continue turns.
-
-        On a CPU, where the host need not wait for the numbers of a step, the block ends as soon as a sequence ends, and
-        has one step if a stop string may end one, which only the host sees.
-        """
+        """Decode a block of steps; then look at its tokens, evict, and end or continue turns."""
         live = self.slots.live()
         self._under_way = [sequence for _, sequence in live]
-        seen_by_host = not self._on_gpu and any(sequence.request.stop_strings for sequence in self._under_way)
-        look, states = 1 if seen_by_host else self.look, self.cache.recurrent is not None
-        steps = block_length(self._under_way, self.trigger, look, states=states)
-        self._load(steps)
-        step = self._ready(steps)
+        steps = self.steps.load(self.slots)
+        step = self.steps.ready(self.slots)
         began = time.perf_counter()
-        done = 0
-        while done < steps and (self._on_gpu or not self.state.ended()):
-            step()
-            done += 1
-        tokens = self.state.read(done)
+        tokens = self.steps.run(step, steps)
         self._evict(self._look(live, tokens, time.perf_counter() - began))
         for slot, sequence in live:
             self._go_on(slot, sequence)
-
-    def _load(self, steps: int) -> None:
-        """Copy to the device all that a block of `steps` steps needs from the host."""
-        self.state.load(self.slots.sequences, self.cache.seen, self.loaded.stop_ids)
-        width = self.cache.shape.newest
-        wanted = width > 0 if self._captures else stores_newest(self._under_way, self.trigger, width, steps)
-        self.writer.load(self.slots.ahead(steps), wanted)
-
-    def _ready(self, steps: int) -> Callable[[], None]:
-        """Return the function that runs a step. On a GPU, prepare it first if a tensor that it depends on was replaced.
-
-        Preparing captures the step in a graph or, without graphs, runs it once, so that libraries and compilers are
-        ready. This does not count as decoding time.
-        """
-        depends = self.state, self.writer.version
-        if self._on_gpu and self._prepared != depends:
-            self._prepared, self._graph = depends, None  # frees the old graph's memory
-            states = self.cache.saved_states()
-            if self._captures:
-                self._capture(steps)
-            else:
-                self._step()
-            self._load(steps)
-            self.cache.restore_states(states)
-        return self._graph.replay if self._graph else self._step
-
-    def _capture(self, steps: int) -> None:
-        try:
-            self._graph = StepGraph(self._step, self.loaded.device, lambda: self._load(steps))
-        except CaptureError as error:  # the model's code waits for the device
-            self._captures = False
-            self._notice(f"decode steps run without a CUDA graph: {error}")
-
-    def _step(self) -> None:
-        """Give every slot its next token. Reads only tensors that are never reallocated, so that it can be captured."""
-        state = self.state
-        self.writer.begin(state.seen, state.live)
-        with self._compiled.active() if self._compiled else contextlib.nullcontext():
-            out = self.model.run(self.writer, self.cache.recurrent, **state.inputs())
-        self.writer.advance()
-        self._draw(out.logits[:, -1], state)
-
-    def _draw(self, logits: torch.Tensor, state: State) -> None:
-        """Draw the next token for every row of logits [R, V] (a row per sequence of `state`), and count it."""
-        state.advance(next_tokens(logits, state, self._draws_on_gpu))
 
     def _look(self, live: Live, tokens: list[list[Token]], seconds: float) -> Live:
         """Give these sequences the tokens of a block of steps, and count for each the steps in which it was live.

@@ -9,7 +9,7 @@ from support.pretend_cuda import pretended_cuda
 from support.runs import configuration, model_folder
 
 from kvbench.config.run_config import Grid, MethodChoice
-from kvbench.engine import loop
+from kvbench.engine import steps
 from kvbench.engine.graph import CaptureError
 from kvbench.runner.cell_run import CellRun
 from kvbench.runner.execute import execute
@@ -38,7 +38,7 @@ def test_the_plan_holds_the_measured_peak(model, tmp_path, method, monkeypatch):
     def refuse(*_):
         raise CaptureError("no graph")
 
-    monkeypatch.setattr(loop, "StepGraph", refuse)
+    monkeypatch.setattr(steps, "StepGraph", refuse)
     with pretended_cuda():
         done, _ = rows(model, tmp_path, "r", method, limit=1)
     planned, peak = int(done.device_bytes_planned.iloc[0]), int(done.device_bytes_peak.max())

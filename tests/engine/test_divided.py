@@ -15,7 +15,7 @@ from support.methods import small, with_tables
 from support.models import build, requests
 from support.pretend_cuda import pretended_cuda
 
-from kvbench.engine import loop
+from kvbench.engine import steps
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.division import divide
 from kvbench.engine.model.load import prepare
@@ -78,7 +78,7 @@ def held(usage):
 def test_tokens_are_those_of_the_undivided_model(name, method, layout, monkeypatch):
     want, _ = generated(with_tables(build(name)), method, layout)
     with pretended_cuda(devices=2):
-        monkeypatch.setattr(loop, "decode_with", lambda *chosen, made=loop.decode_with: on_current(made(*chosen)))
+        monkeypatch.setattr(steps, "decode_with", lambda *chosen, made=steps.decode_with: on_current(made(*chosen)))
         got, engine = generated(divided(name), method, layout)
         assert got == want
         assert engine.decoding == "torch"  # without graph and compiled layers

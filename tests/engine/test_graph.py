@@ -20,6 +20,7 @@ from kvbench.engine.graph import CaptureError, StepGraph
 from kvbench.engine.loop import Engine
 from kvbench.engine.memory import OutOfMemory
 from kvbench.engine.model.load import prepare
+from kvbench.engine.steps import DecodeSteps
 from kvbench.errors import UserError
 from kvbench.records import FollowUp, Sampling
 
@@ -166,7 +167,7 @@ def test_preparing_a_graph_leaves_the_states_of_other_layers(architecture, devic
 
 def test_every_method_decodes_from_a_graph_without_waiting(loaded, device):
     model = on_gpu()
-    replays, steps = device.watch(StepGraph, "replay"), device.watch(Engine, "_step")
+    replays, steps = device.watch(StepGraph, "replay"), device.watch(DecodeSteps, "_step")
     for method in METHODS:
         for layout in ("dense", "paged") if small(method).uniform else ("paged",):
             want = results(engine(loaded, method, layout=layout), TODO[:3])
@@ -255,7 +256,7 @@ OWN = ValueError("a step's own failure")
 @pytest.mark.parametrize("failure", [ILLEGAL, FULL, OWN], ids=["device", "memory", "code"])
 def test_a_failure_that_is_not_of_the_capture_is_raised(device, monkeypatch, failure, run):
     """In each of the three runs of a step that making a graph takes."""
-    step, calls, said = Engine._step, [], []
+    step, calls, said = DecodeSteps._step, [], []
 
     def failing(self):
         calls.append(1)
@@ -263,7 +264,7 @@ def test_a_failure_that_is_not_of_the_capture_is_raised(device, monkeypatch, fai
             raise failure
         step(self)
 
-    monkeypatch.setattr(Engine, "_step", failing)
+    monkeypatch.setattr(DecodeSteps, "_step", failing)
     stream, made = torch.cuda.current_stream(), engine(on_gpu(), "gkv", notice=said.append)
     with pytest.raises(OutOfMemory if failure is FULL else type(failure)) as raised:
         results(made, TODO)
@@ -283,14 +284,14 @@ def test_a_failure_that_is_not_of_the_capture_is_raised(device, monkeypatch, fai
     ],
 )
 def test_a_failure_of_the_capture_alone_decodes_without_a_graph(loaded, device, monkeypatch, message):
-    step, said = Engine._step, []
+    step, said = DecodeSteps._step, []
 
     def failing(self):
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(message)
         step(self)
 
-    monkeypatch.setattr(Engine, "_step", failing)
+    monkeypatch.setattr(DecodeSteps, "_step", failing)
     made = engine(on_gpu(), "gkv", notice=said.append)
     tokens = {key: d.token_ids for key, d in results(made, TODO).items()}
     assert (made.decoding, said) == ("torch", [f"decode steps run without a CUDA graph: {message}"])

@@ -18,11 +18,12 @@ from support.runs import configuration, model_folder
 from kvbench.cli.app import main
 from kvbench.config.run_config import Grid, MethodChoice
 from kvbench.console import faults
-from kvbench.engine import loop, sampler, setup
+from kvbench.engine import loop, sampler, setup, steps
 from kvbench.engine.attention.geometry import own_failures
 from kvbench.engine.loop import Engine
 from kvbench.engine.prefill import PromptReader
 from kvbench.engine.state import Drawing, State
+from kvbench.engine.steps import DecodeSteps
 from kvbench.errors import MethodError, SetupError
 from kvbench.records import Sampling
 from kvbench.runner.execute import execute
@@ -65,7 +66,7 @@ class Memory:
 
     def __init__(self, monkeypatch, fits, error, where, spared=0):
         self.engine, self.raised, self.calls, self.caches = None, 0, 0, []
-        owner, name = {"prefill": (PromptReader, "read"), "decode": (Engine, "_step")}[where]
+        owner, name = {"prefill": (PromptReader, "read"), "decode": (DecodeSteps, "_step")}[where]
         work, init = getattr(owner, name), Engine.__init__
 
         def made(engine, *args, **kwargs):
@@ -112,14 +113,14 @@ def test_out_of_memory_halves_the_slots_and_every_row_says_so(
 
 def test_every_cell_starts_with_its_own_slots(model, tmp_path, monkeypatch):
     """A row's slots must not depend on the cells that the same process ran before it."""
-    step = Engine._step
+    step = DecodeSteps._step
 
-    def guarded(engine):
-        if type(engine.method).__name__ == "GKV" and engine.cache.slots > 2:
+    def guarded(steps):
+        if type(steps.writer.rules.method).__name__ == "GKV" and steps.cache.slots > 2:
             raise CUDA
-        step(engine)
+        step(steps)
 
-    monkeypatch.setattr(Engine, "_step", guarded)
+    monkeypatch.setattr(DecodeSteps, "_step", guarded)
     result = execute(small(model, "gkv", "h2o"), out=tmp_path, run_name="r", notice=lambda text: None)
     rows = read_run(result.run_dir).rows
     assert rows.groupby("method").slots.unique().map(list).to_dict() == {"gkv": [2], "h2o": [4]}
@@ -246,15 +247,16 @@ def test_which_failures_are_of_memory_and_which_of_the_device():
 
 
 def test_five_rows_of_nan_end_the_cell_with_a_hint_and_the_others_go_on(model, tmp_path, monkeypatch):
-    draw = Engine._draw
+    draw = DecodeSteps._draw
 
-    def broken(engine, logits, state):
-        return draw(engine, logits * float("nan") if type(engine.method).__name__ == "GKV" else logits, state)
+    def broken(steps, logits, state):
+        of_gkv = type(steps.writer.rules.method).__name__ == "GKV"
+        return draw(steps, logits * float("nan") if of_gkv else logits, state)
 
     said: list[str] = []
     config = small(model, "gkv", "h2o")
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_draw", broken)
+        patch.setattr(DecodeSteps, "_draw", broken)
         result = execute(config, out=tmp_path, run_name="r", notice=said.append)
     rows = read_run(result.run_dir).rows
     assert rows.groupby("method").status.apply(list).to_dict() == {"gkv": ["nan_logits"] * 5, "h2o": ["ok"] * 8}
@@ -297,7 +299,7 @@ def test_a_model_of_nan_ends_with_exit_code_4_and_one_hint(model, tmp_path, kvbe
 
 @pytest.mark.parametrize(
     ("module", "part"),
-    [(setup, "make_cache"), (setup, "rules_for"), (loop, "Evictor"), (loop, "PromptReader"), (loop, "step_writer")],
+    [(setup, "make_cache"), (setup, "rules_for"), (loop, "Evictor"), (loop, "PromptReader"), (steps, "step_writer")],
 )
 def test_an_engine_that_cannot_be_made_with_its_slots_is_made_with_fewer(model, tmp_path, monkeypatch, module, part):
     made, calls = getattr(module, part), []

@@ -97,9 +97,9 @@ RUNNING = {  # where a run is stopped -> a function, the call of it, the signal
     "loading": ("kvbench.runner.run_plan:load", 1, HUP),
     "checking weights": ("kvbench.runner.work:check_weights", 1, INT),
     "prefill": ("kvbench.engine.prefill:PromptReader.read", 3, TERM),
-    "decode": ("kvbench.engine.loop:Engine._step", 60, INT),
-    "decode, SIGTERM": ("kvbench.engine.loop:Engine._step", 60, TERM),
-    "decode, SIGHUP": ("kvbench.engine.loop:Engine._step", 60, HUP),
+    "decode": ("kvbench.engine.steps:DecodeSteps._step", 60, INT),
+    "decode, SIGTERM": ("kvbench.engine.steps:DecodeSteps._step", 60, TERM),
+    "decode, SIGHUP": ("kvbench.engine.steps:DecodeSteps._step", 60, HUP),
     "sealing rows": ("kvbench.store.tables:write_rows", 1, INT),
     "sealing texts": ("kvbench.store.tables:_write_texts", 1, TERM),
     "tables in place": ("kvbench.store.tables:sync_folder", 1, HUP),
@@ -187,7 +187,7 @@ def test_what_does_not_return_to_python_is_ended_too(zygote: Zygote, folder: Pat
     """A matrix product of a minute: the handler cannot run, the watching thread can."""
     name = f"busy{calls}"
     case = zygote.start(
-        f"{GRID} --run-name {name}", block="kvbench.engine.loop:Engine._step", calls=calls, how="c", patience=1.0
+        f"{GRID} --run-name {name}", block="kvbench.engine.steps:DecodeSteps._step", calls=calls, how="c", patience=1.0
     )
     case.wait_for_block()
     case.signal(number)
@@ -199,7 +199,7 @@ def test_what_does_not_return_to_python_is_ended_too(zygote: Zygote, folder: Pat
 def test_a_second_signal_ends_at_once(zygote: Zygote, folder: Path) -> None:
     """Patience is an hour here, so nothing but the second signal can end the command."""
     case = zygote.start(
-        f"{GRID} --run-name twice", block="kvbench.engine.loop:Engine._step", calls=60, how="c", patience=3600.0
+        f"{GRID} --run-name twice", block="kvbench.engine.steps:DecodeSteps._step", calls=60, how="c", patience=3600.0
     )
     case.wait_for_block()
     case.signal(INT)
@@ -211,7 +211,7 @@ def test_a_second_signal_ends_at_once(zygote: Zygote, folder: Path) -> None:
 
 
 def test_one_request_that_comes_twice_is_one(zygote: Zygote) -> None:
-    case = zygote.start(f"{GRID} --run-name both", block="kvbench.engine.loop:Engine._step", calls=60)
+    case = zygote.start(f"{GRID} --run-name both", block="kvbench.engine.steps:DecodeSteps._step", calls=60)
     case.wait_for_block()
     case.signal(TERM)
     case.signal(TERM)
@@ -220,7 +220,7 @@ def test_one_request_that_comes_twice_is_one(zygote: Zygote) -> None:
 
 def test_nohup_keeps_its_meaning(zygote: Zygote) -> None:
     case = zygote.start(
-        f"{GRID} --run-name nohup", block="kvbench.engine.loop:Engine._step", calls=60, ignore=[int(HUP)]
+        f"{GRID} --run-name nohup", block="kvbench.engine.steps:DecodeSteps._step", calls=60, ignore=[int(HUP)]
     )
     case.wait_for_block()
     case.signal(HUP)

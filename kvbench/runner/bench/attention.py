@@ -89,7 +89,7 @@ def record(engine: Engine) -> list[Call]:
     seen = torch.tensor(cache.seen, device=cache.device)
     writer.begin(seen, (seen > 0).long())
     tokens, states = torch.zeros_like(seen), copied(cache.recurrent)
-    engine.model.run(writer, states, input_ids=tokens[:, None], position_ids=seen[:, None])
+    engine.reader.model.run(writer, states, input_ids=tokens[:, None], position_ids=seen[:, None])
     return calls
 
 

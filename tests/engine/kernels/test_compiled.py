@@ -31,17 +31,17 @@ pytestmark = [
 def decoded(loaded, layers=None, method="tova"):
     """Tokens of every sequence, and the logits of every decode step."""
     engine = Engine(loaded, small(method), budget=24, interval=8, slots=3, max_tokens=200)
-    run, logits = engine.model.run, []
+    run, logits = engine.reader.model.run, []
 
     def recorded(handler, states, **inputs):
-        decoding = handler is engine.writer
+        decoding = handler is engine.steps.writer
         with layers.active() if decoding and layers else contextlib.nullcontext():
             out = run(handler, states, **inputs)
         if decoding:
             logits.append(out.logits[:, -1].clone())
         return out
 
-    engine.model.run = recorded
+    engine.reader.model.run = recorded
     todo = requests(lengths=(9, 33, 60), new_tokens=(20, 12, 16), samples=1, sampling=Sampling())
     return {done.request.doc_id: done.token_ids for done in engine.generate(todo)}, torch.stack(logits)
 

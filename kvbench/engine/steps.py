@@ -1,0 +1,146 @@
+"""The decode steps of all slots: on a GPU with compiled layers and from a CUDA graph, where the model allows it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from functools import partial
+
+import torch
+
+from kvbench.engine.attention.interface import RoutedModel
+from kvbench.engine.blocks import block_length, stores_newest
+from kvbench.engine.cache.slot_cache import SlotCache
+from kvbench.engine.graph import CaptureError, StepGraph
+from kvbench.engine.kernels.backends import Backend, decode_with, draw_with
+from kvbench.engine.kernels.compiled import CompiledLayers
+from kvbench.engine.sampler import next_tokens
+from kvbench.engine.sequence import Sequence, Slots, Token
+from kvbench.engine.setup import Setup
+from kvbench.engine.state import Drawing, State
+from kvbench.engine.step_writers import step_writer
+
+
+class DecodeSteps:
+    """Runs blocks of steps; each step gives every slot its next token.
+
+    Args:
+        model: the setup's model, whose attention handler changes between prompts and steps.
+        look: most steps of a block.
+        backend, compiled, graph, notice: see `loop.Engine`.
+
+    Attributes:
+        state: the numbers of every slot on the device.
+        writer: the attention handler of a step.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        model: RoutedModel,
+        cache: SlotCache,
+        *,
+        look: int,
+        backend: Backend,
+        compiled: bool,
+        graph: bool,
+        notice: Callable[[str], None],
+    ) -> None:
+        loaded = setup.loaded
+        self.cache, self.look = cache, look
+        self._model, self._trigger, self._stop_ids = model, setup.trigger, loaded.stop_ids
+        self._device, self._on_gpu = loaded.device, loaded.device.type == "cuda"
+        self._backend, self._notice = backend, notice
+        self._captures = self._on_gpu and graph and not loaded.divided
+        compiles = self._on_gpu and compiled and not loaded.divided
+        self._compiled = CompiledLayers(loaded.model, notice) if compiles else None
+        self._draws_on_gpu = draw_with(backend) if self._on_gpu else None
+        self.writer = step_writer(cache, setup.rules, decode_with(backend, cache) if self._on_gpu else None)
+        self.state = State(cache.slots, look, Drawing(), self._device)
+        self._prepared: tuple[State, int] | None = None  # what `_graph` was captured for
+        self._graph: StepGraph | None = None
+
+    @property
+    def decoding(self) -> str:
+        """How steps run: on a GPU the backend's name, then "graph" and "compiled" if used; else "torch"."""
+        if not self._on_gpu:
+            return "torch"
+        compiled = self._compiled is not None and not self._compiled.failed
+        return " ".join([self._backend, *["graph"] * self._captures, *["compiled"] * compiled])
+
+    def draw_as(self, drawing: Drawing) -> None:
+        """Draw the next tokens as `drawing` says."""
+        if drawing != self.state.drawing:
+            self.state = State(self.cache.slots, self.look, drawing, self._device)
+
+    def first_tokens(self, logits: torch.Tensor, samples: Many[Sequence], seen: int) -> list[Token]:
+        """Draw the token after a prompt of `seen` tokens for each of its samples. logits: [V] of its last token."""
+        state = State(len(samples), 1, self.state.drawing, self._device)
+        state.load(samples, [seen] * len(samples), self._stop_ids)
+        self._draw(logits.expand(len(samples), -1), state)
+        return state.read(1)[0]
+
+    def load(self, slots: Slots) -> int:
+        """Copy to the device all that the next block needs from the host; return the most steps that the block has.
+
+        On a CPU the block has one step if a stop string may end a sequence, which only the host sees.
+        """
+        sequences = [sequence for _, sequence in slots.live()]
+        seen_by_host = not self._on_gpu and any(sequence.request.stop_strings for sequence in sequences)
+        look, states = 1 if seen_by_host else self.look, self.cache.recurrent is not None
+        steps = block_length(sequences, self._trigger, look, states=states)
+        width = self.cache.shape.newest
+        newest = width > 0 if self._captures else stores_newest(sequences, self._trigger, width, steps)
+        self.state.load(slots.sequences, self.cache.seen, self._stop_ids)
+        self.writer.load(slots.ahead(steps), newest)
+        return steps
+
+    def ready(self, slots: Slots) -> Callable[[], None]:
+        """Return the function that runs a step. On a GPU, prepare it first if a tensor that it depends on was replaced.
+
+        Preparing captures the step in a graph or, without graphs, runs it once, so that libraries and compilers are
+        ready. This does not count as decoding time.
+        """
+        depends = self.state, self.writer.version
+        if self._on_gpu and self._prepared != depends:
+            self._prepared, self._graph = depends, None  # frees the old graph's memory
+            states = self.cache.saved_states()
+            if self._captures:
+                self._capture(slots)
+            else:
+                self._step()
+            self.load(slots)
+            self.cache.restore_states(states)
+        return self._graph.replay if self._graph else self._step
+
+    def run(self, step: Callable[[], None], steps: int) -> list[list[Token]]:
+        """Run a block of at most `steps` steps; return its tokens as [step][slot].
+
+        On a CPU, where the host need not wait for the numbers of a step, the block ends as soon as a sequence ends.
+        """
+        done = 0
+        while done < steps and (self._on_gpu or not self.state.ended()):
+            step()
+            done += 1
+        return self.state.read(done)
+
+    def _capture(self, slots: Slots) -> None:
+        try:
+            self._graph = StepGraph(self._step, self._device, partial(self.load, slots))
+        except CaptureError as error:  # the model's code waits for the device
+            self._captures = False
+            self._notice(f"decode steps run without a CUDA graph: {error}")
+
+    def _step(self) -> None:
+        """Give every slot its next token. Reads only tensors that are never reallocated, so that it can be captured."""
+        state = self.state
+        self.writer.begin(state.seen, state.live)
+        with self._compiled.active() if self._compiled else contextlib.nullcontext():
+            out = self._model.run(self.writer, self.cache.recurrent, **state.inputs())
+        self.writer.advance()
+        self._draw(out.logits[:, -1], state)
+
+    def _draw(self, logits: torch.Tensor, state: State) -> None:
+        """Draw the next token for every row of logits [R, V] (a row per sequence of `state`), and count it."""
+        state.advance(next_tokens(logits, state, self._draws_on_gpu))
