@@ -1,4 +1,4 @@
-"""A device's memory: how much it has, the error for running out, freeing before a retry, the most that was in use."""
+"""A device's memory: its size, its peak use, a limit, freeing it before a retry, and the error when it runs out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class OutOfMemory(SetupError):
     """The engine ran out of memory.
 
     Attributes:
-        under_way: (document, sample) of the sequences being read or decoded; empty if the engine was not built yet.
+        under_way: (document, sample) of each sequence whose prompt was being read or that was being decoded; empty if
+            the engine was not built yet.
         cause: first line of the allocator's message.
     """
 
@@ -38,27 +39,30 @@ def total(device: torch.device) -> int:
 
 
 def release(device: torch.device) -> None:
-    """Collect garbage, and return torch's cached memory to the device."""
+    """Collect Python's garbage, and return the memory that torch caches to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def limit(device: torch.device, most: int | None) -> None:
-    """Let torch allocate at most this many bytes of a GPU's memory. None, or more than there is: no limit."""
+    """Let torch allocate at most `most` bytes of a GPU's memory. None, or more than the GPU has: no limit."""
     if device.type == "cuda" and most is not None and most < total(device):
         torch.cuda.set_per_process_memory_fraction(most / total(device), device)
 
 
 def reset_peak(*devices: torch.device) -> None:
-    """Restart the measurement whose result `peak` returns."""
+    """Begin a new measurement, whose result `peak` returns."""
     for device in devices:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak(*devices: torch.device) -> int | None:
-    """Return the most bytes of tensors on one of these GPUs since `reset_peak`, weights included; None on a CPU."""
+    """Return the most bytes that tensors, weights included, took since `reset_peak` on the fullest of these GPUs.
+
+    None if there is no GPU among the devices.
+    """
     return max(
         (int(torch.cuda.max_memory_allocated(device)) for device in devices if device.type == "cuda"), default=None
     )

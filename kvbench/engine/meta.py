@@ -1,8 +1,8 @@
-"""Runs code on the meta device, where tensors have a size and no memory, and counts the bytes of its tensors.
+"""Runs code on the meta device, where tensors have a size and no memory, and counts the bytes that they would take.
 
-Meta tensors have no values. Where the code reads a value, `Answers` supplies one: False for a bool, but True for the
-result of `all`; 1 for a float; `Answers.number` for an integer; and `Answers.marked` says how many elements of a mask
-are True.
+Meta tensors have no values. When the code reads a value, it gets one from `Answers`: False for a bool, but True for the
+result of `all`; 1 for a float; `Answers.number` for an integer. When it reads the indices of a mask's True elements,
+`Answers.marked` decides how many there are.
 
 Not counted: scratch memory inside an operator, and what an allocator adds.
 """
@@ -28,11 +28,11 @@ ANSWERS: Mapping[torch.dtype, Any] = {torch.bool: False, torch.float32: 1.0, tor
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The values that are supplied where code reads a meta tensor.
+    """The values that code gets when it reads a meta tensor.
 
     Attributes:
         number: the value of every integer.
-        marked: how many elements of a row of a mask are True, as a function of the row's length.
+        marked: function of the size of a mask's last axis: how many elements along this axis are True.
     """
 
     number: int = 1
@@ -42,7 +42,7 @@ class Answers:
         return ANSWERS.get(tensor.dtype, 1.0 if tensor.is_floating_point() else self.number)
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor with the shape and dtype of a meta tensor, filled with the supplied value."""
+        """Return a CPU tensor with the shape and dtype of a meta tensor, filled with the value for its dtype."""
         return torch.full(tensor.shape, self.value(tensor), dtype=tensor.dtype)
 
     def places(self, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -52,10 +52,10 @@ class Answers:
 
 
 class MetaBytes(LiveBytes):
-    """Counts the live bytes of tensors, and answers where code reads a meta tensor.
+    """Counts the live bytes of tensors, and supplies a value when code reads a meta tensor.
 
-    answers: the values that the code gets. most_reads: how often the code may read a value; None: without limit. One
-    read more raises RecursionError, because a loop that waits for another value would never end.
+    answers: the values that the code gets. most_reads: how often the code may read a value; None: without limit. A
+    further read raises RecursionError, because a loop that waits for another value would never end.
     """
 
     def __init__(self, answers: Answers, most_reads: int | None = None) -> None:
@@ -67,7 +67,7 @@ class MetaBytes(LiveBytes):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if torch.is_inference_mode_enabled() and func._can_decompose():  # outside it, autograd has done this already
+        if torch.is_inference_mode_enabled() and func._can_decompose():  # elsewhere autograd has decomposed it
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         first = args[0] if args else None
@@ -93,12 +93,14 @@ class MetaBytes(LiveBytes):
         if self._reads_left is not None:
             self._reads_left -= 1
             if self._reads_left < 0:
-                raise RecursionError("the code waits for a value that no meta tensor has.")
+                raise RecursionError("the code reads values of meta tensors without end: it waits for another value.")
 
 
 def _as_numbers(indices: Sequence[Any], answers: Answers) -> list[Any]:
-    """Return the indices of an indexed tensor with every mask replaced by integer indices, as many as it has True
-    elements according to `answers`."""
+    """Return the index of an indexing operation, one item per axis, with integer indices in place of each mask.
+
+    `answers` says how many elements of a mask are True.
+    """
     numbers: list[Any] = []
     for index in indices:
         masks = isinstance(index, torch.Tensor) and index.dtype == torch.bool

@@ -1,4 +1,4 @@
-"""Views of meta tensors, in the sizes in which an eviction of a run shows its entries to a method.
+"""The views that a method gets in an eviction, made of meta tensors of the same sizes.
 
 Letters: b sequences, t tokens.
 """
@@ -30,12 +30,13 @@ class Shown:
     """The sizes of the views that a method gets in one call.
 
     Attributes:
-        b: length of axis 0 of each view: its sequences or, in a stacked view, its pairs of a layer and a sequence.
-        entries: places per head; queries, hidden: newest queries and hidden states per sequence.
+        b: length of axis 0 of each view, which runs over sequences or, in a stacked view, over pairs of a layer and a
+            sequence.
+        entries: places per head; queries, hidden: numbers of newest queries and hidden states per sequence.
         views: how many views the method gets in the call; stacked: whether they are `StackView`s.
-        together: in a stacked view, the layers about which the method decides together; 0: it decides about each
-            element of axis 0 by itself.
-        probe: length in tokens of the probe to which the queries belong; 0: they belong to no probe.
+        together: in a stacked view, the number of layers about which the method decides together; 0: it decides about
+            each element of axis 0 by itself.
+        probe: length in tokens of the probe to which the queries belong; 0: the queries belong to no probe.
         copied: whether a view copies the entries out of the cache.
     """
 
@@ -55,10 +56,11 @@ class MetaViews:
     """Makes the views of one method on one model.
 
     Attributes:
-        method: the cell's method. Of a combined method "a+b" it is the whole, since entries have the columns of both.
-        geometry: of the evicted layers in the cache, the largest first.
-        model: returns the model without weights, on the meta device; its dtype does not matter.
-        dtype: of keys, values, queries and hidden states; interval: generated tokens between two evictions.
+        method: the cell's method; for a combined method "a+b" not one part alone, since entries have the columns of
+            both.
+        geometry: the evicted layers of the cache, the largest first.
+        model: function that returns the model without weights, on the meta device, in any dtype.
+        dtype: the dtype of keys, values, queries and hidden states; interval: generated tokens between two evictions.
         budget: entries per head that an eviction leaves.
     """
 
@@ -88,11 +90,11 @@ class MetaViews:
         )
 
     def weights(self, acting: Method) -> dict[str, torch.Tensor]:
-        """Return stand-ins for a method's weights, by name; {} if it has none, or if their shapes are unknown."""
+        """Return meta tensors of the shapes of a method's weights, by name; {} if it has none or unknown shapes."""
         declared = acting.weights()
         try:
             shapes = {} if declared is None else shapes_of(declared, self.model())
-        except Exception:  # a plug-in's code computes the shapes from a model's fields
+        except Exception:  # raised by the code of a plug-in, which computes the shapes
             return {}
         return {name: torch.empty(tuple(shape), device=META) for name, shape in shapes.items()}
 

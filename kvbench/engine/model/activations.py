@@ -1,9 +1,9 @@
 """Finds, without weights, the most bytes of activations that a forward pass holds at once.
 
 Layers that keep a state may hold far more numbers per token than attention. For example, transformers' code for Mamba-2
-computes, for every head and every number of the state, the product of all pairs of tokens in a chunk. These bytes
-follow from the model's code and its shapes. So the pass runs on the meta device, where tensors have a size and no
-memory, and every tensor that an operation returns is counted from its creation until the model drops it.
+computes, for every head and every number of the state, the product of all pairs of tokens in a chunk. How many bytes
+activations take follows from the model's code and its shapes. So the pass runs on the meta device, where tensors have a
+size and no memory, and every tensor that an operation returns is counted from its creation until the model drops it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from kvbench.engine.model.continuation import no_attention
 def pass_bytes(model: Any, states: Sequence[StateShape], tokens: int, dtype: torch.dtype) -> int:
     """Return the peak of bytes in activations while one sequence with states reads `tokens` more tokens.
 
-    model: on the meta device, in bfloat16; each bfloat16 number is counted with the size of `dtype`, in which the run
-    will be. Attention is left out: `footprint` counts it.
+    model: on the meta device, in bfloat16; each bfloat16 number is counted with the size of `dtype`, the run's dtype.
+    Attention is left out, because `footprint` counts it.
     """
     meta = torch.device("meta")
     before = RecurrentStates.allocate(states, 1, meta)
@@ -36,9 +36,9 @@ def pass_bytes(model: Any, states: Sequence[StateShape], tokens: int, dtype: tor
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors that operations inside the block create, until they are dropped.
+    """Counts the bytes of the tensors that operations inside the block create: `now` and at their `peak`.
 
-    sizes: bytes per number for those dtypes whose numbers are to be counted with another size than their own.
+    A tensor counts until it is dropped. sizes: bytes per number, for dtypes to be counted with a size not their own.
     """
 
     def __init__(self, sizes: Mapping[torch.dtype, int]) -> None:

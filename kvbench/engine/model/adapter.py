@@ -1,8 +1,8 @@
 """Merges a LoRA adapter into a model's weights with peft, so that the engine runs an ordinary model.
 
-`check` attaches the adapter to a model on the meta device, from the shapes in its file: an adapter of another model
-is refused before any weights are loaded. Options that cannot be merged into weights are refused by name; so are options
-for training, which may name files or code to load.
+`check` needs no weights: it attaches tensors of the shapes in the adapter's file to a model on the meta device, and so
+refuses an adapter of another model before any weights are loaded. Options that cannot be merged into weights are
+refused by name; so are options for training, which may name files or code to load.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kvbench.errors import KVBenchError, UserError, bare, few, quote
 from kvbench.sources.adapters import MERGE, Adapter
 from kvbench.sources.quantised import Form, silence_bitsandbytes
 
-NAME = "default"  # of the adapter inside peft's layers
-PREFIX = "base_model.model."  # of the model inside peft's wrapper
-OWN = (".lora_", f".{NAME}.", f".{NAME}")  # parts of the names of an adapter's parameters
-USED = (  # fields of a configuration that decide the merged weights
+NAME = "default"  # the adapter's name inside peft's layers
+PREFIX = "base_model.model."  # begins the names of the model's parameters inside peft's wrapper
+OWN = (".lora_", f".{NAME}.", f".{NAME}")  # the name of each of an adapter's parameters contains one of these
+USED = (  # fields of an adapter's configuration that decide the merged weights
     *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias", "bias"),
     *("target_modules", "exclude_modules", "target_parameters", "layers_to_transform", "layers_pattern"),
     *("modules_to_save", "trainable_token_indices", "ensure_weight_tying", "fan_in_fan_out"),
@@ -35,11 +35,11 @@ UNUSED = (  # fields about the adapter's training and origin
     *("peft_type", "task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode"),
     *("lora_dropout", "runtime_config", "peft_version", "init_lora_weights"),
 )
-PLAIN = (True, False, None, "gaussian", "orthogonal", "eva")  # `init_lora_weights` that leave the base weights alone
+PLAIN = (True, False, None, "gaussian", "orthogonal", "eva")  # `init_lora_weights` that do not change base weights
 
 
 def check(adapter: Adapter, model: Any) -> None:
-    """Raise UserError if an adapter does not fit a model. The model is on the meta device; this attaches the adapter to
+    """Raise UserError if an adapter does not fit a model. model: on the meta device; the adapter stays attached to
     it."""
     with safe_open(adapter.weights, "pt") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
@@ -81,13 +81,13 @@ def _attach(model: Any, adapter: Adapter, tensors: Mapping[str, torch.Tensor]) -
     if shared := sorted(names & set(attached.targeted_module_names)):
         raise UserError(
             f"adapter {quote(adapter.folder)} changes {quote(shared[0])}, whose weights the model shares with another "
-            f"layer; they cannot be merged for one of the two. Train it without this module."
+            f"layer, so the adapter cannot be merged into one of the two. Train it without this module."
         )
     return attached
 
 
 def _weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield name and weight of each layer that has a weight. Tied layers yield the same weight."""
+    """Yield name and weight of each module that has a weight. Modules with tied weights yield the same tensor."""
     for name, module in model.named_modules():
         if isinstance(weight := getattr(module, "weight", None), torch.nn.Parameter):
             yield name, weight
@@ -102,7 +102,8 @@ def _config(adapter: Adapter) -> Any:
         other = name not in (*USED, *UNUSED) and bool(value) and value != plain.get(name)
         if other or (name == "init_lora_weights" and value not in PLAIN):
             raise UserError(
-                f"adapter {quote(adapter.folder)} has {bare(name)} {quote(value)}, which kvbench cannot merge. {MERGE}."
+                f"adapter {quote(adapter.folder)} has the option {bare(name)}={quote(value)}, which kvbench cannot "
+                f"merge. {MERGE}."
             )
     with _in_one_line(adapter):
         return LoraConfig(**{name: value for name, value in adapter.config.items() if name in USED})
@@ -110,7 +111,7 @@ def _config(adapter: Adapter) -> Any:
 
 @contextlib.contextmanager
 def _in_one_line(adapter: Adapter) -> Iterator[None]:
-    """Turn an exception of peft into a UserError; the block attaches or merges an adapter."""
+    """Turn an exception of peft into a one-line UserError. The block attaches or merges the adapter."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

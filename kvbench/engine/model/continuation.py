@@ -1,8 +1,8 @@
-"""Whether layers continue their states, found without weights: a pass of several tokens must read every state.
+"""Checks without weights that recurrent layers continue their states: a pass must read the state of every layer.
 
 A layer that begins a new state in each pass never reads the former state; it only overwrites it. Which operations a
-pass runs follows from the model's code and its shapes, so the pass runs on the meta device. `positions.check_states`
-compares the numbers once the weights are loaded.
+pass runs follows from the model's code and its shapes, so the pass runs on the meta device. Once the weights are
+loaded, `positions.check_states` also compares the outputs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ TOKENS = 4
 
 
 def check_continues(model: Any, states: Sequence[StateShape]) -> None:
-    """Raise UserError if a layer does not read its former state in a pass over further tokens. model: on the meta
-    device."""
+    """Raise UserError if a layer does not read its former state in a pass over further tokens.
+
+    model: on the meta device.
+    """
     if not states:
         return
     meta = torch.device("meta")
@@ -38,20 +40,19 @@ def check_continues(model: Any, states: Sequence[StateShape]) -> None:
         if id(state.untyped_storage()) not in reads.storages:
             raise UserError(
                 f"model type {quote(model.config.model_type)} is not supported: layers of type "
-                f"{layer_type(model, layer)} do not continue their state when a text is read in pieces. "
-                "Choose another model."
+                f"{layer_type(model, layer)} do not continue their state when a text is read in several "
+                "passes. Choose another model."
             )
 
 
 def no_attention(call: AttentionCall) -> torch.Tensor:
-    """Return an uninitialised tensor of the shape of the attention output, for passes that examine the rest of the
-    model."""
+    """Return an uninitialised tensor in place of the attention output, for passes that examine the rest of a model."""
     b, heads, t, _ = call.query.shape
     return call.value.new_empty(b, t, heads, call.value.shape[-1])
 
 
 class Reads(TorchDispatchMode):
-    """Notes the storages that operations inside the block read; those that they only write are left out."""
+    """Records the storages of tensors that operations inside the block read, without those that they only write."""
 
     def __init__(self) -> None:
         super().__init__()

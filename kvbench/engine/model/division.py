@@ -1,8 +1,8 @@
 """`--device-map auto`: which GPU holds which layers of a model that is larger than one GPU.
 
-accelerate assigns whole layers to GPUs, in the order in which the model runs them, and moves hidden states from one GPU
-to the next. Each layer's entries lie beside its weights. Equal shares of the weights therefore also leave equal room
-for entries: every GPU gets at most the smallest share with which the model fits.
+The package accelerate assigns whole layers to GPUs, in the order in which the model runs them, and moves hidden states
+from one GPU to the next. Each layer's entries are on the GPU of its weights. Every GPU gets at most one share of the
+weights, the smallest with which the model fits. So the layers' entries, too, have about equal room on all GPUs.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from kvbench.engine.model.shape import ModelShape, Part, on_meta
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.sources import quantised
 
-WEIGHTS = 0.75  # most of a GPU's memory that weights may take, so that entries find room
-STEPS = 4  # how finely the share of a GPU is raised: parts of a layer
+WEIGHTS = 0.75  # most of a GPU's memory that weights may take; the rest is for entries
+STEPS = 4  # the share of a GPU is raised by 1 / STEPS of the largest layer at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """modules: the device of each part of the model, by the part's name, as accelerate takes them."""
+    """Which device holds which parts of a model. modules: maps a part's name to its device, as accelerate takes it."""
 
     modules: Mapping[str, torch.device]
     parts: tuple[Part, ...]
 
     def line(self) -> str:
-        """Return a sentence on where the layers are."""
+        """Return a sentence that says how many layers each GPU holds."""
         held = (f"{len(part.layers)} on {part.device}" for part in self.parts)
         return (
             f"--device-map auto: layers are divided among {len(self.parts)} GPUs ({', '.join(held)}); decode steps run "
-            "without CUDA graph and compiled layers, which serve a single GPU."
+            "without CUDA graph and compiled layers, which need a single GPU."
         )
 
     def dispatch(self, model: Any) -> Any:
-        """Move a model's parts to their devices; return the model, which from now on moves hidden states itself."""
+        """Move a model's parts to their devices; return the model, which then moves its hidden states by itself."""
         from accelerate import dispatch_model
 
         return dispatch_model(model, dict(self.modules), skip_keys=model._skip_keys_device_placement)
@@ -53,17 +53,18 @@ class Division:
 def divide(config: Any, device_map: str, device: str, dtype: torch.dtype) -> Division | None:
     """Divide a model among all visible GPUs; None if it stays on one device.
 
-    config: the model's configuration; device_map, device: the settings of these names. Raises SetupError if no GPU or
-    no accelerate is here, or if the weights are too large, and UserError for a model or setting that it cannot serve.
+    config: the model's configuration; device_map, device: the settings of these names. Raises SetupError if there is no
+    GPU, if accelerate is not installed or if the weights are too large. Raises UserError for a model that cannot be
+    divided, or a device that excludes --device-map.
     """
     if device_map == "none":
         return None
     if device == "cpu" or not torch.cuda.is_available():
-        raise SetupError("--device-map auto divides a model among GPUs, and this run has none. Leave it out.")
+        raise SetupError("--device-map auto divides a model among GPUs, but this run has none. Leave out --device-map.")
     if re.fullmatch(r"cuda:\d+", device):
         raise UserError(
             f"--device-map auto uses all visible GPUs, --device {device} only one. Leave one of the two out; "
-            "CUDA_VISIBLE_DEVICES chooses among GPUs."
+            "CUDA_VISIBLE_DEVICES can limit the visible GPUs."
         )
     if torch.cuda.device_count() == 1:
         return None
@@ -97,8 +98,8 @@ def _weightless(config: Any) -> Any:
         return on_meta(config)
     except ProbeFailed as error:
         raise UserError(
-            f"--device-map auto cannot plan model type {quote(config.model_type)}, which cannot be built without its "
-            "weights. Leave it out."
+            f"--device-map auto cannot divide model type {quote(config.model_type)}, which cannot be built without its "
+            "weights. Leave out --device-map."
         ) from error
 
 
@@ -144,7 +145,7 @@ def _spread(model: Any) -> dict[str, int]:
         for spare in (
             max(layers + single),
             0,
-        ):  # accelerate keeps room on the first GPU for a layer loaded from the host
+        ):  # accelerate leaves room on the first GPU for its largest layer, in case it must load layers from the host
             found = infer_auto_device_map(
                 model, max_memory=share | {0: share[0] + spare}, no_split_module_classes=whole
             )
@@ -153,8 +154,8 @@ def _spread(model: Any) -> dict[str, int]:
         if share == room:
             raise SetupError(
                 f"the weights ({sizes[''] / 2**30:.3g} GiB) do not fit into {WEIGHTS:.0%} of the memory of "
-                f"{len(room)} GPUs ({sum(room.values()) / 2**30:.3g} GiB); the rest is for entries. Use more GPUs or a "
-                "smaller dtype."
+                f"{len(room)} GPUs ({sum(room.values()) / 2**30:.3g} GiB); the rest of the memory is for entries. Use "
+                "more GPUs or a smaller dtype."
             )
         most += max(layers) // STEPS
 
@@ -168,13 +169,13 @@ def _within(share: Mapping[int, int], found: Mapping[str, int | str], sizes: Map
 
 
 def _layers(model: Any) -> list[str]:
-    """Return the names of a model's decoder layers, in order. Raises UserError when they are not a list of modules."""
+    """Return the names of a model's decoder layers, in order. Raises UserError when the model has no list of them."""
     inside, count = {id(m) for m in text_model(model).modules()}, model.config.get_text_config().num_hidden_layers
     for name, module in model.named_modules():
         layers = isinstance(module, torch.nn.ModuleList) and len(module) == count and id(module) in inside
         if layers and type(module[0]).__name__ in (model._no_split_modules or ()):
             return [f"{name}.{at}" for at in range(count)]
     raise UserError(
-        f"--device-map auto does not know where model type {quote(model.config.model_type)} may be divided. Leave it "
-        "out."
+        f"--device-map auto finds no list of layers at which it could divide model type "
+        f"{quote(model.config.model_type)}. Leave out --device-map."
     )

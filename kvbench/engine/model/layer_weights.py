@@ -16,7 +16,7 @@ from kvbench.eviction.api import Method
 from kvbench.eviction.declare import LayerWeight
 from kvbench.sources import quantised
 
-# The names that transformers' models give the matrix.
+# Matrix -> the names that it has in transformers' models.
 NAMES: dict[LayerWeight, tuple[str, ...]] = {"o_proj": ("o_proj", "out_proj", "dense", "c_proj", "wo")}
 
 
@@ -36,17 +36,17 @@ def refuse_quantised(name: str, method: Method, config: Any) -> None:
 def layer_weights(
     model: Any, geometry: Sequence[LayerGeometry], names: Sequence[LayerWeight]
 ) -> dict[int, Mapping[str, torch.Tensor]]:
-    """Return the named matrices of every layer that methods evict, by layer; shapes as in `NewTokens`.
+    """Return the matrices `names` of every evicted layer, by the layer's index; their shapes are those in `NewTokens`.
 
-    geometry: the cache's geometry. Raises UserError when a matrix is not in memory as ordinary numbers, whole and under
-    a known name.
+    geometry: the cache's geometry. Raises UserError when a matrix is quantised, divided among devices, of an unknown
+    name or of the wrong size.
     """
     evicted = [g for g in geometry if g.evicts] if names else []
     return {g.index: {name: _by_head(model, g, name) for name in names} for g in evicted}
 
 
 def _by_head(model: Any, g: LayerGeometry, name: LayerWeight) -> torch.Tensor:
-    """Return a layer's output projection, [Hq, dv, D]."""
+    """Return a layer's output projection, [Hq, dv, D]. D: the hidden size."""
     inputs, why = g.query_heads * g.read_dim, "was not found"
     for layer in _candidates(model, g.index, NAMES[name]):
         if type(layer) not in (torch.nn.Linear, Conv1D) or is_traceable_wrapper_subclass(layer.weight.data):

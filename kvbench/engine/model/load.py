@@ -1,4 +1,4 @@
-"""Loading a transformers model for the engine: safetensors only, no remote code, geometry read once."""
+"""Loads a transformers model for the engine: from safetensors only, without remote code. Reads its geometry once."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class LoadedModel:
     dtype: torch.dtype
     context: int
     stop_ids: frozenset[int]
-    folder: Path | None = None  # of the checkpoint, when it was loaded from a folder
-    fingerprint: str | None = None  # of the loaded parameters
+    folder: Path | None = None  # the checkpoint's folder; None if the model was not loaded from a folder
+    fingerprint: str | None = None  # see `fingerprint.fingerprint`
     attn: Attn = "sdpa"  # attention kernel for prompts
     states: tuple[StateShape, ...] = ()  # of recurrent layers
-    devices: tuple[torch.device, ...] = ()  # of the weights: several if the model is divided, `device` is the first
+    devices: tuple[torch.device, ...] = ()  # those of the weights, `device` first; several if divided
 
     @property
     def divided(self) -> bool:
@@ -127,25 +127,26 @@ def load(
         return replace(prepare(model.eval(), tokenizer), attn=attn)
     if form is not None:
         _convert(model, kind)
-    if adapter is not None:  # before the model moves: every device then has the same weights
+    if adapter is not None:  # before the model moves, so that the merged weights do not depend on devices
         model = merge(model, adapter)
     model = move(model) if move is not None else _move(model, where)
     return replace(prepare(model.eval(), tokenizer), attn=attn)
 
 
 def refuse_kept(form: Form | None) -> None:
-    """Raise UserError for weights that stay quantised in memory, which are not divided among GPUs."""
+    """Raise UserError for weights that stay quantised in memory: kvbench does not divide them among GPUs."""
     if form is not None and form.kept:
         raise UserError(
-            f"--device-map auto does not divide weights that stay quantised in memory ({form.name}). Leave it out, or "
-            "use weights that are not quantised."
+            f"--device-map auto does not divide weights that stay quantised in memory ({form.name}). Leave out "
+            "--device-map, or use weights that are not quantised."
         )
 
 
 def _in_its_form(config: Any, where: torch.device) -> tuple[Form | None, dict[str, Any]]:
-    """Return the form of quantised weights, and the arguments with which transformers loads them.
+    """Return the form in which the model's weights are quantised, and the arguments with which transformers loads them.
 
-    Raises SetupError if a package is missing, UserError for a form that kvbench does not load.
+    The form is None if they are not quantised. Raises SetupError if a package is missing, UserError for a form that
+    kvbench does not load.
     """
     form = quantised.form_of(config.to_dict())
     if form is None:
@@ -159,7 +160,7 @@ def _in_its_form(config: Any, where: torch.device) -> tuple[Form | None, dict[st
 
 
 def _convert(model: Any, kind: torch.dtype) -> None:
-    """Give all weights the run's dtype: transformers leaves some weights in bfloat16 that were stored quantised."""
+    """Give all weights the run's dtype: transformers leaves some dequantised weights in bfloat16."""
     for parameter in model.parameters():
         if parameter.dtype == torch.bfloat16:
             parameter.data = parameter.data.to(kind)
@@ -168,8 +169,9 @@ def _convert(model: Any, kind: torch.dtype) -> None:
 def auto_class(config: Any) -> Any:
     """Return the transformers auto class that builds the model with its language-model head.
 
-    AutoModelForCausalLM if it knows the configuration, else AutoModelForImageTextToText. For model types whose images
-    the engine reads, AutoModelForImageTextToText comes first. Raises UserError when neither knows it.
+    This is AutoModelForCausalLM if that class knows the configuration, else AutoModelForImageTextToText. For model
+    types whose images the engine reads, AutoModelForImageTextToText comes first. Raises UserError when neither class
+    knows the configuration.
     """
     autos = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
     for auto in reversed(autos) if config.model_type in WITH_IMAGES else autos:
@@ -177,7 +179,7 @@ def auto_class(config: Any) -> Any:
             return auto
     raise UserError(
         f"model type {quote(getattr(config, 'model_type', '?'))} is not supported: transformers "
-        f"{transformers.__version__} has neither a causal language model nor an image-text model of it."
+        f"{transformers.__version__} has neither a causal language model nor an image-text model of this type."
     )
 
 
@@ -192,7 +194,10 @@ def load_draft(target: LoadedModel) -> Callable[[str], LoadedModel]:
 
 
 def prepare(model: Any, tokenizer: Any) -> LoadedModel:
-    """Wrap a model already in memory. Raises UserError when its architecture is not supported."""
+    """Make a LoadedModel of a model in memory, and check the model.
+
+    Raises UserError when its architecture is not supported.
+    """
     parameter = next(model.parameters())
     if parameter.device.type == "cuda":
         torch.cuda.set_device(parameter.device)  # Triton launches on the current device
@@ -220,20 +225,20 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
 
 
 def refuse_training(loaded: LoadedModel) -> None:
-    """Raise UserError for a model that recipes do not serve.
+    """Raise UserError for a model that recipes do not support.
 
     Recipes run passes that begin in the middle of a text, without the state of recurrent layers. They make weights for
-    separate KV heads, which latent attention lacks.
+    separate KV heads, which latent attention does not have.
     """
     if any(g.latent for g in loaded.geometry):
         raise UserError(
             f"model type {quote(loaded.model.config.model_type)} has latent attention, whose heads share one entry; "
-            "'kvbench train' makes weights for separate KV heads and does not serve it."
+            "'kvbench train' makes weights for separate KV heads and does not support it."
         )
     if loaded.states:
         raise UserError(
             f"layers of model type {quote(loaded.model.config.model_type)} keep a state beside attention; "
-            "'kvbench train' does not serve models with these layers."
+            "'kvbench train' does not support models with such layers."
         )
 
 

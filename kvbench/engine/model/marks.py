@@ -11,8 +11,8 @@ from kvbench.errors import UserError
 def marks(loaded: LoadedModel, characters: str) -> torch.Tensor:
     """Return which tokens consist only of these characters and white space, [V] bool, on the model's device.
 
-    False for special tokens. Raises UserError if the model has no tokenizer, or if none of these tokens contains
-    one of `characters`.
+    False for special tokens. Raises UserError if the model has no tokenizer, or if no token consists of `characters`:
+    tokens of white space alone do not suffice.
     """
     tokenizer, size = loaded.tokenizer, loaded.model.get_input_embeddings().weight.shape[0]
     if tokenizer is None:
@@ -23,7 +23,9 @@ def marks(loaded: LoadedModel, characters: str) -> torch.Tensor:
         i for i, text in enumerate(texts) if text and i not in special and not "".join(text.split()).strip(characters)
     ]
     if not any(set(texts[i]) & set(characters) for i in found):
-        raise UserError(f"no token of the model's tokenizer consists of the characters {characters!r}.")
+        raise UserError(
+            f"no token of the model's tokenizer consists of the characters {characters!r}, which the method looks for."
+        )
     table = torch.zeros(size, dtype=torch.bool)
     table[found] = True
     return table.to(loaded.device)

@@ -19,9 +19,9 @@ Norm = Callable[[torch.Tensor], torch.Tensor]
 
 @contextlib.contextmanager
 def fused_norms(model: Any) -> Iterator[int]:
-    """While the block runs, use torch's operator in those RMS norms of a float32 model on a CPU that it equals.
+    """While the block runs, use torch's operator in the RMS norms of a float32 model on a CPU.
 
-    Yields the number of these norms.
+    Yields the number of norms that use it: those whose bits it reproduces.
     """
     first = next(model.parameters(), None)
     modules = model.modules() if first is not None and first.device.type == "cpu" else ()
@@ -36,7 +36,7 @@ def fused_norms(model: Any) -> Iterator[int]:
 
 
 def _fused(module: Any) -> Norm | None:
-    """Return torch's operator with the weight and the epsilon of a module that may be an RMS norm; None for others."""
+    """Return torch's operator with a module's weight and epsilon; None if the module cannot be an RMS norm."""
     parameters = dict(module.named_parameters())
     inputs = inspect.signature(type(module).forward).parameters.values()
     if len(inputs) != 2 or any(i.kind is i.VAR_POSITIONAL for i in inputs):  # self and x; some norms also take a gate
@@ -50,7 +50,7 @@ def _fused(module: Any) -> Norm | None:
 
 
 def _equal(module: Any, norm: Norm) -> bool:
-    """Return whether `norm` gives the bits of the module on random vectors of several magnitudes."""
+    """Return whether `norm` and the module give the same bits for random vectors of several magnitudes."""
     generator, size = torch.Generator().manual_seed(0), module.weight.shape[0]
     x = torch.randn(8, 1, size, generator=generator) * torch.logspace(-3, 3, 8)[:, None, None]
     return torch.equal(module(x), norm(x))

@@ -1,9 +1,10 @@
 """Faster linear layers on a CPU: weights packed once for oneDNN's matrix product of few rows.
 
 A decode step multiplies a few rows (one per slot) with every weight matrix. torch's default product packs the weights
-again in each call; with 2 to 32 rows that costs 1.1 to 4 times the product itself. bfloat16 is packed where oneDNN
-multiplies it on this processor; there a single row gains too. Like default layers, packed layers give a row the same
-bits at any place in the batch and beside any other rows; but packed and default layers differ in the last bits.
+again in each call; with 2 to 32 rows packing costs 1.1 to 4 times the product itself. bfloat16 weights are packed on
+processors for which oneDNN has a bfloat16 product; with it even a single row is faster. Like default layers, packed
+layers give a row the same bits at any place in the batch and beside any other rows; but packed and default layers
+differ in the last bits.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 
 import torch
 
-FEWEST_ROWS = {torch.float32: 2, torch.bfloat16: 1}  # with fewer, the default product is faster
-FEWEST_WEIGHTS = 1 << 17  # per layer; below, the overhead of the call outweighs the gain
-MOST_BYTES = 1 << 30  # per model: packing holds a second copy of its weights
+FEWEST_ROWS = {torch.float32: 2, torch.bfloat16: 1}  # with fewer rows, the default product is faster
+FEWEST_WEIGHTS = 1 << 17  # per layer; for smaller layers, the overhead of the call outweighs the gain
+MOST_BYTES = 1 << 30  # weights of a model; larger models are not packed, because packing makes a second copy
 
 
 @contextlib.contextmanager
@@ -24,8 +25,8 @@ def packed_linears(model: Any, rows: int) -> Iterator[int]:
     """While the block runs, use packed weights in the large linear layers of a model on a CPU.
 
     rows: rows of the layers' inputs, one per slot; the weights are packed for this number. Yields the number of packed
-    layers. It is 0 on other devices, in a dtype that oneDNN does not multiply here, with too few rows, and for large
-    models.
+    layers: 0 on other devices, in a dtype for which oneDNN has no product on this processor, with fewer rows than
+    `FEWEST_ROWS`, and for models larger than `MOST_BYTES`.
     """
     layers = _eligible(model, rows)
     try:
@@ -43,9 +44,9 @@ def large_linears(model: Any) -> list[Any]:
 
 
 def packed_from(bytes_of_all: int, dtype: torch.dtype) -> int | None:
-    """Return from how many rows on the layers of a model on a CPU are packed; None: never.
+    """Return the smallest number of rows for which a model's layers are packed on a CPU; None: never.
 
-    bytes_of_all: of the model's weights, which are not quantised.
+    bytes_of_all: bytes of all weights of the model; they must not be quantised.
     """
     usable = torch.backends.mkldnn.is_available() and bytes_of_all <= MOST_BYTES
     if dtype == torch.bfloat16 and not (usable and torch.ops.mkldnn._is_mkldnn_bf16_supported()):

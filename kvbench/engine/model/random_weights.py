@@ -1,4 +1,4 @@
-"""Random weights and tables for methods that need trained ones, where only speed or an invariant is of interest."""
+"""Random weights and tables for methods that need trained ones, for measuring speed and checking invariants."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from kvbench.eviction.learned import LearnedWeights
 def supply(method: Method, loaded: LoadedModel, scratch: Path) -> tuple[Method, LoadedModel]:
     """Return the method and the model, changed so that the method finds its weights or table.
 
-    A missing file is written with random numbers to a folder under `scratch`, where later calls find it. A path that
-    the user gave is not changed. Raises UserError for weights of unknown shapes.
+    If the file is missing, it is written with random numbers to a folder under `scratch`, where later calls find it.
+    A method whose option already has a path is not changed. Raises UserError for weights of unknown shapes.
     """
     weights = method.weights()
     if weights is None or weights.path != "auto":
@@ -38,7 +38,7 @@ def supply(method: Method, loaded: LoadedModel, scratch: Path) -> tuple[Method, 
 
 
 def _drawn(weights: Weights, model: Any, scratch: Path) -> Path:
-    """Return the path of a file with random weights, which is written if it does not exist yet."""
+    """Return the path of a file with random weights; write the file if it does not exist yet."""
     tensors = draw(weights, model)
     sizes = repr([(name, list(tensor.shape)) for name, tensor in tensors.items()])
     folder = scratch / f"drawn-{hashlib.sha256(sizes.encode()).hexdigest()[:16]}"
@@ -50,9 +50,9 @@ def _drawn(weights: Weights, model: Any, scratch: Path) -> Path:
 
 
 def draw(weights: Weights, model: Any) -> dict[str, torch.Tensor]:
-    """Return random weights of the kind that a method declares, in a model's shapes.
+    """Return random tensors of the shapes that a method's weights or table have for a model.
 
-    Raises UserError for a kind whose shapes are unknown.
+    Raises UserError for a kind of weights whose shapes are unknown.
     """
     shapes, generator = shapes_of(weights, model), torch.Generator().manual_seed(0)
     if isinstance(weights, LearnedWeights):
@@ -61,23 +61,26 @@ def draw(weights: Weights, model: Any) -> dict[str, torch.Tensor]:
 
 
 def shapes_of(weights: Weights, model: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that weights of the kind that a method declares have for a model.
+    """Return the shapes that a method's weights or table have for a model, by tensor name.
 
-    Raises UserError for a kind whose shapes are unknown.
+    Raises UserError for a kind of weights whose shapes are unknown.
     """
     ours = model_fields(model.config)
     if isinstance(weights, LearnedWeights):
         return fit_adapter(weights.shapes(ours), model)
     if weights.kind not in TABLES:
         raise UserError(
-            f"there are no weights {quote(weights.kind)} for this model, and none can be drawn at random: "
-            "their shapes are unknown."
+            f"there are no weights {quote(weights.kind)} for this model, and kvbench cannot draw random ones, because "
+            "it does not know their shapes."
         )
     return {name: tuple(ours[field] for field in fields) for name, fields in TABLES[weights.kind].items()}
 
 
 def filled(method: Method, name: str, empty: Any, value: Callable[[], str]) -> Method:
-    """Return the method with option `name` set to `value()` if it was `empty`; in a combined method, in each part."""
+    """Return the method with its option `name` set to `value()` if the option is `empty`.
+
+    In a combined method, each part that has this option gets the value.
+    """
     if isinstance(method, Combined):
         first, second = (filled(part, name, empty, value) for part in (method.first, method.second))
         return dataclasses.replace(method, first=first, second=second)

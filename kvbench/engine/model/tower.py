@@ -1,7 +1,8 @@
 """The bytes that a model's vision part holds while it reads images, found without weights.
 
-The part runs on the meta device over tensors of the images' shapes. Grids stay numbers on the CPU, because the model's
-code reads how many patches an image has; an operation that joins both kinds of tensors runs on the meta device.
+The vision part runs on the meta device, on tensors of the images' shapes. Only the grids (`GRIDS`) stay on the CPU,
+because the model's code reads from them how many patches an image has. An operation on tensors of both devices runs on
+the meta device.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kvbench.engine.model.activations import LiveBytes
 
-SIZES = "kvbench_sizes"  # an attention function whose outputs have no values
+SIZES = "kvbench_sizes"  # name of an attention function that returns uninitialised outputs
 GRIDS = ("image_grid_thw", "image_sizes", "batch_num_images")  # inputs whose numbers the model's code reads
 
 
 def tower_bytes(model: Any, read: Mapping[str, torch.Tensor]) -> tuple[int, int]:
     """Return the most bytes that the vision part holds while it reads images, and the bytes that it holds afterwards.
 
-    Both include the model's inputs for the images. model: on the meta device, in the run's dtype. Attention is counted
-    by its output, since the kernels that transformers uses by default store no weights.
+    Both include the model's inputs for the images. model: on the meta device, in the run's dtype. Of attention only the
+    output is counted, since the kernels that transformers uses by default store no attention weights.
     """
     like = {"device": "meta", "dtype": model.dtype}
     given = {name: value if name in GRIDS else torch.empty(value.shape, **like) for name, value in read.items()}
@@ -32,12 +33,12 @@ def tower_bytes(model: Any, read: Mapping[str, torch.Tensor]) -> tuple[int, int]
     with _no_values(model), torch.inference_mode(), _MixedBytes({}) as live:
         features = model.model.get_image_features(**given)
     left = live.now
-    del features  # until here, as in the model's own pass
+    del features  # only now, as in the model's own pass
     return own + live.peak, own + left
 
 
 class _MixedBytes(LiveBytes):
-    """Counts bytes as `LiveBytes` does. An operation that mixes CPU and meta tensors gets all as meta tensors."""
+    """Counts bytes as `LiveBytes` does. In an operation on CPU and meta tensors, CPU tensors become meta tensors."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -54,7 +55,7 @@ def _moved(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _no_values(model: Any) -> Iterator[None]:
-    """Replace the attention of all parts of a model inside the block by one that makes uninitialised outputs."""
+    """Inside the block, the attention of all parts of a model only allocates its outputs."""
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
     before = [config._attn_implementation for config in configs]
     ALL_ATTENTION_FUNCTIONS.register(SIZES, _empty)

@@ -1,7 +1,8 @@
 """Weights and tables that methods need: one safetensors file, and beside it a JSON card that names their model.
 
-A file fits a model whose configuration has the same `FIELDS` and, where card and model have one, the same fingerprint
-(`kvbench.engine.model.fingerprint`); imported weights have none.
+A file fits a model if the `FIELDS` of the model's configuration equal those in the card, and the fingerprints
+(`kvbench.engine.model.fingerprint`) of card and model are equal. Without a fingerprint in the card (imported weights)
+or in the model, only the fields count.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ FORMAT = "kvbench-weights/1"
 OTHERS = "Give weights that were made for this model and these options."
 HEADS = ("num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
 FIELDS = ("model_type", "num_hidden_layers", *HEADS, "vocab_size")
-# Kind -> tensor -> configuration fields that give its shape. Layers that no method evicts have an element on axis 0
-# too, so that an element's index is that of its layer.
+# Kind of table -> tensor -> configuration fields that give the tensor's shape. Axis 0 also has elements for layers that
+# no method evicts, so that an element's index is its layer's index.
 TABLES: dict[str, dict[str, tuple[str, ...]]] = {
     "headkv": {"importance": ("num_hidden_layers", "num_attention_heads")},
     "duo": {"alpha": ("num_hidden_layers", "num_key_value_heads")},
@@ -43,14 +44,14 @@ class Base:
 
     name: str  # as on the command line
     config: Any  # a configuration that `model_fields` reads
-    fingerprint: str | None = None  # of its parameters; None if only the configuration was available
+    fingerprint: str | None = None  # None if only the configuration was available, not the parameters
 
 
 def model_fields(config: Any) -> dict[str, Any]:
     """Return the `FIELDS` of a transformers configuration or a parsed ``config.json``, by name.
 
-    If the configuration has a part for the text model, they are read from that part. Fields that it lacks are None; but
-    a missing number of KV heads or head dimension is derived from the number of query heads.
+    They are read from the part for the text model if the configuration has one. A missing field is None, except that a
+    missing number of KV heads or head dimension is derived from the number of query heads.
     """
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
@@ -81,7 +82,7 @@ def config_hash(config: Any) -> str:
 def save_weights(
     path: Path, kind: str, tensors: Mapping[str, torch.Tensor], base: Base, *, made: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write a file of weights and its card; return the card. made: facts on how the weights were made.
+    """Write a file of weights and its card; return the card. made: the card's facts on how the weights were made.
 
     Raises SetupError when a file cannot be written.
     """
@@ -117,7 +118,8 @@ def load_weights(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a method's weights in float32.
 
-    config, fingerprint: of the model on which the method runs; if `fingerprint` is None, fingerprints are not compared.
+    model_folder, config, fingerprint: those of the model on which the method runs; if `fingerprint` is None,
+    fingerprints are not compared.
 
     Raises:
         SetupError: the file or its card is missing, damaged, or does not fit the model or the method's options.
@@ -134,14 +136,14 @@ def load_weights(
         raise SetupError(f"weights {quote(path)} {_damage(data, error)}") from None
     if hashlib.sha256(data).hexdigest() != card.get("sha256"):
         raise SetupError(
-            f"weights {quote(path)} do not belong to the card {quote(card_path(path).name)}: the hash differs. "
-            "Copy both files again."
+            f"weights {quote(path)} do not belong to the card {quote(card_path(path).name)}: their hash is not the "
+            "card's. Copy both files again."
         )
     _check(path, weights, card, tensors, config)
     if fingerprint and card.get("fingerprint") not in (None, fingerprint):
         raise SetupError(
             f"weights {quote(path)} were made for {quote(card.get('base_model'))} with other parameters than this "
-            "model has. Train new weights; or, to use these all the same, copy both files and set 'fingerprint' in "
+            "model has. Train new weights; or, to use these nevertheless, copy both files and set 'fingerprint' in "
             "the copied card to null."
         )
     return {name: tensor.float().to(device) for name, tensor in tensors.items()}
@@ -150,7 +152,7 @@ def load_weights(
 def find(weights: Weights, model_folder: Path | None, model: str = "MODEL") -> Path:
     """Return the path of the weights that a method needs. model: the model's name, for the error text.
 
-    Raises SetupError when the file is missing, UserError when it must be trained and no path was given.
+    Raises SetupError when the file is missing, but UserError when the weights must be trained and no path was given.
     """
     file = f"{weights.kind}.safetensors"
     if weights.path == "auto":
@@ -178,7 +180,7 @@ def card_path(path: Path) -> Path:
 
 
 def _damage(data: bytes, error: SafetensorError) -> str:
-    """Return the reason why the bytes of a file cannot be read as safetensors."""
+    """Return the end of the message "weights ... ": why the file's bytes `data` are no readable safetensors."""
     if data[:1] == b"\x80" or data[:4] == b"PK\x03\x04":  # torch.save's format before and since torch 1.6
         return "are a pickle, which kvbench does not open; save the tensors as safetensors."
     why = str(error).rpartition("deserializing: ")[2].partition(": ")[0]
@@ -227,7 +229,8 @@ def _check(path: Path, weights: Weights, card: dict[str, Any], tensors: dict[str
             )
     if card.get("config_sha256") != config_hash(config):
         raise SetupError(
-            f"the card of weights {quote(path)} was changed: its configuration hash is wrong. Copy it again."
+            f"the card of weights {quote(path)} was changed: its configuration hash does not match its other fields. "
+            "Copy the card again."
         )
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     wanted = {name: [ours[field] for field in fields] for name, fields in TABLES.get(kind, {}).items()}
