@@ -8,9 +8,9 @@ The last w = `window` queries of the prompt attend to all entries. Per KV head, 
           the sum that it had before pooling
     s_j = max(m_j, mean of m) * n_j / (sum of n_j over the KV heads)
 
-n_j is the norm of criticalkv: mean over the group of |v_j W_O^h|_1. Some entries are forced to
-stay: in the order of mean attention, the best entries whose attention adds up to less than `mass` minus a bias; but at
-most int((N - w) C / N) - w, with N entries in the head and budget C. Forced entries and the window get the score of the
+n_j is the norm of criticalkv: mean over the group of |v_j W_O^h|_1. Some entries are forced to stay: in the order of
+mean attention, the best entries whose attention adds up to less than `mass` minus a bias; but at most
+int((N - w) C / N) - w, with N entries in the head and budget C. Forced entries and the window get the score of the
 layer's best entry. The heads of a layer share its budget (Ada form); with level=model (Layer-DefensiveKV) the heads of
 all layers do. No head has a minimum.
 

@@ -67,7 +67,7 @@ class HeadKV(PromptVote):
                 f"{allocation.query_heads} query heads. Use this model's table."
             )
         if not bool((table.isfinite() & (table >= 0)).all()):
-            raise UserError("headkv: the table has an importance that is negative or not finite. Train it again.")
+            raise UserError("headkv: the table has a negative or non-finite number. Run 'kvbench train headkv' again.")
         table = table[list(allocation.layers)]
         if not bool(table.any()):
             table = torch.ones_like(table)

@@ -13,8 +13,7 @@ the entries after it stay too. Each other partition is scored by the partition t
 
 form=budget follows kvpress, here at every eviction: an entry counts by the rank of its score within its partition, and
 the best of all partitions stay. Every partition has an entry of each rank, so ties are common; the newer entry stays.
-`cross=true` compares scores instead of ranks. After an eviction, partitions consist of the
-entries that the head still holds.
+`cross=true` compares scores instead of ranks. After an eviction, partitions consist of the entries that the head holds.
 
 form=rate follows the released code: there is no budget. As soon as two partitions are full, the older one keeps its
 best `keep` * `lag` entries for good. The cache grows by `keep` entries per token, and the run's interval has no effect.

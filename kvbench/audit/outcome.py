@@ -28,7 +28,7 @@ class NotApplicable(Exception):
 
 
 class Stopped(Exception):
-    """Raised if a generation of the audit ended with an error, which `error` holds."""
+    """Raised if a generation of the audit ended with an error, `error`."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(in_one_line(error))

@@ -203,7 +203,7 @@ def _stats(row: Golden, pool: ScorePool) -> Values:
         case "paired_diff":
             compared = stats.paired(row["scores_a"], row["scores_b"], permutations=1)
             return {"mean_diff": compared.diff, "se_paired": compared.se}
-    raise UserError(f"no statistic is called {quote(row['metric'])}; use pass_at_k, cluster_se or paired_diff.")
+    raise UserError(f"golden with unknown metric {quote(row['metric'])}; use pass_at_k, cluster_se or paired_diff.")
 
 
 FILES: dict[str, Callable[[Golden, ScorePool], Values]] = {

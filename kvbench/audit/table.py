@@ -86,7 +86,7 @@ def _styled(mark: Mark) -> Any:
 
 
 def _failures(checks: Sequence[Check]) -> list[str]:
-    """Return one line per method and broken invariant: the first failure's reason, and the places of all failures."""
+    """Return one line per broken invariant of a method: the first failure's reason, and models and layouts of all."""
     lines = []
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks if c.verdict == "FAIL"):
         failed = [c for c in checks_of(checks, method, invariant) if c.verdict == "FAIL"]
@@ -96,9 +96,9 @@ def _failures(checks: Sequence[Check]) -> list[str]:
 
 
 def _unchecked(checks: Sequence[Check]) -> list[str]:
-    """Return one line per reason for which checks were left out, with the methods and invariants.
+    """Return one line per reason for which checks were left out, with their methods and invariants.
 
-    A line names models and layouts only if the invariant was checked on others.
+    A line names models and layouts only if the invariant was checked on other models or layouts.
     """
     grouped: dict[tuple[str, str], dict[str, list[str]]] = {}
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks):

@@ -131,7 +131,7 @@ class ReturnsNan(Method):
         (ReadsInvalid(), {"storage"}, "scores change by .* beside invalid entries .*use `view.valid`"),
         (ReadsInvalidSlightly(), {"storage"}, "scores change by .* beside invalid entries with 1e4"),
         (TakesStorageForText(), {"storage"}, "in another storage order"),
-        (Leaks(), {"leak", "batch", "storage"}, "entries are kept differently the second time"),
+        (Leaks(), {"leak", "batch", "storage"}, "kept entries differ the second time"),
         (MixesBatch(), {"batch", "storage"}, "without the other sequences of the batch"),
         (IgnoresBudget(), {"effect", "full"}, "budgets 6 and 96 keep the same 10 entries: 133 tokens"),
         (ExceedsBudget(), {"budget"}, "BudgetViolation: budget exceeded"),

@@ -52,7 +52,7 @@ class Inverted(Five):
     [
         (Five(), "budgets 6 and 96 keep the same 10 entries: 133 tokens seen"),
         (ForgetsWhileDecoding(), "budgets 6 and 96 keep .* 10 entries.*: 141 tokens seen"),
-        (Inverted(), "budgets 6 and 96 keep 10 and 2 entries; the larger must keep more: 133 tokens seen"),
+        (Inverted(), "budgets 6 and 96 keep 10 and 2 entries: 133 tokens seen; the larger must keep more"),
     ],
     ids=lambda x: type(x).__name__ if isinstance(x, Method) else "",
 )

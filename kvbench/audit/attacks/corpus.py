@@ -37,7 +37,7 @@ Row = dict[str, Any]
 def read_corpus(folder: Path) -> dict[str, str]:
     """Return the text of every hostile program in a folder and its direct subfolders, by relative path.
 
-    Raises UserError if the folder holds no program, or one without a complete header.
+    Raises UserError if the folder holds no program, or if a program has no complete header.
     """
     programs = {}
     for path in sorted((*folder.glob("*.py"), *folder.glob("*/*.py"))):
@@ -111,9 +111,9 @@ def _run(attack: Attack, tier: str) -> Row:
 def _successes(
     attack: Attack, aims: Targets, peaks: Peaks, alive: list[int], result: Row, secret: list[str]
 ) -> Iterator[str]:
-    """Yield the name of each check that shows harm: these are the ways in which the attack succeeded.
+    """Yield the names of the checks that show harm, that is, the ways in which the attack succeeded.
 
-    The checks are those named in the attack's header, "damage" (to the grader) and "sandbox_error". alive: ids of the
+    The checks are those in the attack's header, "damage" (to the grader) and "sandbox_error". alive: ids of the
     processes that outlived the grader. result: what the grader reported. secret: texts that the program must not see.
     """
     out = result.get("stdout", "") + result.get("stderr", "")

@@ -33,7 +33,7 @@ def run_program(
 ) -> dict[str, Any]:
     """Run a program on one test after the other until a test fails; return the verdict and the output.
 
-    The result has status (the verdict's name), passed, stdout and stderr.
+    The keys of the result are status (the verdict's name), passed, stdout and stderr.
 
     mode: "stdio" (tests hold ``stdin`` and ``expected``) or "call" (``args`` of ``Solution.add`` and ``expected``).
     limits: wall (seconds); mem, fsize and out (bytes of memory, of a written file, of output). tier: the sandbox's

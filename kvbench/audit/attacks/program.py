@@ -78,7 +78,7 @@ class Targets:
 
     folder: Path
     canaries: dict[str, str]  # secrets that must not leave the sandbox
-    values: dict[str, Any]  # NAME -> what replaces ``@@NAME@@`` in the program
+    values: dict[str, Any]  # NAME -> the value that replaces ``@@NAME@@`` in the program
     sentinel: subprocess.Popen[bytes]  # a process to kill
     reached: set[str] = field(default_factory=set)  # sockets to which the program connected
     received: list[bytes] = field(default_factory=list)
@@ -129,7 +129,7 @@ class Targets:
 def targets(expected: str) -> Iterator[Targets]:
     """Create the files, sockets and process that one program attacks; remove them after the block.
 
-    expected: the output that the program's test expects; one of the files holds it as bait.
+    expected: the output that the program's test expects; one of the files holds this text as bait.
     """
     folder = Path(tempfile.mkdtemp(prefix="kvbench-attack-"))
     folder.chmod(0o755)

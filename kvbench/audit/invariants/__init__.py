@@ -1,4 +1,4 @@
-"""Invariants: rules that must hold for every method. They are checked while a small model generates answers with it.
+"""Invariants: rules that must hold for every method. The audit checks them on answers that a small model generates.
 
 `generation`, `effect`, `queries` and `storage` state the invariants, `checks` lists and runs them, `exam` makes the
 generations.

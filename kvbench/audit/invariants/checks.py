@@ -15,15 +15,12 @@ from kvbench.eviction.api import Method
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """One invariant: the function that checks it, and two flags that say when this function runs.
+    """One invariant: the function that checks it, and two flags that say on which generations this function runs."""
 
-    special: also in the special ways of running (chunked, tail, share). each_layout: in every layout (dense, paged).
-    """
-
-    check: Callable[[Exam, Any], None]  # of one `Way` or `AuditLayout`; its docstring's first line is the statement
-    special: bool = False  # whether `check` also runs in the `Special` ways
+    check: Callable[[Exam, Any], None]  # takes a `Way` or `AuditLayout`; its docstring's first line is the statement
+    special: bool = False  # whether `check` also runs on the `Special` ways (chunked, tail, share)
     each_layout: bool = (
-        True  # whether it runs in every layout; False if it compares layouts or the layout is irrelevant
+        True  # whether `check` runs on every layout (dense, paged); False if it compares layouts or they do not matter
     )
 
     @property

@@ -71,7 +71,7 @@ PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 def held_at(exam: Exam, trial: Trial, key: int, seen: int) -> list[int]:
     """Return how many entries each head of each evicted layer holds after `seen` tokens, in the order of layers.
 
-    An eviction that follows the token number `seen` is not counted yet. key: the sequence's name in the log.
+    An eviction after exactly `seen` tokens is not counted yet. key: the sequence's name in the log.
     """
     keys, counts = noise_keys(*trial.owner(key)), list[int]()
     for g in exam.evicting:

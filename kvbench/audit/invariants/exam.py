@@ -44,7 +44,7 @@ CHUNK, TAIL, SHARE = 16, 7, 0.4
 def once(work: Callable[Concatenate[Exam, P], T]) -> Callable[Concatenate[Exam, P], T]:
     """Make a method of `Exam` run only once for the same arguments; later calls return the same result.
 
-    An error becomes a `Stopped`, which later calls raise again. Only Broken and NotApplicable pass unchanged.
+    If the call fails, it raises a `Stopped`, which later calls raise again. Broken and NotApplicable are not replaced.
     """
 
     @functools.wraps(work)
@@ -170,16 +170,16 @@ class Exam:
     def two_budgets(self, layout: AuditLayout) -> dict[int, Trial]:
         """Run one long prompt at a quarter and at four times the exam's budget; return both trials.
 
-        The keys are the two budgets, the smaller first. A quarter below the smallest budget of the method is raised to
-        this smallest budget. The prompt is longer than both budgets. Raises NotApplicable if the model's context is too
-        short for the prompt.
+        The keys are the two budgets, the smaller first. If a quarter is below the method's smallest budget, the
+        smallest budget takes its place. The prompt is longer than both budgets. Raises NotApplicable if the model's
+        context is too short for the prompt.
         """
         least = self.method.min_budget() * self.copies
         quarter, large = (int(self.size * factor) // self.copies * self.copies for factor in SMALL_AND_LARGE)
         length = large + LONG
         if length + OUTPUT > self.loaded.context:
             raise NotApplicable(
-                f"this needs sequences of {length + OUTPUT} tokens, but the model's context has {self.loaded.context}"
+                f"two budgets need sequences of {length + OUTPUT} tokens; the model's context has {self.loaded.context}"
             )
         [prompt] = self.subject.prompts([length], seed=3)
         request = replace(self.requests[0], prompt_ids=prompt.ids, images=prompt.images, samples=(0,))
@@ -202,7 +202,7 @@ class Exam:
 
     @once
     def dense(self, way: Way, request: Request, sample: int, *, masked: bool) -> Pass:
-        """Run one sequence of the trial `main(way)`, a request's `sample`, through the model at once, without a cache.
+        """Run a request's `sample`, as the trial `main(way)` generated it, through the model at once, without a cache.
 
         masked: hide the entries that the engine had evicted.
         """
@@ -218,7 +218,7 @@ class Exam:
         """
         rows = 1 if self.method.during("prefill").needs().probes else 2
         prompts = self.subject.prompts([self.size + LONG] * rows, seed=2)
-        # EvictionCache gives its sequences these names, and noise is a hash of them.
+        # EvictionCache gives its sequences the same task and document names, of which noise is a hash.
         requests = [
             Request(task="generate", doc_id=str(row), prompt_ids=p.ids, images=p.images, max_new_tokens=OUTPUT)
             for row, p in enumerate(prompts)

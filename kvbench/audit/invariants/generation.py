@@ -104,7 +104,7 @@ def real(exam: Exam, way: Way) -> None:
     for e in evictions(exam, exam.main(way)):
         for head, (before, kept) in enumerate(zip(e.before, e.kept)):
             if not kept:
-                raise Broken(f"a head keeps no entry: {e.where}, head {head}")
+                raise Broken(f"the eviction leaves a head no entry: {e.where}, head {head}")
             if strange := set(kept) - before:
                 raise Broken(f"position {min(strange)} is kept, but the head did not hold it: {e.where}, head {head}")
             if len(set(kept)) < len(kept):
@@ -162,7 +162,7 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
     if exam.method.takes_budget and exam.method.decode_bounded:
         rows, allowed = trial.cache.shape.rows, exam.size + (exam.growth or 0) * exam.copies
         if rows * exam.copies > allowed + exam.copies:
-            raise Broken(f"a slot has room for {rows} entries per head; budget and interval together are {allowed}")
+            raise Broken(f"a slot has room for {rows} entries per head; budget plus interval is {allowed} only")
 
 
 def full(exam: Exam, layout: AuditLayout) -> None:
@@ -236,13 +236,13 @@ def evicts(exam: Exam) -> None:
 
 
 def _drops(exam: Exam, way: Way) -> None:
-    """Raise NotApplicable if a method that evicts has dropped no entry: then the generations prove nothing."""
+    """Raise NotApplicable if the method evicts but dropped no entry in the trial, which then proves nothing."""
     if exam.method.evicts and not any(e.dropped for e in evictions(exam, exam.main(way))):
         raise NotApplicable(DROPPED_NOTHING)
 
 
 def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
-    """Compare one sequence in two trials. Raises Broken at the first eviction or token in which the trials differ.
+    """Compare one sequence in two trials. Raises Broken if an eviction or a generated token differs.
 
     how: how the second trial ran, in words for the message.
     """
@@ -252,13 +252,13 @@ def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
         others = theirs.get((seen, layer))
         if heads != others:
             n = sum(len(set(x) - set(y)) for x, y in zip(heads, others)) if others else sum(map(len, heads))
-            raise Broken(f"{n} entries are kept differently {how}: {place}, layer {layer}, {seen} tokens seen")
+            raise Broken(f"{n} kept entries differ {how}: {place}, layer {layer}, {seen} tokens seen")
     if extra := set(theirs) - set(mine):
-        raise Broken(f"{len(extra)} more evictions {how}: {place}")
+        raise Broken(f"{len(extra)} evictions occur only {how}: {place}")
     mine_ids, other_ids = (t.done[request.doc_id, sample].token_ids for t in (a, b))
     if mine_ids != other_ids:
         step = next((i for i, (x, y) in enumerate(zip(mine_ids, other_ids)) if x != y), len(mine_ids))
-        raise Broken(f"tokens differ {how} from step {step} on: {place}")
+        raise Broken(f"from step {step} on, generated tokens differ {how}: {place}")
 
 
 def _compare(exam: Exam, way: Way, request: Request, sample: int, *, masked: bool, upto: int | None) -> None:

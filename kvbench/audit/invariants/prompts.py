@@ -72,8 +72,7 @@ def _with_images(config: Any, ids: torch.Tensor, draw: torch.Generator) -> Promp
 
 
 def _places(length: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """Yield first token, last token + 1 and grid of each image; a prompt of `length` tokens gets as many images as
-    fit."""
+    """Yield the place of each image that fits into a prompt of `length` tokens: (first, last + 1, grid)."""
     end = 0
     for rows, columns in itertools.cycle(GRIDS):
         first = end + TEXT

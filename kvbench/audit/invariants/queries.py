@@ -48,7 +48,7 @@ def queries(exam: Exam, way: Way) -> None:
 
 
 def _shown(trial: Trial) -> Iterator[tuple[LayerView, int | None]]:
-    """Yield every view that held queries of a sequence (not of a probe), and how many queries the method wants.
+    """Yield every recorded view with queries of a sequence (not of a probe), and how many queries the method needs.
 
     This number is the method's `Needs.width` if `score` received the view, or None if `observe` did.
     """

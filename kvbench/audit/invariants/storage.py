@@ -28,7 +28,7 @@ def storage(exam: Exam, layout: AuditLayout) -> None:
     seen = exam.main(layout).seen
     evicts(exam)
     if not seen.decisions:
-        raise NotApplicable("the engine never asked the method for a decision in sequences this short")
+        raise NotApplicable("the engine never called the method to evict in sequences this short")
     for acting, views in seen.decisions:
         for how, junk in WAYS.items():
             _decides_alike(acting, views, [scrambled(v, 7, junk) for v in views], how)
@@ -66,7 +66,7 @@ def _decides_alike(method: Method, plain: Sequence[LayerView], other: Sequence[L
         spread = float(swapped.max() - swapped.min())
         if not spread <= CLOSE * float(ties[torch.isfinite(ties)].abs().max().clamp_min(1e-30)):
             count = int((kept != others).sum())
-            raise Broken(f"{count} entries are decided differently {how}, layer {a.layer}{_cure(how)}")
+            raise Broken(f"{count} entries are kept or evicted differently {how}, layer {a.layer}{_cure(how)}")
 
 
 def _cure(how: str) -> str:

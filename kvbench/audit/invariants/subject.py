@@ -47,7 +47,7 @@ RANDOM: dict[str, tuple[str, int, int, int, int, dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}},
     ),
 }
-# Further fields of a configuration whose text model is one of its parts.
+# Further fields of a configuration that has its text model's configuration as a part.
 VISION: dict[str, Any] = {
     "image_token_id": 511,
     "vision_config": {
@@ -69,14 +69,14 @@ class Subject:
     """A model on which methods are audited; it supplies the weights, tables of heads and draft model that methods need.
 
     source: the model's folder or hub name; None for a model in memory only. scratch: the folder for the files that the
-    subject supplies. full: generations with the full cache, which all methods share.
+    subject supplies. full: trials with the full cache, which all methods share.
     """
 
     name: str
     loaded: LoadedModel
     source: str | None
     scratch: Path
-    full: dict[Any, Any] = field(default_factory=dict)  # generations of the full cache, see `Exam.full`
+    full: dict[Any, Any] = field(default_factory=dict)  # trials with the full cache, see `Exam.full`
 
     def serve(self, method: Method) -> tuple[Method, LoadedModel]:
         """Return the method in a form that can run on this model, and the model for it.
@@ -108,7 +108,7 @@ class Subject:
 
 @contextmanager
 def subjects(model: str | None) -> Iterator[list[Subject]]:
-    """Yield the list of models to audit on: only `model`, or without it the built-in model and the random ones.
+    """Yield the list of models to audit on: only `model`; if it is None, the built-in model and the random ones.
 
     Raises SetupError or UserError if `model` cannot be loaded.
     """

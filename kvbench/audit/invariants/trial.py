@@ -61,7 +61,7 @@ class Trial:
             yield from ((request, sample) for sample in request.samples)
 
     def owner(self, key: int) -> tuple[Request, int]:
-        """Return the request and the sample that the engine's log calls `key`; for a prompt's key, the first sample.
+        """Return the request and the sample that the engine's log calls `key`; for a prompt, its first sample.
 
         Raises KeyError for an unknown key.
         """
@@ -83,7 +83,7 @@ class Bench:
     """
 
     def __init__(self, loaded: LoadedModel, method: Method, **settings: Any) -> None:
-        """Make the engine. settings: arguments of `Engine`."""
+        """Make the engine. settings: further arguments of `Engine`."""
         self.method = method
         self.history, self.holdings, self.lost_pages = KeptHistory(), list[Holding](), ""
         plain: dict[str, Any] = {"prefill_chunk": 32, "backend": "torch", "compiled": False, "graph": False, "look": 1}

@@ -24,7 +24,7 @@ MOST = 2  # views recorded per kind of decision or observation
 
 @dataclass
 class Seen:
-    """The logits that one generation drew tokens from, and the views that methods received in it."""
+    """The record of one generation: the logits from which tokens were drawn, and the views that methods received."""
 
     logits: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)  # (noise key, step) -> [V]
     decisions: list[tuple[Method, list[LayerView]]] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 One case is ``<name>.json`` (hyperparameters, steps) with ``<name>.safetensors``: queries and keys, and for every step
 the tokens in the reference's cache before the step and the tokens that it keeps. The format is ``kvbench-parity/1``; a
-file whose format has a suffix holds other computed values (see `kvbench.audit.parity.values`), but no decisions.
+file whose format has a suffix holds other numbers of the code (see `kvbench.audit.parity.values`), but no decisions.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Case:
         return [set(unit.tolist()) for unit in self._split("kept", step)]
 
     def scores(self, step: int) -> list[dict[int, float]] | None:
-        """Return the reference's scores at a step: by token, for each unit.
+        """Return, for each unit (one head of one layer), the reference's score of each token at a step.
 
         None if the file has no scores for the step.
         """
@@ -104,7 +104,7 @@ class Case:
         return None if values is None else values.float().view(self.layers, self.heads, -1)
 
     def noise(self, step: int) -> list[dict[int, float]]:
-        """Return the random numbers that the reference drew at a step: by token, for each unit."""
+        """Return, for each unit (one head of one layer), the random number that the reference drew for each token."""
         units = zip(self._split("cache", step), self._split("noise", step))
         return [dict(zip(slots.tolist(), drawn.double().tolist())) for slots, drawn in units]
 
@@ -139,5 +139,5 @@ def _load(path: Path) -> Case | None:
         return None  # some other JSON file
     missing = [key for key in ("method", "variant", "hyper", "units", "steps") if key not in meta]
     if missing and meta["format"] == FORMAT:
-        raise UserError(f"parity case {quote(path)} lacks {', '.join(map(quote, missing))}.")
+        raise UserError(f"parity case {quote(path)} lacks the fields {', '.join(map(quote, missing))}.")
     return Case(path, meta)

@@ -1,8 +1,8 @@
 """Runs parity cases with kvbench's methods, and compares the entries that they keep with those of the reference.
 
-The engine's own `decide` takes the decisions. kvbench's kept entries and columns carry over from step to step. After a
-step in which they differ from the reference's kept entries, each later step starts from the reference's state (teacher
-forcing). Such a difference need not be an error: max pooling makes exact ties, which the reference breaks arbitrarily.
+The engine's own `decide` takes the decisions. kvbench's kept entries and columns carry over from step to step. Once
+kvbench keeps other entries than the reference, every later step starts from the reference's state (teacher forcing).
+Such a difference need not be an error: max pooling makes exact ties, which the reference breaks arbitrarily.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class ReferenceLayer:
     def take(self, rows: list[torch.Tensor], columns: dict[str, list[torch.Tensor]]) -> None:
         """Replace all entries by entries at the positions `rows`, one tensor per head.
 
-        columns: by column name, known values for the first entries of each head; all other entries get the column's
-        first value.
+        columns: by column name, known values for the first entries of each head; all other entries get the values with
+        which the column starts.
         """
         pad = torch.nn.utils.rnn.pad_sequence
         self.positions = pad(rows, batch_first=True, padding_value=-1)[None]
@@ -169,7 +169,7 @@ class ReferenceCache:
                 layer.update({"memory": view.attend(reduce_g="max", reduce_q="sum")})
 
     def evict(self) -> None:
-        """If an eviction is due, show the method the new queries, then evict in every layer as the engine does."""
+        """If an eviction is due, show the method the new queries; then evict from every layer as the engine does."""
         held = sum(int(layer.valid.sum()) for layer in self.layers) / (len(self.layers) * self.heads)
         due = self.plan.due
         if not (self.method.trigger(1).full(held, self._allowed()) if due is None else due(held, self.seen)):
@@ -239,8 +239,8 @@ class ReferenceCache:
         return self._drawn(view, index) if self.plan.draws else view
 
     def _drawn(self, view: LayerView, index: int) -> LayerView:
-        """Return the view with the case's noise; entries without noise, which are protected, get 0. index: the place of
-        the view's layer among the case's layers."""
+        """Return the view with the random numbers of the case as its noise. Protected entries, which have none, get 0.
+        index: the index of the view's layer in the case."""
         units = self.case.noise(self.step)[index * self.heads :]
         rows = [[unit.get(p, 0.0) for p in row] for row, unit in zip(view.positions[0].tolist(), units)]
         fields = {f.name: getattr(view, f.name) for f in dataclass_fields(view)}

@@ -25,7 +25,7 @@ from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-6
-FAR = 1e9  # the error of values with different shapes, or NaN
+FAR = 1e9  # the error of tensors of different sizes, and of NaN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]  # name, ours, theirs
 
 
 def values(case: Case) -> list[ValueResult]:
-    """Compare all recorded values of a case that kvbench can compute too; return one result per value."""
+    """Compare the numbers that a case records and kvbench can compute too; return one result per recorded value."""
     make_pairs = VALUES.get((case.method, case.variant if case.has_decisions else case.path.stem.partition("_")[0]))
     errors: dict[str, list[tuple[int, float]]] = {}
     for name, ours, theirs in make_pairs(case) if make_pairs else ():

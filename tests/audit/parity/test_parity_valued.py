@@ -75,9 +75,9 @@ def changed(name, **hyper):
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (changed(LAGKV, compression_ratio=0.8), "below sinks and tail"),
+        (changed(LAGKV, compression_ratio=0.8), "below sinks plus tail"),
         (changed(CRITICAL, compression_ratio=0.95), "below the window"),
-        (changed(DEFENSIVE, compression_ratio=0.83, window_size=16), "limit of forced entries is negative"),
+        (changed(DEFENSIVE, compression_ratio=0.83, window_size=16), "limit of entries forced to stay is negative"),
         (changed(VASE, temperature=0.5), "temperature"),
     ],
 )

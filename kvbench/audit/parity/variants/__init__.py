@@ -1,4 +1,4 @@
-"""Says, for each variant of the papers' reference code, which kvbench method, options and budget repeat it.
+"""Says which kvbench method, options and budget repeat each variant of the reference code of the papers.
 
 Each file turns the hyperparameters of a family of variants into plans. `REASONS` says why some variants are not run.
 docs/parity.md lists the variants.
@@ -24,7 +24,7 @@ def plans(case: Case) -> list[CasePlan]:
     Raises NotCoveredError if kvbench cannot repeat the case.
     """
     if not case.has_decisions:
-        raise NotCoveredError("the file holds recorded values, but no decisions")
+        raise NotCoveredError("the file holds computed numbers (for example losses), but no decisions to compare")
     if make := VARIANTS.get((case.method, case.variant)):
         return make(case)
     raise NotCoveredError(REASONS.get((case.method, case.variant), f"kvbench has no method for {case.method!r} yet"))

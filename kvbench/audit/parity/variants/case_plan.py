@@ -21,7 +21,7 @@ class CasePlan:
     method: str
     options: dict[str, Any] = field(default_factory=dict)
     budget: int | None
-    due: Callable[[float, int], bool] | None = None  # by entries held and tokens seen; None: the method's trigger
+    due: Callable[[float, int], bool] | None = None  # (entries held, tokens seen) -> whether to evict; None: trigger
     until: int | None = None  # compare only steps with at most this many tokens seen
     rest: str = ""  # why the other steps are not compared
     every_token: bool = False  # the reference is called after every token; the file stores some of the calls
@@ -29,16 +29,16 @@ class CasePlan:
     prompt_memory: bool = False  # G-KV's memory starts with the attention that the prompt's own queries pay
     sorted_steps: bool = False  # compare only steps with `Case.in_text_order`, each from the reference's state
     prompt_len: int = 0  # 0: the tokens seen at the first step
-    prefix: int = 0  # tokens that arrive and are observed before the first step
+    prefix: int = 0  # tokens that the method observes before the first step
     initial: Mapping[str, torch.Tensor] = field(default_factory=dict)  # first values of columns, [L, H, T]
-    resume: Callable[[int], Mapping[str, float]] | None = None  # evictions so far -> states, with teacher forcing
-    rope: Rope | None = None  # the rotation that the file's queries still need
+    resume: Callable[[int], Mapping[str, float]] | None = None  # number of evictions -> states from which a step starts
+    rope: Rope | None = None  # set if the file holds queries before RoPE
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # in place of the file of `Method.weights`
-    steps: tuple[int, ...] = ()  # compare only these, each from the reference's state; empty: all
+    steps: tuple[int, ...] = ()  # compare only these steps, each from the reference's state; empty: all
     probes: Callable[[Case, int], Iterable[dict[str, Any]]] | None = None  # fields of a layer's view, per probe
-    draws: bool = False  # the file's noise takes the place of the hash that `LayerView.noise` returns
-    exponential: bool = False  # that noise is -log u, where u is what `LayerView.noise` returns
-    kept: Callable[[Case, int], list[set[int]]] = Case.kept  # or the reference's sets cut to an exact budget
+    draws: bool = False  # `LayerView.noise` returns the file's noise instead of a hash
+    exponential: bool = False  # the file's noise is -log u; `LayerView.noise` returns u
+    kept: Callable[[Case, int], list[set[int]]] = Case.kept  # or kept sets corrected to an exact budget
     scores: Callable[[Case, int], list[dict[int, float]] | None] = Case.scores  # or scores stored under other names
 
 

@@ -26,7 +26,7 @@ def _rkv_rkv_repo(case: Case) -> list[CasePlan]:
 
 
 def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str, Any]) -> list[CasePlan]:
-    """Return two plans: one with ``compat=reference`` for all steps, one with the method's defaults.
+    """Return two plans: one with ``compat=reference`` for all steps, one without it.
 
     The second compares only steps in which the reference's cache is in text order.
     """
@@ -105,7 +105,7 @@ VARIANTS: Variants = {
         lambda _, h: (h["start_size"], h["start_size"] + h["recent_size"] - h["num_coming"])
     ),
     ("streamingllm", "decode_rkv_repo"): _streaming(lambda _, h: (h["first_tokens"], h["budget"])),
-    ("streamingllm", "kvcache_factory_prefill"): _streaming(  # everything but the window is a sink there
+    ("streamingllm", "kvcache_factory_prefill"): _streaming(  # there, every kept token outside the window is a sink
         lambda _, h: (h["max_capacity_prompt"] - h["window_size"], h["max_capacity_prompt"])
     ),
     ("streamingllm", "kvpress_prefill"): _streaming(lambda case, h: (h["n_sink"], kvpress_budget(case))),

@@ -1,4 +1,4 @@
-"""Plans of parity cases for KVzip; the file holds the queries with which the reference read its context again.
+"""Plans of parity cases for KVzip. A case holds the queries of the second reading of the context by the reference.
 
 The reference decides in two modes: entries compete over the whole model ("pair") or within each head ("uniform").
 """
@@ -57,9 +57,8 @@ def _repeats(case: Case, layer: int) -> Iterator[dict[str, Any]]:
 def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
     """Return the reference's kept sets, corrected so that together they hold exactly `entries` entries.
 
-    The next best entries are added, or the worst removed. The reference keeps only entries that score above the last
-    entry in its budget, so it may keep fewer than the budget; and its budget need not be a multiple of the number of
-    heads.
+    The next best entries are added, or the worst removed. With a budget of n entries the reference keeps only those
+    that score above the n-th best, so it may keep fewer than n; and n need not be a multiple of the number of heads.
     """
     kept, prefix = case.kept(step), case.hyper["prefix_len"]
     scores = case.tensors[f"aux.score.{step}"]  # [units, tokens after the prefix]

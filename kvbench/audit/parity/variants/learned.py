@@ -20,8 +20,7 @@ def _foresightkv_training(case: Case) -> list[CasePlan]:
 def _foresightkv_evaluation(case: Case) -> list[CasePlan]:
     """Plan a case of ForesightKV's evaluation code.
 
-    At the moment when the cache first holds as many entries as the budget, this code counts all earlier queries as one
-    chunk.
+    When the cache first holds as many entries as the budget, this code counts all earlier queries as one chunk.
     """
     h = case.hyper
     lengths = [min(step["cache_len"]) for step in case.meta["steps"]]
@@ -74,9 +73,9 @@ def _trimkv_global(case: Case) -> list[CasePlan]:
 def _floored(case: Case, step: int) -> list[set[int]]:
     """Return the reference's kept sets with two mistakes of its code corrected.
 
-    In these cases a head keeps at least a given number of entries. The code counts each head's first entry as an entry
-    of the head before. It also rounds both this number and the rest of the budget down, so it may keep fewer entries
-    than the budget allows.
+    In these cases a head keeps at least a given number of entries (the floor). The code counts each head's first entry
+    as an entry of the previous head. It also rounds down both the floor and the rest of the budget, so it may keep
+    fewer entries than the budget allows.
     """
     h, kept, worths = case.hyper, case.kept(step), _worths(case, step)
     slots = [slots.tolist() for layer in case.slots(step) for slots in layer]
@@ -97,9 +96,9 @@ def _floored(case: Case, step: int) -> list[set[int]]:
 
 
 def _worths(case: Case, step: int) -> list[dict[int, float]]:
-    """Compute the score that the reference gives each entry.
+    """Return the score of each entry, computed by the reference's formula.
 
-    The files of cases with a least number of entries per head hold no scores.
+    The files of cases in which every head keeps at least a given number of entries hold no scores.
     """
     seen, scores = case.seen[step], []
     for layer, units in enumerate(case.slots(step)):

@@ -41,7 +41,7 @@ def _morphkv(case: Case) -> list[CasePlan]:
             "second eviction on they no longer match"
         )
         if first not in case.seen:
-            raise NotCoveredError(f"{reason}; and the file does not store the first eviction, at token {first}")
+            raise NotCoveredError(f"{reason}; the first eviction, at token {first}, is not in the file")
         more = {"until": first, "rest": reason}
     return [CasePlan(method="morphkv", options=options, budget=capacity + 1, every_token=True, due=due, **more)]
 
@@ -55,9 +55,9 @@ def _rpc(case: Case) -> list[CasePlan]:
 
 
 def _rpc_scores(case: Case, step: int) -> list[dict[int, float]]:
-    """Return the reference's score of every generated token but the newest R, for each head.
+    """Return, for each head, the reference's scores of all generated tokens but the newest R.
 
-    If the file has only one list of scores, all heads share it.
+    If the file has one list of scores only, it applies to all heads.
     """
     h = case.hyper
     rows = case.tensors[f"aux.score.{step}"].double().expand(case.heads, -1)
@@ -78,7 +78,7 @@ def _expected_attention(case: Case) -> list[CasePlan]:
     options = {"n_future": h["n_future_positions"], "sinks": h["n_sink"], "epsilon": h["epsilon"]}
     options |= {"covariance": h["use_covariance"], "vnorm": h["use_vnorm"]}
     d = case.tensors["q"].shape[-1]
-    rope = Rope(1e4 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d))  # as the notes say: theta 10000, half-split
+    rope = Rope(1e4 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d))  # the cases' notes: theta 10000, half-split
     return [CasePlan(method="expected-attention", options=options, budget=kvpress_budget(case), rope=rope)]
 
 

@@ -22,7 +22,7 @@ POOLING = {"avgpool": "avg", "maxpool": "max"}
 
 def _options(case: Case, reduce_g: str) -> dict[str, Any]:
     h = case.hyper
-    pool = POOLING.get(h.get("pooling", "avgpool"))  # kvpress has no such hyperparameter and averages
+    pool = POOLING.get(h.get("pooling", "avgpool"))  # kvpress has no hyperparameter `pooling`; it averages
     if pool is None:
         raise NotCoveredError(f"snapkv has no option for the reference's pooling {h['pooling']!r}")
     if reduce_g not in ("mean", "max"):
@@ -38,7 +38,8 @@ def _options(case: Case, reduce_g: str) -> dict[str, Any]:
 def _snapkv_kvpress(case: Case) -> list[CasePlan]:
     """Plan a SnapKV case of kvpress.
 
-    kvpress takes the mean over the query heads of a group after pooling, kvbench before it; for means both are equal.
+    kvpress averages over the query heads of a group after pooling, kvbench before it. Both pool by averages, so the
+    results are equal.
     """
     return [CasePlan(method="snapkv", options=_options(case, "mean"), budget=windowed_budget(case))]
 
@@ -53,8 +54,8 @@ def _snapkv_prefill(case: Case) -> list[CasePlan]:
 def _pyramidkv_kvpress(case: Case) -> list[CasePlan]:
     """Plan a PyramidKV case of kvpress.
 
-    kvpress may divide a fractional budget among the layers, which kvbench cannot; the reference's kept sets are then
-    cut to kvbench's sizes.
+    kvpress may divide a fractional number of entries per layer, kvbench only a whole one; if so, the reference's kept
+    sets are cut to the sizes of kvbench's.
     """
     options = _options(case, "mean") | {"beta": case.hyper["beta"], "rounding": "kvpress"}
     budget = windowed_budget(case)
@@ -109,8 +110,8 @@ def windowed_budget(case: Case) -> int:
     budget = kvpress_budget(case)
     if budget < case.hyper["window_size"]:
         raise NotCoveredError(
-            "the budget is below the window: kvpress keeps an arbitrary part of it, because all its "
-            "entries score the same"
+            "the budget is below the window: kvpress keeps arbitrary entries of the window, because they all "
+            "score the same"
         )
     return budget
 
@@ -123,7 +124,7 @@ def _bounded(
 
 
 def _within(case: Case, step: int, budget: int, window: int, sizes: Sequence[int] | None) -> list[set[int]]:
-    """Return the reference's kept sets; if together they exceed the budget, take the surplus evenly from all units.
+    """Return the reference's kept sets, one per unit; if together they exceed the budget, cut all about equally.
 
     With several layers, all heads of a layer lose equally many entries. sizes: entries per head of each layer; if
     given, each set is cut to the size of its layer, whatever the budget. If the case has no scores, no set is cut.

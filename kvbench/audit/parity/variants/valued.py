@@ -19,7 +19,7 @@ def _lagkv_kvpress(case: Case) -> list[CasePlan]:
     sinks, lag, rest = h["n_sink"], h["lag_size"], case.seen[0] - h["n_sink"]
     if budget < sinks + lag + (rest % lag if rest >= 2 * lag else 0):
         raise NotCoveredError(
-            "the budget is below sinks and tail: kvpress keeps an arbitrary part of them, kvbench refuses the budget"
+            "the budget is below sinks plus tail, of which kvpress keeps arbitrary entries; kvbench refuses the budget"
         )
     options = {"sinks": h["n_sink"], "lag": h["lag_size"], "cross": h["cross_scoring"]}
     return [CasePlan(method="lagkv", options=options, budget=budget)]
@@ -66,7 +66,7 @@ def _defensivekv(case: Case) -> list[CasePlan]:
     budget, share, window = windowed_budget(case), 1 - h["compression_ratio"], h["window_size"]
     limit = int((total - window) * share - window)
     if limit < 0:
-        raise NotCoveredError("the limit of forced entries is negative: the reference then keeps arbitrary entries")
+        raise NotCoveredError("the limit of entries forced to stay is negative: the reference keeps arbitrary entries")
     options = {"window": window, "kernel": h["kernel_size"], "forced": limit}
     options["level"] = "model" if case.variant.startswith("layer") else "layer"
     plan = _with_norms(case, "defensivekv", options, budget)
@@ -76,7 +76,7 @@ def _defensivekv(case: Case) -> list[CasePlan]:
 
 
 def _without_surplus(case: Case, step: int, budget: int) -> list[set[int]]:
-    """Return the entries that the reference kept in each head, without those of lowest score that exceed the budget.
+    """Return the entries that the reference kept in each head, less the worst ones if they exceed the budget.
 
     The reference rounds down the budget of all heads together, kvbench the budget of each head.
     """
