@@ -1,7 +1,7 @@
 """Stores results durably: once the journal has confirmed a row, the row survives kill -9, a full disk and a power cut.
 
-A runner uses `RunFolder`; a report uses `read_run` and `read_columns`. docs/results.md describes the files. Importing
-this package is cheap: pyarrow and pandas load when a table is made or read.
+The runner uses `RunFolder`; reports use `read_run` and `read_columns`. docs/results.md describes the files. Importing
+this package is cheap: pyarrow and pandas are imported only when a table is made or read.
 """
 
 from kvbench.store.again import resume_command

@@ -1,8 +1,8 @@
-"""Finds the settings that kvbench never takes from a run's record, and writes command lines that repeat them.
+"""Finds the settings that the user must give again to continue a run, and writes command lines that repeat them.
 
-These settings are plug-ins, addresses of servers, and the names of environment variables with keys. A record states
-them only as information for the user, who must give them again to continue a run. A folder from elsewhere therefore
-neither runs code nor contacts a server.
+These settings are plug-ins, addresses of servers, and names of environment variables that hold keys. A run's record
+states them only as information for the user; kvbench never takes them from a record. Continuing a run from someone
+else's folder therefore neither runs foreign code nor contacts a server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def used(info: Mapping[str, Any]) -> dict[str, Any]:
     that no hash covers. info: the content of run.json.
 
     The user gives them by a flag or an environment variable or, except for `task`, in the configuration file.
-    `unsafe_run_code` is never among them: without this setting, programs run in a sandbox.
+    `unsafe_run_code` is never among them: a continued run without this setting executes programs in a sandbox.
     """
     environment = info["environment"]
     settings = {
@@ -50,11 +50,12 @@ def names_no_judge(judge: str | None) -> bool:
 
 
 def resume_command(run_dir: Path) -> str:
-    """Return the command that continues a run. It repeats the settings that must be given again; they are left out if
-    the run's record cannot be read."""
+    """Return the command that continues a run. It repeats the settings that the user must give again (`used`), unless
+    the run's record cannot be read.
+    """
     try:
         again = used(manifest.read(run_dir))
-    except KVBenchError:  # the folder or its disk is gone; the rest of the line still holds
+    except KVBenchError:  # the folder or its disk is gone; the rest of the command is still right
         again = {}
     return line(["kvbench", "run", "--resume", *_place(run_dir), *words(again)])
 
@@ -77,13 +78,13 @@ def words(settings: Mapping[str, Any]) -> list[str]:
         for one in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(one, bool):
                 typed += [option] * one
-            else:  # join a value that looks like an option with =
+            else:  # put = between an option and a value that itself looks like an option
                 typed += [f"{option}={one}"] if str(one).startswith("-") else [option, str(one)]
     return typed
 
 
 def line(command: Iterable[str]) -> str:
-    r"""Return a command as one line for a shell. Control characters are written as escapes, as in ``$'a\x1bb'``."""
+    r"""Return a command as one line for a shell. Control characters become escapes, as in ``$'a\x1bb'``."""
     return " ".join(_quote(word) for word in command)
 
 

@@ -1,7 +1,7 @@
 """A commit of the journal: it syncs the journal's segment to disk in a thread, while generation goes on.
 
-A sync takes milliseconds on most disks and seconds on some. The journal waits only a moment for it; rows that are
-written meanwhile belong to the next commit.
+A sync takes milliseconds on most disks and seconds on some. The journal waits only a moment for the sync; rows that it
+writes during the sync belong to the next commit.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 
 
 class Commit:
-    """A sync of a journal segment to disk, in a background thread. The constructor starts it. `keys`: the keys of the
-    rows that are safe once the sync has succeeded. `seconds`: how long the sync took."""
+    """A sync of a journal segment to disk, in a background thread that the constructor starts. `keys`: the keys of the
+    rows that are safe once the sync has succeeded. `seconds`: how long the sync took.
+    """
 
     def __init__(self, sync: Callable[[], None], keys: Sequence[str]) -> None:
         self.keys, self.seconds = list(keys), 0.0
@@ -22,7 +23,7 @@ class Commit:
         self._thread = threading.Thread(target=self._run, name="kvbench-commit", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # no thread is available: the writer waits for the disk
+        except RuntimeError:  # no thread can be started: sync in this thread
             self._run()
 
     def ended(self, patience: float | None = None) -> bool:
@@ -40,6 +41,6 @@ class Commit:
         start = time.monotonic()
         try:
             self._sync()
-        except BaseException as error:  # after any error these rows are not known to be safe
+        except BaseException as error:  # after any error it is unknown whether the rows are on disk
             self._error = error
         self.seconds = time.monotonic() - start

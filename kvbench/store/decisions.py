@@ -1,8 +1,8 @@
 """Writes and reads decisions.parquet: which tokens a method kept at each eviction. The file covers a few of a run's
-answers, with a line for each KV head.
+answers; it has a line per answer, layer and KV head.
 
 `kvbench record` writes the file beside the run's tables, and `report --html` shows it. An entry that is evicted never
-comes back, so one number per token says everything: the eviction that dropped it. A run is complete without this file.
+comes back, so a line stores one number per token: which eviction dropped it. A run is complete without this file.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from kvbench.store.schema import FORMAT, FORMAT_KEY
 from kvbench.store.strict_json import parse
 
 NAME = "decisions.parquet"
-MOST = 256 << 20  # bytes of all lists as text: a small file may repeat a long text in every row
+MOST = 256 << 20  # bytes of all lists as text; limited because a small file can repeat a long text in every line
 _LISTS = ("tokens", "seen", "dropped")
-_ROW = 4 << 20  # upper limit of a row's bytes
+_ROW = 4 << 20  # most bytes of a line, on average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """What one KV head kept while the model read one prompt and its answer.
+    """What one KV head of one layer kept while the model read one prompt and its answer.
 
     Attributes:
-        row_key: the answer's row in rows.parquet.
+        row_key: the key of the answer's row in rows.parquet.
         prompt: number of tokens of the prompt; all later tokens belong to the answer.
-        tokens: the text of every token that was read.
+        tokens: the text of every token of prompt and answer.
         seen: for each eviction the number of tokens that had been read before it.
-        dropped: for each token the number of the eviction that dropped it, counted from 1; 0: kept to the end.
+        dropped: for each token the number of the eviction that dropped it, counted from 1; 0: it was kept to the end.
     """
 
     row_key: str
@@ -63,7 +63,9 @@ def write(folder: Path, rows: Sequence[Decisions]) -> Path:
         for name in Decisions.__slots__
     }
     if (size := sum(len(text) for name in _LISTS for text in columns[name])) > MOST:
-        raise UserError(f"the decisions take {size} bytes, and at most {MOST} can be stored. Record fewer questions.")
+        raise UserError(
+            f"the recorded decisions take {size} bytes, and at most {MOST} can be stored. Record fewer questions."
+        )
     table = pa.Table.from_pydict(columns, schema=_schema())
     try:
         with replacing(folder / NAME) as file:
@@ -76,10 +78,10 @@ def write(folder: Path, rows: Sequence[Decisions]) -> Path:
 
 
 def read(folder: Path) -> Iterator[Decisions]:
-    """Yield the decisions of a run; none if it has no decisions.parquet. Raises SetupError for a damaged file, and
-    UserError for a file that kvbench did not write or that has another format.
+    """Yield the decisions of a run; nothing if the run has no decisions.parquet. Raises SetupError for a damaged file,
+    and UserError for a file that kvbench did not write or that has another format.
 
-    Decisions with equal lists share the list objects.
+    Equal lists of successive lines are one list object, to save memory.
     """
     try:
         file = os.fdopen(open_plain(folder / NAME), "rb")
@@ -91,7 +93,7 @@ def read(folder: Path) -> Iterator[Decisions]:
         try:
             table = parquet.decode(NAME, file, _schema(), _schema().names, _ROW)
             _check_size(table)
-            parsed = functools.lru_cache(2 * len(_LISTS))(parse)  # the rows of an answer have the same tokens
+            parsed = functools.lru_cache(2 * len(_LISTS))(parse)  # all lines of an answer have the same tokens
             for batch in table.to_batches(max_chunksize=1):
                 yield from (_row(row, parsed) for row in batch.to_pylist())
         except ValueError as error:
@@ -101,15 +103,16 @@ def read(folder: Path) -> Iterator[Decisions]:
 
 
 def _check_size(table: Any) -> None:
-    """Raise ValueError if the lists of the whole file take more than MOST bytes. A list that several lines share counts
-    once per line."""
+    """Raise ValueError if the lists of the whole file take more than MOST bytes. A list that the file stores once for
+    several lines counts once per line.
+    """
     import pyarrow.compute as pc
 
     size = 0
     for chunk in (chunk for name in _LISTS for chunk in table.column(name).chunks):
         size += pc.sum(pc.take(pc.binary_length(chunk.dictionary), chunk.indices).cast("int64")).as_py() or 0
     if size > MOST:
-        raise ValueError(f"its lists take {size} bytes")
+        raise ValueError(f"its lists take {size} bytes, more than {MOST}")
 
 
 def _schema() -> Any:
@@ -122,14 +125,15 @@ def _schema() -> Any:
 
 
 def _row(row: dict[str, Any], parsed: Callable[[str], Any]) -> Decisions:
-    """Return the decisions in one line of the file. parsed: parses a list that is stored as JSON. Raises ValueError for
-    lists that do not fit together."""
+    """Return the decisions in one line of the file. parsed: a function that parses a list stored as JSON. Raises
+    ValueError if the line's lists contradict each other.
+    """
     lists = {name: parsed(row[name]) for name in _LISTS}
     tokens, seen, dropped = lists.values()
     if not (_all(tokens, str) and _all(seen, int) and _all(dropped, int) and len(tokens) == len(dropped)):
-        raise ValueError("a row's lists do not fit together")
+        raise ValueError("the lists of a line have wrong types or different lengths")
     if seen != sorted(set(seen)) or not all(0 <= number <= len(seen) for number in dropped):
-        raise ValueError("a row names an eviction that did not happen")
+        raise ValueError("a line names an eviction that did not happen")
     return Decisions(**row | lists)
 
 

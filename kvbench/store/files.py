@@ -1,12 +1,12 @@
-"""Reads and writes files of a run's folder. After a kill or a power cut a file is complete or absent. No link leads
-kvbench outside the folder.
+"""Reads and writes files of a run's folder. After a kill or a power cut a file is complete or absent, and kvbench
+follows no link out of the folder.
 
 `replacing` writes a temporary file in the target's folder, and renames it to the target once it is on disk. If the
 target is a link, the link is replaced, and the file behind it stays unchanged. `open_plain` and `read_plain` open
-regular files only, so that a folder from elsewhere leads kvbench neither to another file nor into an endless pipe.
-`own_folder` checks in the same way that a folder is not a link. `probe` writes a file to find out whether a folder is
-writable, because mode bits mean nothing to root or on a read-only mount. These functions cannot help against a disk
-that loses data after fsync.
+regular files only, so that someone else's folder can lead kvbench neither to a file outside it nor to an endless pipe.
+`own_folder` checks that a folder is not a link. `probe` writes a file to find out whether a folder is writable, because
+mode bits mean nothing to root or on a read-only mount. These functions cannot help against a disk that loses data after
+fsync.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ _LEFTOVER = re.compile(r"\.[\w.]+\.\d+-[0-9a-f]{8}\.tmp")
 
 
 def crash_point(name: str) -> None:
-    """Do nothing. A call marks a moment between two parts of a write; tests replace this function to kill the process
-    there."""
+    """Do nothing. A call marks a moment at which a crash must be harmless; tests replace this function to kill the
+    process there.
+    """
 
 
 def reason(error: OSError) -> str:
@@ -58,7 +59,7 @@ def reason(error: OSError) -> str:
 
 
 def remedy(error: OSError) -> str:
-    """Return what the user should do before trying again, as a clause without a full stop: "free space"."""
+    """Return what the user should do before another attempt, as a clause without a full stop, such as "free space"."""
     return next((text for text, numbers in _REMEDIES.items() if error.errno in numbers), "check the disk")
 
 
@@ -89,7 +90,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_plain(path: Path, limit: int) -> bytes:
-    """Return all bytes of a regular file. Raises as `open_plain`, and SetupError for more than `limit` bytes."""
+    """Return all bytes of a regular file. Raises like `open_plain`, and SetupError for more than `limit` bytes."""
     with open(open_plain(path), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -100,7 +101,7 @@ def read_plain(path: Path, limit: int) -> bytes:
 
 
 def plain_size(path: Path) -> int:
-    """Return the size of a regular file in bytes. Raises as `open_plain`."""
+    """Return the size of a regular file in bytes. Raises like `open_plain`."""
     status = os.lstat(path)
     _must_be(path, status, stat.S_IFREG)
     return status.st_size
@@ -120,7 +121,7 @@ def _must_be(path: Path, status: os.stat_result, wanted: int) -> None:
     if (kind := stat.S_IFMT(status.st_mode)) != wanted:
         raise SetupError(
             f"{quote(path)} is {_KINDS.get(kind, 'a device')}, where a run needs {_KINDS[wanted]}. "
-            "kvbench does not follow it: remove it, or replace it with a copy."
+            "kvbench does not use it: remove it, or replace it with a copy."
         )
 
 

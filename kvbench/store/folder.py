@@ -1,4 +1,4 @@
-"""A run's folder, from the first check of its name to its sealed tables.
+"""Opens a run's folder, checks and locks it, and gives access to its journal and tables.
 
 `RunFolder.open` and `RunFolder.resume` check names, folders, settings and versions before any work. The run is locked
 until the folder is closed. kvbench never replaces files that it did not make.
@@ -53,8 +53,8 @@ class RunFolder:
         """Make a new run, or continue the run of that name if its configuration is the same.
 
         environment: the record of versions, devices and inputs, in JSON types. planned: how many rows the run will
-        have. take_over: take the lock even if a process on another host holds it. allow_version_change: continue the
-        run although versions in `manifest.VERSIONS` have changed. Raises UserError, SetupError, RunInUseError.
+        have. take_over: take the lock even from a process on another host. allow_version_change: continue the run
+        although versions in `manifest.VERSIONS` have changed. Raises UserError, SetupError, RunInUseError.
         """
         check_run_name(name)
         path = check_out(out) / name
@@ -84,23 +84,25 @@ class RunFolder:
 
     @classmethod
     def resume(cls, out: str | Path, name: str, **how: Any) -> RunFolder:
-        """Continue an existing run with its own settings. how: further arguments of `open`."""
+        """Continue an existing run with the settings in its record. how: further arguments of `open`."""
         info = manifest.read(existing(out, check_run_name(name, "--resume")))
         return cls.open(out, name, info["config"], **how)
 
     def content(self) -> JournalContent:
-        """Return the journal's content. Every call after the first reads only what was added since."""
+        """Return the journal's content. Each further call reads only the records added since the call before."""
         self._content = read_journal(self.path, self._content)
         return self._content
 
     def forget(self) -> None:
-        """Free the memory that the journal's content takes, some kilobytes per row. The next call of `content` reads
-        the whole journal."""
+        """Free the memory of the journal's content, some kilobytes per row. The next call of `content` reads the whole
+        journal again.
+        """
         self._content = None
 
     def done_keys(self) -> set[str]:
-        """Return the keys of the rows that need not be generated again. Adds the journal's notices, such as those about
-        dropped records, to `notices`, each once."""
+        """Return the keys of the rows that need not be generated again. Also adds the journal's notices, such as those
+        about dropped records, to `self.notices`, each once.
+        """
         state = self.content()
         self.notices += [n for n in state.notices if n not in self._reported]
         self._reported.update(state.notices)
@@ -109,7 +111,7 @@ class RunFolder:
         return done
 
     def final_rows(self) -> dict[str, str]:
-        """Return, by row key, the status of each row that no further attempt can answer."""
+        """Return {row key: status} of the rows that no further attempt can answer."""
         entries = self.content().entries
         return {key: str(entry.row["status"]) for key, entry in entries.items() if entry.final}
 
@@ -149,8 +151,9 @@ def check_out(out: str | Path) -> Path:
 
 
 def check_writable(out: str | Path) -> None:
-    """Test by writing a file whether the results folder can be used or, if it does not exist, made. Raises UserError,
-    SetupError."""
+    """Test by writing a file whether the results folder can be used or, if it does not exist, can be made. Raises
+    UserError, SetupError.
+    """
     path = _there(out)
     try:
         probe(path)
@@ -159,8 +162,9 @@ def check_writable(out: str | Path) -> None:
 
 
 def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
-    """Raise UserError if the folder of that name has a run with another configuration, or files but no run. Raises
-    SetupError if its run.json cannot be read."""
+    """Raise UserError if the folder of the run `name` has a run with another configuration, or files but no run. Raises
+    SetupError if its run.json cannot be read.
+    """
     path = Path(out) / name
     _check_ours(path)
     if os.path.lexists(path / manifest.NAME):
@@ -170,7 +174,7 @@ def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
 def _there(out: str | Path) -> Path:
     """Return the folder `out` or, if `out` does not exist, its nearest parent that exists.
 
-    Raises UserError if this is not a folder.
+    Raises UserError if the path found is not a folder.
     """
     if not str(out).strip():
         raise UserError("--out is empty; give a folder.")
@@ -217,7 +221,8 @@ def _unwritable(path: Path, error: OSError) -> SetupError:
 
 def _check_ours(path: Path) -> None:
     """Raise UserError if a run cannot use this path: it is a file or a broken link, or a folder with files but no run.
-    A lock file alone is no reason: it stays if a run is killed before it writes run.json."""
+    A folder with only a lock file is accepted, because a run that is killed before it writes run.json leaves one.
+    """
     if path.is_symlink() and not path.exists():
         raise UserError(f"{quote(path)} is a broken link. Give another --run-name.")
     if path.exists() and not path.is_dir():
@@ -247,7 +252,7 @@ def _check_config(path: Path, differing: manifest.Differences) -> None:
 def check_versions(name: str, info: Mapping[str, Any], environment: Mapping[str, Any], *, allowed: bool) -> list[str]:
     """Compare the versions of kvbench and its libraries with those in a run's record, and return notices.
 
-    info: the content of run.json. allowed: the versions may differ; otherwise raises UserError if they do.
+    info: the content of run.json. allowed: whether the versions may differ; if not, a difference raises UserError.
     """
     changed = manifest.differences(
         {n: info["environment"].get(n) for n in manifest.VERSIONS}, {n: environment.get(n) for n in manifest.VERSIONS}

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-TEXT_NAMES = ("row_key", "prompt", "output", "turns")  # turns: a JSON list, where there are several
+TEXT_NAMES = ("row_key", "prompt", "output", "turns")  # turns: a JSON list of answers, null for a single turn
 
 
 def rows_schema(names: Collection[str] = NAMES) -> pa.Schema:
-    """Return the schema of rows.parquet, or of the columns in `names`. The metadata of each field give its unit and its
-    meaning."""
+    """Return the schema of rows.parquet, or of those of its columns that are in `names`. The metadata of each field
+    state its unit and its meaning.
+    """
     import pyarrow as pa
 
     types = {
@@ -49,7 +50,7 @@ def texts_schema() -> pa.Schema:
 
 
 def to_table(rows: Sequence[Mapping[str, Any]], names: Collection[str] = NAMES) -> pa.Table:
-    """Return rows as an Arrow table. The rows come from `schema.check_row`; columns that a row lacks are null."""
+    """Return rows as an Arrow table. rows: as `schema.check_row` returns them; columns that a row lacks become null."""
     import pyarrow as pa
 
     schema = rows_schema(names)
@@ -76,8 +77,9 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
 
 
 def columns_as_lists(frame: pd.DataFrame, names: Sequence[str] = NAMES) -> dict[str, list[Any]]:
-    """Return columns of a frame as lists of Python values, with None for a missing value. The result does not depend on
-    the column types of the frame."""
+    """Return columns of a frame as lists of Python values, with None for missing values. Frames with equal values give
+    equal lists, whatever their column types.
+    """
     kinds = {c.name: c.kind for c in COLUMNS}
     dtypes = {"int32": "Int64", "int64": "Int64", "float64": "Float64", "bool": "boolean"}
     lists: dict[str, list[Any]] = {}

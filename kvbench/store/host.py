@@ -1,8 +1,8 @@
 """Identifies processes across machines and restarts, to tell whether the owner of a lock still runs.
 
-Systems reuse process ids. A process is therefore named by its id, the boot id of its machine, and its start time in
-clock ticks. Without /proc (macOS), boot id and start time are unknown: if another process has got the id, kvbench takes
-it for the first process.
+Systems reuse process ids. A process is therefore identified by its id, the boot id of its machine, and its start time
+in clock ticks. Without /proc (macOS), boot id and start time are unknown: if a new process has the id of an ended
+process, kvbench takes it for the ended process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def host_name() -> str:
-    """Return this machine's name, reduced to characters that file names may have."""
+    """Return this machine's name, with "_" for characters that a file name cannot have."""
     return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:40] or "host"
 
 
@@ -35,13 +35,14 @@ def start_ticks(pid: int) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    fields = stat[stat.rindex(b")") + 2 :].split()  # the command's name before it may hold blanks and brackets
+    fields = stat[stat.rindex(b")") + 2 :].split()  # start after the command's name, which may hold blanks and brackets
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def is_alive(pid: int, ticks: int | None) -> bool:
-    """Return whether a process of this machine still runs. `ticks`: its start time in clock ticks; None: any process
-    with this id counts. Without /proc, `ticks` is ignored."""
+    """Return whether a process of this machine still runs. `ticks`: its start time in clock ticks; None: accept any
+    process with this id. Without /proc, `ticks` is ignored.
+    """
     if Path("/proc/self/stat").exists():
         now = start_ticks(pid)
         return now is not None and (ticks is None or now == ticks)

@@ -1,4 +1,4 @@
-"""Computes the keys of rows and the hashes of the parts of run.json. Both are SHA-256 of canonical JSON.
+"""Computes the keys of rows and the hashes of the parts of run.json, both as SHA-256 over canonical JSON.
 
 `row_key` names a planned sample before it is generated, so that a resumed run knows which samples are missing. `digest`
 detects an edited run.json, but does not protect against an attacker who recomputes the hash.
@@ -18,10 +18,10 @@ def canonical_json(value: object) -> str:
 
 
 def row_key(identity: Mapping[str, object]) -> str:
-    """Return 24 hex digits that name one sample. Everything that may change the sample's output belongs in `identity`.
+    """Return the key of a row, 24 hex digits. identity: every setting that may change the sample's output.
 
-    These are task, task_version, data revision, doc_id, sample, seed, method, options, budget, interval, model,
-    model_revision and the generation settings, but not what may differ between hosts (device, slots).
+    These settings are task, task_version, data revision, doc_id, sample, seed, method, options, budget, interval,
+    model, model_revision and the generation settings, but not those that may differ between hosts (device, slots).
     """
     return digest(identity)[:24]
 

@@ -1,10 +1,11 @@
-"""The journal of a run: it takes rows one by one, and returns the key of each row that is safe on disk, often only in
-a later call.
+"""Writes the journal of a run: it appends rows one by one, and reports the key of each row once the row is safe on
+disk.
 
-A record is ``crc32 SPACE json LF`` in one write(). Every process writes its own file, a segment, and never reopens a
-segment. A kill can cut a large write in the middle. In a shared file, the next process's record would then follow the
-torn record on the same line. A row counts as safe only after fdatasync, which runs in a thread while generation goes
-on. Only one thread may write to a journal.
+A row becomes a record ``crc32 SPACE json LF``, written with one write(). Every process writes a file of its own, a
+segment, and never reopens a segment, because a kill can cut a large write in the middle: in a shared file, the next
+process's record would follow the torn record on the same line. A row counts as safe only after fdatasync, which runs in
+a thread while generation goes on; its key is therefore often reported by a later call. Only one thread may write to a
+journal.
 """
 
 from __future__ import annotations
@@ -45,23 +46,25 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 class Journal:
-    """Appends rows to a new segment of the run's journal. `rows_before`: the number of finished rows in earlier
-    segments, to which messages add the number of rows that this journal saved; None if other processes save rows, too:
-    messages then state no number."""
+    """Appends rows to a new segment of the run's journal.
+
+    `rows_before`: the number of finished rows in earlier segments; error messages state the sum of this number and the
+    rows saved by this object. None: error messages state no number, because other processes save rows, too.
+    """
 
     def __init__(self, run_dir: Path, *, rows_before: int | None = 0) -> None:
         self.run_dir = run_dir
         self.segment: Path | None = None  # made with the first row, so that an idle writer leaves no file
-        self.saved = 0  # rows acknowledged by this journal
+        self.saved = 0  # rows that this object has reported as safe
         self.slowest_flush = 0.0  # seconds
         self._rows_before = rows_before
         self._fd = -1
-        self._end = 0  # length of the whole records in the segment
-        self._waiting: list[str] = []  # keys written since the last commit began
-        self._commit: Commit | None = None  # under way
+        self._end = 0  # bytes of the complete records in the segment
+        self._waiting: list[str] = []  # keys of the rows written since the last commit began
+        self._commit: Commit | None = None  # the commit under way
         self._last_commit = -COMMIT_SECONDS
         self._pid = os.getpid()
-        self.failed = False  # it takes no more rows
+        self.failed = False  # whether it refuses further rows
 
     def append(
         self,
@@ -71,8 +74,8 @@ class Journal:
         output: str | None = None,
         turns: Sequence[str] = (),
     ) -> list[str]:
-        """Write one row with its texts. Return the keys of the rows that this call found to be safe on disk; often
-        there are none, and this row's key comes with a later call.
+        """Write one row with its texts. Return the keys of those rows that have become safe on disk since the last
+        call; the key of this row is often returned only by a later call.
 
         turns: the answers of all turns, if there are several; `output` is the last of them. Raises ValueError if the
         row does not fit the schema. Raises SetupError if the disk or the folder fails; the journal then takes no more
@@ -85,8 +88,9 @@ class Journal:
         return self.copy(checked["row_key"], encode({"kind": "row", "row": checked, "text": text}))
 
     def copy(self, key: str, record: bytes) -> list[str]:
-        """Write a record of another journal as it is, and return keys as `append` does. key: the key of its row. Raises
-        SetupError as `append` does."""
+        """Write a record of another journal unchanged; return keys and raise SetupError as `append` does. key: the key
+        of the record's row.
+        """
         if self.failed or os.getpid() != self._pid:
             raise RuntimeError("this journal has failed, or belongs to another process")
         self._write(record)
@@ -95,8 +99,9 @@ class Journal:
 
     def poll(self) -> list[str]:
         """Begin a commit (a sync of the written rows to disk) if none is under way and the last commit ended at least
-        two seconds ago. Return the keys of the rows that this call found to be safe on disk. Waits only a moment for a
-        slow disk."""
+        two seconds ago. Return the keys of those rows that have become safe on disk since the last call. Waits at most
+        `PATIENCE_SECONDS` for the disk.
+        """
         saved = self._collect(0.0)
         if self._commit is None and self._waiting and time.monotonic() - self._last_commit >= COMMIT_SECONDS:
             self._begin()
@@ -104,7 +109,9 @@ class Journal:
         return saved
 
     def flush(self) -> list[str]:
-        """Wait until all written rows are safe on disk. Return the keys of those that no earlier call returned."""
+        """Wait until all written rows are safe on disk. Return the keys of those rows whose keys no earlier call
+        returned.
+        """
         saved = self._collect(None)
         if self._waiting:
             self._begin()
@@ -112,7 +119,7 @@ class Journal:
         return saved
 
     def close(self) -> None:
-        """Commit the written rows and close the segment, for good. Warn if a commit was slow."""
+        """Commit the written rows and close the segment; no more rows can be written. Warn if a commit was slow."""
         try:
             if not self.failed and os.getpid() == self._pid:
                 self.flush()
@@ -139,8 +146,9 @@ class Journal:
             self._commit, self._waiting = Commit(lambda: _datasync(fd), self._waiting), []
 
     def _collect(self, patience: float | None) -> list[str]:
-        """Wait up to `patience` seconds for the commit under way (None: without limit). Return the keys of the commit's
-        rows if the commit has ended, otherwise no keys."""
+        """Wait up to `patience` seconds for the commit under way (None: without limit). Return the keys of its rows if
+        it has ended, otherwise [].
+        """
         if self._commit is None:
             return []
         try:
@@ -165,10 +173,10 @@ class Journal:
             if self._fd < 0:
                 self._open()
             written = os.write(self._fd, record)
-            while written < len(record):  # a full disk takes a part first and fails on the next call
+            while written < len(record):  # a disk that becomes full writes a part, and fails on the next call
                 written += os.write(self._fd, record[written:])
         except OSError as error:
-            with suppress(OSError):  # save the earlier rows, which did fit, if the disk still allows that
+            with suppress(OSError):  # cut off the torn record and save the earlier rows, if the disk still allows that
                 os.ftruncate(self._fd, self._end)
                 if self._commit is not None:
                     self._commit.ended()
@@ -196,8 +204,9 @@ class Journal:
         sync_folder(folder)
 
     def _check_place(self) -> None:
-        """Raise SetupError if the segment was deleted or moved. Writing to it would still work, but its rows would be
-        lost silently."""
+        """Raise SetupError if the segment was deleted or moved: writes to it would still succeed, but the rows would be
+        lost.
+        """
         assert self.segment is not None
         here = os.fstat(self._fd)
         try:
@@ -213,7 +222,9 @@ class Journal:
             )
 
     def _count(self, rest: str = "") -> str:
-        """Return the clause of a message that states how many rows are saved; "" if this is unknown."""
+        """Return a clause for a message that states how many rows are saved, or "" if the number is unknown. rest:
+        words to add to the clause.
+        """
         return "" if self._rows_before is None else f": {_are(self._rows_before + self.saved)} saved{rest}"
 
     def _fail(self, error: OSError) -> NoReturn:

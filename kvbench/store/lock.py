@@ -1,10 +1,10 @@
 """The lock of a run's folder: one process at a time writes to a run.
 
 The owner of the lock is a process. As long as it lives, it holds flock on the lock file; it also writes its host,
-process id and start time into the file (its record). Some network disks keep the flock of a dead owner, or have no
-flock. The record therefore counts too: an owner on this host is checked by process id and start time, and the lock of
-an owner on another host is taken over only with ``--take-over``. Without flock, the lock is the file itself, which only
-one process can create.
+process id and start time into the file: the record. Some network disks keep the flock of a dead owner, or have no
+flock. Therefore the record is checked, too: whether an owner on this host lives is known from process id and start
+time; the lock of an owner on another host is taken over only with ``--take-over``. Without flock, the lock is the
+existence of the file, which only one process can create.
 
 The library filelock (4.2) does less, as `tests/store/test_lock.py` shows. Its `FileLock` raises an error if the file
 system answers ENOLCK. Its `SoftFileLock` takes over from another machine of the same name without asking, but never
@@ -40,8 +40,10 @@ _NO_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that holds a lock, as the record in the lock file names it: host, boot id, process id, start time in
-    clock ticks, and the time (seconds since 1970) since which it has the lock."""
+    """The process that holds a lock, as the record in the lock file describes it.
+
+    boot: the boot id of its host. ticks: the start time of the process in clock ticks. since: when it took the lock.
+    """
 
     host: str
     boot: str
@@ -65,10 +67,11 @@ class RunLock:
         self._fd = -1
 
     def acquire(self, *, take_over: bool = False) -> list[str]:
-        """Take the lock, and return warnings, one line each. take_over: also take the lock of an owner that cannot be
-        checked from here.
+        """Take the lock, and return warnings, one line each. take_over: also take the lock of an owner of which this
+        host cannot tell whether it still runs.
 
-        Raises RunInUseError if another process has the lock or may have it, SetupError if the lock file cannot be made.
+        Raises RunInUseError if another process holds the lock or may hold it, SetupError if the lock file cannot be
+        made.
         """
         signals.at_end(self.release)
         try:
@@ -83,8 +86,9 @@ class RunLock:
             ) from error
 
     def release(self) -> None:
-        """Remove the lock file and release the lock. In a forked child, keep both. Does nothing if the lock is not
-        held."""
+        """Remove the lock file and release the lock. Does nothing in a forked child, or if this object does not hold
+        the lock.
+        """
         with signals.shield():
             if self._fd >= 0 and os.getpid() == self.me.pid:
                 if _is_at(self._fd, self.path):
@@ -100,12 +104,12 @@ class RunLock:
             fd, created = self._open()
             try:
                 has_flock = self._flock(fd)
-                if not _is_at(fd, self.path):  # its owner removed it between our open and our flock
+                if not _is_at(fd, self.path):  # the owner removed the file after this process had opened it
                     continue
                 owner = _read(fd)
                 if owner is not None or (not has_flock and not created):
                     taken_over = [self._take_over(owner, asked)]
-                    if not has_flock:  # of two processes that take over, the creator of the file wins
+                    if not has_flock:  # if two processes take over, the one that creates the new file gets the lock
                         self.path.unlink(missing_ok=True)
                         continue
                 self._claim(fd)
@@ -114,7 +118,7 @@ class RunLock:
                 if fd >= 0:
                     os.close(fd)
         _held.add(self._fd)
-        no_flock = "the file system of the results has no flock; the existence of the lock file is the lock instead."
+        no_flock = "the file system of the results folder has no flock; the run is locked by its lock file alone."
         return taken_over if has_flock else [*taken_over, no_flock]
 
     def _open(self) -> tuple[int, bool]:
@@ -128,12 +132,15 @@ class RunLock:
             return self._open()
         if os.fstat(fd).st_nlink > 1:
             os.close(fd)
-            raise SetupError(f"{quote(self.path)} has a second name (a hard link), which no lock has. Remove it.")
+            raise SetupError(
+                f"{quote(self.path)} has a second name (a hard link), so it is not a lock file of kvbench. Remove it."
+            )
         return fd, False
 
     def _flock(self, fd: int) -> bool:
-        """Take flock on the lock file, and return whether the file system has flock. Raises RunInUseError if another
-        process holds it."""
+        """Take flock on the lock file; return False if the file system has no flock. Raises RunInUseError if another
+        process holds the flock.
+        """
         if fcntl is None:
             return False
         try:
@@ -147,8 +154,10 @@ class RunLock:
         return True
 
     def _take_over(self, owner: Owner | None, asked: bool) -> str:
-        """Return the warning to print when the lock of `owner` is taken over. owner: None if the lock file has no
-        record. asked: the user gave --take-over. Raises RunInUseError if the lock must not be taken over."""
+        """Decide whether the lock of `owner` may be taken over, and return the warning to print. owner: None if the
+        lock file has no record. asked: whether the user gave --take-over. Raises RunInUseError if the lock must not be
+        taken over.
+        """
         if owner is not None and owner.is_here(self.me):
             if is_alive(owner.pid, owner.ticks):
                 raise self._in_use(owner)
@@ -156,10 +165,10 @@ class RunLock:
         who = "an unknown process" if owner is None else f"{owner} for {_age(owner.since)}"
         if not asked:
             raise RunInUseError(
-                f"run '{self.run}' is locked by {who}, which cannot be checked from here. "
-                f"Give --take-over if that process has ended."
+                f"run '{self.run}' is locked by {who}; this machine cannot check whether that process still runs. "
+                f"Give --take-over if it has ended."
             )
-        return f"taking over run '{self.run}', locked by {who}, as asked."
+        return f"taking over run '{self.run}', locked by {who}, because --take-over was given."
 
     def _in_use(self, owner: Owner | None) -> RunInUseError:
         who = "another process" if owner is None else f"{owner} since {_clock(owner.since)}"
@@ -181,7 +190,7 @@ def _read(fd: int) -> Owner | None:
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Return whether the open file is still the one at `path`."""
+    """Return whether the file opened as `fd` is still the file at `path`."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
     except OSError:

@@ -1,12 +1,12 @@
-"""Writes, reads and compares run.json, the record of a run. It is written once, before any work, and compared whenever
-the run is opened again.
+"""Writes, reads and compares run.json, the record of a run. It is written once, before any work; whenever the run is
+continued, its settings are compared with those in the record.
 
 The record holds the format, the whole configuration, the number of planned rows, the environment, the command, and a
 hash of each part and of the whole. A record that was edited by hand no longer matches its hashes and is refused,
 because rows of two settings must not mix. The hashes reveal mistakes, not malice: kvbench never imports or contacts
 anything because a run.json names it (docs/security.md).
 
-Settings are stored as the user gave them, but without secrets. So a run can continue with them, and rows of two
+Settings are stored as the user gave them, but without secrets: a run can be continued with them, and two different
 settings never look alike. Parts that are only shown, such as the command, are redacted: secrets and the user's name in
 paths are hidden.
 """
@@ -29,16 +29,16 @@ from kvbench.store.strict_json import document
 
 NAME = "run.json"
 VERSIONS = ("kvbench_version", "torch_version", "transformers_version")
-# Parts of the environment that are stored as given, because a run continues with them, is compared by them, or must
-# show them in full. Other parts are redacted.
+# Parts of the environment that are stored as the user gave them, because a continued run uses them, they are compared,
+# or they must be shown in full. Other parts are redacted.
 AS_GIVEN = (
     *("data", "data_variable", "data_revision", "plugin", "judge", "judge_model", "judge_key_env"),
     *("model_files", "methods", "method_files"),
 )
 
-_LARGEST = 64 << 20  # bytes of a run.json; with thousands of cells it has some megabytes
+_LARGEST = 64 << 20  # most bytes of a run.json; with thousands of cells it has some megabytes
 
-Differences = dict[str, tuple[Any, Any]]  # by name of the setting: (the run's value, the other value)
+Differences = dict[str, tuple[Any, Any]]  # name of the setting -> (the run's value, the other value)
 
 
 def build(
@@ -59,13 +59,12 @@ def build(
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without secrets, in JSON types: a tuple becomes a list."""
+    """Return settings in JSON types, without secrets. A tuple becomes a list."""
     return as_json(hide_secrets(settings))
 
 
 def surroundings(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the environment in JSON types. All parts are redacted, except for those in AS_GIVEN, which only lose
-    secrets."""
+    """Return the environment in JSON types. Parts in AS_GIVEN lose only secrets; all other parts are redacted."""
     return as_json(redact_config(environment)) | plain({k: v for k, v in environment.items() if k in AS_GIVEN})
 
 
@@ -92,8 +91,8 @@ def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:
 def read(run_dir: Path) -> dict[str, Any]:
     """Return the content of run.json after checking it.
 
-    Raises UserError if it is missing, changed by hand or of another format, SetupError if it is damaged, a link or
-    unreadable.
+    Raises UserError if the file is missing, was changed by hand or has another format, SetupError if it is damaged, a
+    link or unreadable.
     """
     path = run_dir / NAME
     try:
@@ -118,7 +117,7 @@ def _damaged(path: Path, why: str = "") -> SetupError:
 
 
 def _check_hashes(path: Path, content: dict[str, Any]) -> None:
-    """Raise UserError if the record was edited. The error names the edited part if it is known."""
+    """Raise UserError if run.json was edited. The error names the edited part if the hashes show it."""
     now = _hashes({part: value for part, value in content.items() if part not in ("hash", "hashes")})
     stated = content["hashes"]
     parts = sorted({*now["hashes"], *stated})
@@ -133,12 +132,14 @@ def _check_hashes(path: Path, content: dict[str, Any]) -> None:
 
 
 def compare(info: Mapping[str, Any], config: Mapping[str, Any]) -> Differences:
-    """Return the settings in which a configuration differs from the run's. info: the content of run.json."""
+    """Return the settings in which `config` differs from a run's configuration. info: the content of the run's
+    run.json.
+    """
     return differences(plain(info["config"]), plain(config))  # both: the environment's secrets may have changed
 
 
 def check_format(file: str, format: object) -> None:
-    """Raise UserError if a kvbench with another format wrote the file."""
+    """Raise UserError if a file has another format than this kvbench reads. format: the number in the file."""
     if format != FORMAT or isinstance(format, bool):
         raise UserError(
             f"{bare(file)} has format {bare(format)}; this kvbench reads format {FORMAT}. "
@@ -147,8 +148,9 @@ def check_format(file: str, format: object) -> None:
 
 
 def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> Differences:
-    """Return the settings in which `run` and `other` differ. A nested setting has a dotted name. None equals a missing
-    setting."""
+    """Return the settings in which `run` and `other` differ. The name of a nested setting is dotted. A setting that is
+    None equals a missing setting.
+    """
     ours, theirs = _flat(run), _flat(other)
     return {n: (ours.get(n), theirs.get(n)) for n in {**ours, **theirs} if ours.get(n) != theirs.get(n)}
 

@@ -1,7 +1,7 @@
 """Checks the names of runs.
 
-A run's name becomes a folder's name on every system to which the results are copied. It therefore has only letters,
-digits and the three signs ``.``, ``-`` and ``_``, and is none of the names that Windows reserves.
+A run's name is also the name of its folder, which must be valid on every system to which the results are copied. A name
+therefore has only letters, digits and the three signs ``.``, ``-`` and ``_``, and is none that Windows reserves.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ _RESERVED = re.compile(r"(?:CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(?:\..*)?", re.IGN
 
 
 def check_run_name(name: str, option: str = "--run-name") -> str:
-    """Return the name if it is valid. Raises UserError for an invalid name. option: the flag that gave the name, for
-    the message."""
+    """Return the name if it is valid. Raises UserError for an invalid name. option: the flag with which the user gave
+    the name, for the message.
+    """
     for position, character in enumerate(name):
         if ord(character) < 32 or 127 <= ord(character) < 160:
             code = f"U+{ord(character):04X}"
             raise UserError(
-                f"{option} has a control character ({code}) at position {position}. It reads {quote(name)}."
+                f"{option} has a control character ({code}) at position {position}. Remove it from {quote(name)}."
             )
     if len(name) > LIMIT:
         raise UserError(f"{option} is {len(name)} characters long; the limit is {LIMIT}. Give a shorter name.")

@@ -1,8 +1,8 @@
 """Reads kvbench's tables from parquet files of any origin.
 
-A file is refused with a message of one line in these cases: kvbench did not write it; it is damaged; it claims more
-rows or bytes than its size allows; a column is missing or has another type. A missing column in `ADDED`, which older
-tables lack, reads as null. The footer is checked before any page is read.
+A file is refused with a message of one line in these cases: kvbench did not write it; it is damaged; its footer claims
+more rows or bytes than its size allows; a column is missing or has another type. Columns in `ADDED` may be missing,
+because older tables lack them; they read as null. The footer is checked before any page is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-_BYTES = 16 << 20  # unpacked, allowed for any table
+_BYTES = 16 << 20  # unpacked bytes that any table may have, beside `row_bytes` per row
 
 
 class Damaged(ValueError):
@@ -29,9 +29,9 @@ class Damaged(ValueError):
 def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str], row_bytes: int) -> pa.Table:
     """Return the columns of `schema` from a file, cast to the schema's types, with the file's metadata.
 
-    name: the file's name in messages. required: columns that have a value in every row. row_bytes: the largest allowed
-    mean size of an unpacked row. Raises UserError if kvbench did not write the file or it has another format, Damaged
-    if it cannot be decoded.
+    name: the file's name in messages. required: columns that must have a value in every row. row_bytes: the largest
+    allowed mean size of an unpacked row. Raises UserError if kvbench did not write the file or it has another format,
+    Damaged if it cannot be decoded.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -58,7 +58,7 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
         raise Damaged("it cannot be decoded") from error
     for column in required:
         if table.column(column).null_count:
-            raise Damaged(f"a row has no {column}")
+            raise Damaged(f"a row has no value in column {column}")
     return table
 
 
@@ -74,25 +74,27 @@ def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
         if len(stored.get_all_field_indices(name)) > 1:
             raise Damaged(f"it has several columns named {name}")
         if pa.types.is_nested(stored.field(name).type):
-            raise Damaged(f"column {name} holds {bare(stored.field(name).type)}")
+            raise Damaged(f"column {name} has the nested type {bare(stored.field(name).type)}")
 
 
 def _repeated(stored: pa.Schema, schema: pa.Schema) -> list[str]:
-    """Return the names of the stored columns that are read as dictionaries. A dictionary holds a repeated value once,
-    so that the table of a small file stays small in memory."""
+    """Return the names of the stored columns to read dictionary-encoded: Arrow then keeps a repeated value only once,
+    so that the table of a small file stays small in memory.
+    """
     import pyarrow as pa
 
     return [field.name for field in schema if field.name in stored.names and pa.types.is_dictionary(field.type)]
 
 
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
-    """Raise Damaged if the footer claims more rows than `size`, the bytes of the file, or more unpacked bytes than
-    `row_bytes` per row. A row takes at least a byte of the file, because every row has its own key."""
+    """Raise Damaged if the footer claims more rows than the file has bytes (`size`), or more unpacked bytes than
+    `row_bytes` per row. A row takes at least one byte of the file, because every row has a key of its own.
+    """
     if footer.num_rows > size:
-        raise Damaged(f"it claims {footer.num_rows} rows in {size} bytes")
+        raise Damaged(f"its footer claims {footer.num_rows} rows in {size} bytes")
     claimed = 0
     for group in map(footer.row_group, range(footer.num_row_groups)):
         columns = map(group.column, range(group.num_columns))
         claimed += sum(c.total_uncompressed_size for c in columns if c.path_in_schema in names)
     if claimed > _BYTES + row_bytes * footer.num_rows:
-        raise Damaged(f"it claims {claimed} bytes in {footer.num_rows} rows")
+        raise Damaged(f"its footer claims {claimed} bytes in {footer.num_rows} rows")

@@ -1,8 +1,9 @@
 """Reads runs and tables, for reports and comparisons. Takes no lock and never writes.
 
 `read_run` reads one consistent state of a run: from its sealed table if the table has all rows, otherwise from the
-journal, which may still be growing. `read_columns` reads one rows.parquet in any place. Damage is an error, never a
-wrong number: a sealed table must have the hash in seal.json, and every page must have its checksum.
+journal, which may still be growing. `read_columns` reads a rows.parquet from any folder. A damaged file raises an error
+and never gives wrong numbers: a sealed table must have the hash that seal.json states, and every page must match its
+checksum.
 """
 
 from __future__ import annotations
@@ -35,10 +36,13 @@ _ROW, _TEXT = 64 << 10, 16 << 20  # upper limits, in bytes, of a row and of a pr
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. `table`: its rows. `saved`: the number of rows that are ok or wait for a score. `failed`:
-    the number of other rows; `final`: the number of rows that no further attempt can answer. `planned`: the number of
-    rows that the run will have; None: unknown. `sealed`: the rows come from the run's sealed table, not from its
-    journal."""
+    """The rows of a run at one moment, and how many there are.
+
+    `table`: the rows. `saved`: the number of rows with status "ok" or "unscored". `failed`: the number of all other
+    rows. `final`: how many of the failed rows no further attempt can answer. `planned`: the number of rows that the run
+    will have; None: unknown. `sealed`: whether the rows come from the run's sealed table instead of its journal.
+    `notices`: lines on dropped records of the journal.
+    """
 
     table: pa.Table
     saved: int
@@ -81,12 +85,12 @@ def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
 
 
 def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
-    """Return how many rows the run will have; None if this is unknown. It is the larger of two numbers: the one in the
-    run's record, and a sum over the planned cells (combinations of task, method, options, budget and interval), in
-    which each cell adds the rows of the largest present cell of its task.
+    """Return how many rows the run will have; None if this is unknown.
 
-    The sum is right because all cells of a task have equally many rows when the run is complete. This does not hold
-    for a shard: for a shard the number in its record is returned.
+    It is the larger of two numbers: the number in the run's record, and an estimate. The estimate assumes that each
+    planned cell (combination of task, method, options, budget and interval) will have as many rows as the largest cell
+    of its task has now, because in a complete run all cells of a task have equally many rows. This does not hold for a
+    shard, for which the number in its record is returned.
     """
     stated: int | None = info.get("planned")
     if "shard" in info["environment"]:  # its cells differ in their number of rows
@@ -105,9 +109,10 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
 
 
 def _cells(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the cells (combinations of task, method, options, budget and interval) that have rows: the settings of
-    each cell, and its number of rows as `count_all`. Rows whose budget is the same share of the prompt are one cell,
-    although their budgets in entries differ."""
+    """Return, for each cell (combination of task, method, options, budget and interval) with rows, its settings and, as
+    `count_all`, its number of rows. Rows whose budget is the same share of the prompt belong to one cell, although
+    their budgets in entries differ.
+    """
     import pyarrow.compute as pc
 
     named = table.select(_CELL).unify_dictionaries()
@@ -160,12 +165,12 @@ def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table
     another format.
     """
     file = Path(path)
-    in_a_run = (file.parent / manifest.NAME).is_file()  # follow a link that the user typed, none in a run's folder
+    in_a_run = (file.parent / manifest.NAME).is_file()  # a link in a run's folder is not followed
     return _parse(file if in_a_run else file.resolve(), rows_schema(columns))
 
 
 def table_hash(rows: pd.DataFrame) -> str:
-    """Return a SHA-256 over the columns of rows that two runs of one configuration must agree on. The hash does not
+    """Return a SHA-256 over the columns of `rows` on which two runs of one configuration must agree. The hash does not
     depend on the order of the rows or on the column types of the frame.
 
     Two runs of one configuration with the same outputs, scores and cache sizes have the same hash.
@@ -180,8 +185,9 @@ def table_hash(rows: pd.DataFrame) -> str:
 
 
 def _sealed(run_dir: Path, name: str, schema: pa.Schema) -> pa.Table | None:
-    """Return a table of a run after checking it against seal.json. None if the run has no seal, or if its journal has
-    rows that the table lacks; then the journal must be read."""
+    """Return a table of a run after checking its hash in seal.json. None if the run has no seal, or if its journal has
+    rows that the table lacks; the caller must then read the journal.
+    """
     seal = tables.read_seal(run_dir)
     while seal is not None and tables.is_current(run_dir, seal):
         path = run_dir / name
@@ -194,7 +200,7 @@ def _sealed(run_dir: Path, name: str, schema: pa.Schema) -> pa.Table | None:
         again = tables.read_seal(run_dir)
         if again == seal:
             raise _damaged(path, "it is not the file that seal.json describes")
-        seal = again  # the run was sealed anew between our two reads
+        seal = again  # the run was sealed anew between the two readings of seal.json
     if seal is not None:
         tables.check_journal_complete(run_dir)
     return None

@@ -1,13 +1,14 @@
 """Reads the journal: the valid records, one per row key, and notices about dropped records.
 
 `read_journal` may run at any time, also while a process writes: each segment is read up to the length that it had at
-the beginning. Given what it returned before, it reads only what was added. Texts are not kept in memory; `TextReader`
-fetches them one by one, a second reading of their records that keeps memory bounded.
+the beginning. If the caller passes the content that an earlier call returned, only the records added since are read.
+Texts are not kept in memory; `TextReader` reads the record again when the texts of a row are needed.
 
 A torn last record is dropped, and a damaged record is skipped. Both are reported, and their rows are generated again. A
 record with a right checksum that is not a row counts as damaged, because a journal may come from anyone. If a row has
-several records, only those with the highest `score_pass` count. Of these the first "ok" record is taken, in the order
-of segment names and positions; if none is "ok", the last one with an answer, or else the last one.
+several records, only those with the highest `score_pass` count. Of these, the first record with status "ok" is taken,
+in the order of segment names and positions; if none is "ok", the last record with an answer is taken, or else the last
+record.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _LONGEST = 256 << 20  # bytes of a record
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row, and the place of its record in the journal."""
+    """A row, and where its record stands in the journal."""
 
     row: dict[str, Any]
     segment: str
@@ -43,11 +44,13 @@ class Entry:
 
     @property
     def rank(self) -> tuple[int, bool, bool]:
-        """Of two records of a row, the one with the higher rank counts."""
+        """The rank of this record: of several records of a row, the one with the highest rank counts."""
         return self.scored, self.ok, self.generated
 
     def counts_before(self, other: Entry) -> bool:
-        """Whether this record of a row counts and `other` does not. The order in which they are read is irrelevant."""
+        """Whether this record counts instead of `other`, a record of the same row. The answer does not depend on which
+        of them was read first.
+        """
         if self.rank != other.rank:
             return self.rank > other.rank
         earlier = (self.segment, self.offset) < (other.segment, other.offset)
@@ -70,23 +73,21 @@ class Entry:
 
     @property
     def outcome(self) -> tuple[object, ...]:
-        """Output and score: two answers to one sample that differ in them were not generated deterministically."""
+        """Output and score. Two answers of one sample with different outcomes were not generated deterministically."""
         return tuple(self.row.get(name) for name in ("output_sha256", "output_tokens", "score"))
 
 
 @dataclass(slots=True)
 class JournalContent:
-    """The content of a journal: its rows, its segments, and facts about dropped records. duplicates: the number of ok
-    records whose row has another ok record that was read before. nondeterministic_duplicates: those with another output
-    or score."""
+    """The content of a journal: its rows, its segments, and facts about dropped records."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)  # by row key
+    entries: dict[str, Entry] = field(default_factory=dict)  # row key -> the record that counts
     segments: list[dict[str, Any]] = field(default_factory=list)  # {"name", "bytes"} in order
-    duplicates: int = 0  # ok records whose row has another ok record of the same `score_pass`
-    nondeterministic_duplicates: int = 0  # duplicates with another output or score than the other record
-    ends: dict[str, int] = field(default_factory=dict)  # by segment: bytes of the lines read
-    torn: dict[str, int] = field(default_factory=dict)  # by segment: offset of a last line without its end
-    damaged: dict[str, list[int]] = field(default_factory=dict)  # by segment: offsets of damaged records
+    duplicates: int = 0  # "ok" records read after another "ok" record of the same row and `score_pass`
+    nondeterministic_duplicates: int = 0  # duplicates whose output or score differs from the earlier record's
+    ends: dict[str, int] = field(default_factory=dict)  # segment -> bytes of the lines read
+    torn: dict[str, int] = field(default_factory=dict)  # segment -> offset of a last line without its line end
+    damaged: dict[str, list[int]] = field(default_factory=dict)  # segment -> offsets of damaged records
 
     @property
     def done(self) -> set[str]:
@@ -100,7 +101,7 @@ class JournalContent:
 
     @property
     def notices(self) -> list[str]:
-        """Lines about dropped records and about rows with different results."""
+        """Lines for the user about dropped records, and about rows that were generated twice with different results."""
         lines = []
         for name in (segment["name"] for segment in self.segments):
             if (offset := self.torn.get(name)) is not None:
@@ -137,7 +138,7 @@ class TextReader:
         return text.get("prompt"), text.get("output"), text.get("turns")
 
     def record(self, entry: Entry) -> bytes:
-        """Return the record of a row as the journal has it. Raises SetupError if it is no longer what was read."""
+        """Return the bytes of a row's record. Raises SetupError if the segment changed since it was read."""
         if entry.segment not in self._fds:
             self._fds[entry.segment] = open_plain(self._folder / entry.segment)
         record = os.pread(self._fds[entry.segment], entry.length, entry.offset)
@@ -159,8 +160,9 @@ class TextReader:
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
-    """Return the record in a line of the journal; its row has every column. None if the record is torn or damaged, or
-    is not a row. line: with its line end."""
+    """Return the record in a line of the journal, whose row is checked and has every column. None if the record is torn
+    or damaged, or is not a row. line: the line with its line end.
+    """
     if (record := unpack(line)) is None:
         return None
     row, text = read_row(record["row"]), record.get("text") or {}
@@ -168,8 +170,9 @@ def decode(line: bytes) -> dict[str, Any] | None:
 
 
 def unpack(line: bytes) -> dict[str, Any] | None:
-    """Return the record in a line of the journal, whose row is not checked. None if the record is torn or damaged, or
-    is not a row. line: with its line end."""
+    """Return the record in a line of the journal without checking its row's columns. None if the record is torn or
+    damaged, or is not a row. line: the line with its line end.
+    """
     if not _intact(line):
         return None
     try:
@@ -193,8 +196,10 @@ def segments_on_disk(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def read_journal(run_dir: Path, known: JournalContent | None = None) -> JournalContent:
-    """Read the journal, up to its present end. known: what an earlier call returned; then only what was added since is
-    read, and `known` itself is returned. If a segment was cut or deleted since, everything is read again."""
+    """Read the journal up to its present end. known: the result of an earlier call; only the records added since then
+    are read, and `known` itself is updated and returned. If a segment has become shorter or was deleted, the whole
+    journal is read again.
+    """
     segments = segments_on_disk(run_dir)
     sizes = {segment["name"]: segment["bytes"] for segment in segments}
     if known is None or any(sizes.get(name, 0) < end for name, end in known.ends.items()):
@@ -207,7 +212,9 @@ def read_journal(run_dir: Path, known: JournalContent | None = None) -> JournalC
 
 
 def _read_on(content: JournalContent, folder: Path, name: str, size: int) -> None:
-    """Read the lines that a segment of `size` bytes has gained."""
+    """Read those lines of a segment that `content` lacks, and add their rows to `content`. size: the segment's
+    bytes.
+    """
     content.torn.pop(name, None)
     for offset, line in _lines(folder / name, content.ends.get(name, 0), size):
         if (record := decode(line)) is not None:
@@ -221,8 +228,9 @@ def _read_on(content: JournalContent, folder: Path, name: str, size: int) -> Non
 
 
 def _lines(path: Path, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines from `offset` on, with their offsets. A line of _LONGEST bytes is the last: the rest does not
-    begin with a record."""
+    """Yield (offset, line) for the lines from `offset` on. Stops after a line of _LONGEST bytes, which is not a record
+    and whose rest would not begin one.
+    """
     with open(open_plain(path), "rb") as file:
         file.seek(offset)
         while offset < size and (line := file.readline(min(size - offset, _LONGEST))):

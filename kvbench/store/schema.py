@@ -3,7 +3,7 @@
 FORMAT is increased whenever the content of a run's files changes, except for added columns (`ADDED`); format 1 belongs
 to release 0.1. A row may leave any column empty except those in `REQUIRED`, because a failure can leave a gap anywhere;
 a failed row has no score (null, never 0). `DETERMINISTIC` names the columns that two runs of one configuration must
-agree on; the other columns depend on the clock or the host. Texts are in texts.parquet.
+agree on; the other columns depend on the clock or the host. Prompts and answers are in texts.parquet.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ FORMAT = 1
 FORMAT_KEY = "kvbench.format"
 MOST_PASSES = 10**6  # upper limit of `score_pass`
 OK = "ok"
-FINAL = ("prompt_too_long", "prompt_empty")  # neither answer nor score, and another attempt would end the same
-UNSCORED = ("unscored", "grader_error", "judge_error", "sandbox_error")  # generated, but without a score
+FINAL = ("prompt_too_long", "prompt_empty")  # statuses of rows without an answer that no further attempt can answer
+UNSCORED = ("unscored", "grader_error", "judge_error", "sandbox_error")  # statuses of answers without a score
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Column:
     if they must agree."""
 
     name: str
-    kind: str  # name (repeats, hence dictionary-encoded), text, int32, int64, float64, bool or time
-    unit: str  # JSON marks text that holds a JSON object
+    kind: str  # name (a repeated text, dictionary-encoded), text, int32, int64, float64, bool or time
+    unit: str  # "JSON" for a text that holds JSON
     meaning: str
-    varies: str = ""  # empty when two runs must agree on it; otherwise timing or host
+    varies: str = ""  # "", "timing" or "host"
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -175,14 +175,14 @@ ADDED = (
     "image_list",
     "kept_text",
     "kept_images",
-)  # since the first tables of this format; in tables without these columns they read as null
+)  # columns added to this format after its first tables; they read as null where a table lacks them
 NAMES = tuple(c.name for c in COLUMNS)
 DETERMINISTIC = tuple(c.name for c in COLUMNS if not c.varies)
 REQUIRED = ("row_key", "task", "doc_id", "sample", "method", "status")
 
 _BY_NAME = {c.name: c for c in COLUMNS}
-_FREE_TEXT = ("model_revision", "note")  # where an exception or an address may carry a secret
-_SETTINGS = ("model", "options", "artefacts")  # identify rows, so no value is hidden for its name alone
+_FREE_TEXT = ("model_revision", "note")  # redacted, because an exception or an address may carry a secret
+_SETTINGS = ("model", "options", "artefacts")  # identify rows, so only values that look like secrets are hidden
 _LISTS = ("stop", "image_list")
 _LIMITS = {"int32": 2**31, "int64": 2**63}
 
@@ -190,31 +190,30 @@ _LIMITS = {"int32": 2**31, "int64": 2**63}
 def check_row(row: Mapping[str, object]) -> dict[str, Any]:
     """Return the row in JSON types with every column, in the order of `COLUMNS`, ready for the journal.
 
-    `options` and `aux` may be dictionaries, `seed` an integer, `created` a datetime (now, when absent), numbers numpy
-    scalars. NaN and infinities become null. Raises ValueError on an unknown column, a wrong type, or a failed row with
-    a score, so that a caller's error is found before the table is made.
+    In `row`, `options` and `aux` may be dictionaries, `seed` an integer, `created` a datetime (default: now), and
+    numbers may be numpy scalars. NaN and infinities become null. Raises ValueError for an unknown column, a wrong type,
+    or a failed row with a score, so that a caller's error is found before the table is made.
     """
     unknown = sorted(set(row) - set(NAMES))
     if unknown:
-        raise ValueError(f"unknown columns {unknown}")
+        raise ValueError(f"a row has unknown columns: {unknown}")
     checked = {name: as_stored(name, row.get(name)) for name in NAMES}
     checked["created"] = checked["created"] or datetime.now(UTC).isoformat(timespec="microseconds")
     missing = [n for n in REQUIRED if checked[n] in (None, "")]
     if missing:
-        raise ValueError(f"missing columns {missing}")
+        raise ValueError(f"a row lacks required columns: {missing}")
     if checked["status"] != OK and checked["score"] is not None:
         raise ValueError(f"a row with status {checked['status']!r} must have no score")
     return checked
 
 
 def as_stored(column: str, value: Any) -> Any:
-    """Return a value in the JSON type that rows have in this column. Raises ValueError for a wrong type."""
+    """Return a value converted to the JSON type of this column. Raises ValueError for a wrong type."""
     return None if value is None else _convert(_BY_NAME[column], value)
 
 
 def read_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a row of a journal, completed so that it has every column. None if it is no row that `check_row`
-    returns."""
+    """Check a row read from a journal, and return it with every column. None if `check_row` cannot have returned it."""
     checked: dict[str, Any] = {}
     for name, fits in _FITS:
         value = checked[name] = row.get(name)
@@ -254,7 +253,7 @@ def _is_time(value: object) -> bool:
 
 
 def _fitting(column: Column) -> Callable[[Any], bool]:
-    """Return the test that a column's values must pass when a journal is read."""
+    """Return a function that tests whether a value read from a journal is valid in this column."""
     limit = _LIMITS.get(column.kind, 2**53)
     if column.name == "score_pass":
         return lambda v: type(v) is int and 0 <= v <= MOST_PASSES

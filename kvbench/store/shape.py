@@ -1,7 +1,7 @@
-"""Checks the types of all parts of a run.json when it is read. Later code can therefore rely on them, even in an edited
-file.
+"""Checks the types of all parts of a run.json when it is read, so that later code can rely on these types even if
+someone edited the file.
 
-Only parts that kvbench reads are listed. A part whose name ends with a question mark may be absent.
+`_CONTENT` lists the parts that kvbench reads. A part whose name ends with a question mark may be absent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads JSON of any origin. Every kind of invalid input raises ValueError.
+"""Reads JSON that anyone may have written. Every kind of invalid input raises ValueError.
 
 Python's own reader accepts NaN, reads 1e400 as infinity, and raises RecursionError for deep nesting.
 """
@@ -14,7 +14,9 @@ LARGEST = 2**64  # seeds are unsigned
 
 
 def parse(data: bytes | str) -> Any:
-    """Parse one JSON value. Raises ValueError, also for NaN, infinities and nesting beyond the interpreter's limit."""
+    """Parse one JSON value. Raises ValueError for invalid JSON, NaN, infinities and nesting beyond the interpreter's
+    limit.
+    """
     text = data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass")
     try:
         return _STRICT.decode(text)
@@ -24,7 +26,8 @@ def parse(data: bytes | str) -> Any:
 
 def lenient(data: bytes | str) -> Any:
     """Parse one JSON value. NaN and infinities are allowed, because Python and transformers write them. Raises
-    ValueError."""
+    ValueError for invalid JSON.
+    """
     try:
         return json.loads(data)
     except RecursionError:
@@ -32,8 +35,9 @@ def lenient(data: bytes | str) -> Any:
 
 
 def document(data: bytes | str) -> Any:
-    """Parse one JSON value. Raises ValueError also for more than DEEPEST levels and for whole numbers beyond 64 bits,
-    so that code can safely walk the value and write it again."""
+    """Parse one JSON value as `parse` does. Raises ValueError also for more than DEEPEST levels and for whole numbers
+    beyond 64 bits, so that code can safely walk the value and write it again.
+    """
     value = parse(data)
     level = [value]
     for _ in range(DEEPEST):
@@ -61,4 +65,6 @@ def finite(text: str) -> float:
     return value
 
 
-_STRICT = json.JSONDecoder(parse_constant=constant, parse_float=finite)  # `json.loads` would make one for every record
+_STRICT = json.JSONDecoder(
+    parse_constant=constant, parse_float=finite
+)  # made once, because `json.loads` would make one per call

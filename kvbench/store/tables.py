@@ -1,9 +1,9 @@
 """Makes a run's tables from its journal: rows.parquet, texts.parquet and seal.json.
 
-`seal` writes both new tables beside the old tables, reads them back, and only then replaces the old tables. It writes
-seal.json last, which lists the journal segments that the tables were made from. A kill at any moment leaves whole
+`seal` writes both new tables beside the old tables, reads them back, and only then replaces the old tables. Last it
+writes seal.json, which lists the journal segments from which the tables were made. A kill at any moment leaves whole
 tables; if seal.json is missing, readers use the journal, which is never deleted. The caller of `seal` must hold the
-run's lock; `repair` takes the lock.
+run's lock; `repair` takes the lock itself.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 ROWS, TEXTS, SEAL = "rows.parquet", "texts.parquet", "seal.json"
 
-_LARGEST_SEAL = 64 << 20  # bytes; a seal of thousands of segments has some hundred kilobytes
-_TEXTS_AT_ONCE = 256  # outputs of reasoning models have tens of kilobytes each
+_LARGEST_SEAL = 64 << 20  # most bytes of a seal.json; with thousands of segments it has some hundred kilobytes
+_TEXTS_AT_ONCE = 256  # rows whose texts are in memory at a time; answers of reasoning models have tens of kilobytes
 _NAMES = [c.name for c in COLUMNS if c.kind == "name"]
 _OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 
@@ -72,8 +72,9 @@ def seal(run_dir: Path, state: JournalContent) -> dict[str, Any]:
 
 
 def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str], object] = str) -> dict[str, Any]:
-    """Make the tables of a run again from its journal, and return the content of seal.json. say: a function that gets
-    each warning as a line. Raises SetupError if the journal is gone, or a part of it that the tables were made from."""
+    """Make the tables of a run again from its journal, and return the content of seal.json. say: receives warnings of
+    one line. Raises SetupError if the journal is gone, or lacks a segment from which the present tables were made.
+    """
     path = Path(run_dir)
     name = manifest.read(path)["name"]
     lock = RunLock(path / "lock", name)
@@ -100,7 +101,7 @@ def _remedy(run_dir: Path) -> str:
 def read_seal(run_dir: Path) -> dict[str, Any] | None:
     """Return the content of seal.json, or None if the run has no such file.
 
-    Raises SetupError if the file cannot be read or `seal` did not write it, UserError if it has another format.
+    Raises SetupError if the file cannot be read or is not the seal of a run, UserError if it has another format.
     """
     path = run_dir / SEAL
     try:
@@ -120,7 +121,7 @@ def read_seal(run_dir: Path) -> dict[str, Any] | None:
 
 
 def _is_seal(content: Any) -> bool:
-    """Return whether a seal has the parts that readers use, with the right types."""
+    """Return whether the content of a seal.json has the parts that readers use, with the right types."""
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         return False
     segments, hashes = content.get("segments"), content.get("sha256")
@@ -131,14 +132,14 @@ def _is_seal(content: Any) -> bool:
 
 
 def is_current(run_dir: Path, sealed: dict[str, Any]) -> bool:
-    """Return whether the tables have all rows of the journal; also true for a copy of a run without its journal.
-    sealed: the content of seal.json."""
+    """Return whether the tables have all rows of the journal; True also if the run was copied without its journal.
+    sealed: the content of seal.json.
+    """
     return all(segment in sealed["segments"] for segment in segments_on_disk(run_dir))
 
 
 def check_journal_complete(run_dir: Path) -> None:
-    """Raise SetupError if a journal segment that the tables were made from is gone. Tables that are made again would
-    lack the rows of that segment."""
+    """Raise SetupError if a journal segment is gone from which the tables were made: new tables would lack its rows."""
     sealed = read_seal(run_dir)
     here = {segment["name"] for segment in segments_on_disk(run_dir)}
     gone = [segment["name"] for segment in sealed["segments"] if segment["name"] not in here] if sealed else []
@@ -155,8 +156,9 @@ def sha256(path: Path) -> str:
 
 
 def write_rows(file: BinaryIO, table: pa.Table) -> int:
-    """Write rows.parquet, read it back, and return the number of rows. Raises OSError if it does not read back as
-    written."""
+    """Write rows.parquet, read it back, and return the number of rows. Raises OSError if the rows read differ from the
+    rows written.
+    """
     import pyarrow.parquet as pq
 
     pq.write_table(table, file, use_dictionary=_NAMES, **_OPTIONS)

@@ -13,30 +13,32 @@ from kvbench.store.recovery import segments_on_disk, unpack
 
 
 class JournalTail:
-    """The rows that processes add to a journal after the tail was made.
+    """Reads the rows that other processes add to a journal after this object was made.
 
-    Each record is read once, and its row is not checked, because the workers of this run wrote it. statuses: by row
-    key, of the rows read so far.
+    Each record is read once, and its row is not checked, because the workers of this run wrote it. statuses: {row key:
+    status} of the rows read so far.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self.statuses: dict[str, str] = {}
         self._run_dir = run_dir
-        self._read = self._sizes()  # bytes of each segment that were read, or were there before
+        self._read = self._sizes()  # segment -> bytes that were read, or that it had before this object was made
 
     def read(self) -> None:
-        """Read the records that are new since the last call. The end of a record that is not yet written whole is left
-        for the next call."""
+        """Read the records added since the last call. A last record that is not complete yet is left for the next
+        call.
+        """
         for name, size in self._sizes().items():
             begin = self._read.get(name, 0)
             if size > begin:
                 self._read[name] = begin + self._take(name, begin, size - begin)
 
     def refresh(self) -> None:
-        """Let a network disk show what other machines have written.
+        """Make a network disk show what other machines have written.
 
-        A client of NFS may list a folder, and state the size of a file, as they were up to a minute ago. It asks the
-        server when a file is opened (nfs(5), close-to-open consistency) and when a folder's mode is set.
+        An NFS client may report a folder's files and a file's size as they were up to a minute ago. It asks the server
+        when a file is opened (nfs(5), close-to-open consistency) and when a folder's mode is set, so this method does
+        both.
         """
         for folder in (self._run_dir, self._run_dir / FOLDER):
             with suppress(OSError):
@@ -45,7 +47,9 @@ class JournalTail:
             os.close(open_plain(self._run_dir / FOLDER / name))
 
     def _take(self, name: str, begin: int, length: int) -> int:
-        """Read whole records from a segment, and return how many bytes they have."""
+        """Read the complete records in a part of a segment, and return their bytes. begin, length: the part, in
+        bytes.
+        """
         whole = 0
         with open(open_plain(self._run_dir / FOLDER / name), "rb") as file:
             file.seek(begin)

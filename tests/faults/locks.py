@@ -65,7 +65,7 @@ def lock_of_another_host(stage: Stage) -> None:
         assert (run / "lock").read_text() == before
         for command in ("run --resume r1 -q", "score r1 -q", "repair r1"):
             (run / "lock").write_text(before)
-            assert "as asked" in stage.done(f"{command} --take-over").err
+            assert "because --take-over was given" in stage.done(f"{command} --take-over").err
             assert not (run / "lock").exists()
     stage.check_final()
 
@@ -140,5 +140,5 @@ def no_flock(stage: Stage) -> None:
         said = _second_is_refused(stage, hold(stage.folder / "gate"))
     finally:
         fcntl.flock = real
-    assert "has no flock; the existence of the lock file is the lock instead" in said
+    assert "has no flock; the run is locked by its lock file alone" in said
     assert not (stage.run_dir / "lock").exists()

@@ -91,7 +91,9 @@ def test_the_number_of_workers_comes_from_the_cluster(
 def test_a_device_with_a_number_is_refused() -> None:
     import torch
 
-    with pytest.raises(UserError, match="--executor ray chooses a GPU for every worker; give --device cuda without a number"):
+    with pytest.raises(
+        UserError, match="--executor ray chooses a GPU for every worker; give --device cuda without a number"
+    ):
         Placement(name="ray").executor(None, torch.device("cuda", 1))  # type: ignore[arg-type]
 
 
