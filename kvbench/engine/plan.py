@@ -34,8 +34,8 @@ from kvbench.engine.model.shape import ModelShape, Part
 from kvbench.errors import SetupError
 from kvbench.eviction.api import Method
 
-MOST_SLOTS = {"cuda": 512, "cpu": 128}  # beyond these, matrix products are compute bound and latency only grows
-PROBES = {"cuda": (1 << 28, 4096), "cpu": (1 << 23, 384)}  # bytes of the copy, side of the square matrices
+MOST_SLOTS = {"cuda": 512, "cpu": 128}  # with more slots, matrix products are compute bound and only latency grows
+PROBES = {"cuda": (1 << 28, 4096), "cpu": (1 << 23, 384)}  # what `measure` copies, in bytes; side of its matrices
 USABLE = {"cuda": 0.92, "cpu": 0.5}  # share of the device's total memory that a run may plan with
 
 
@@ -43,7 +43,7 @@ USABLE = {"cuda": 0.92, "cpu": 0.5}  # share of the device's total memory that a
 class Machine:
     """Measured limits of a device."""
 
-    bandwidth: float  # bytes/s of a copy; a byte counts when it is read and when it is written
+    bandwidth: float  # bytes/s of a copy, which counts each byte twice: read and written
     flops: float  # FLOP/s attained in matrix products
     memory: int  # bytes in total
 
@@ -53,16 +53,16 @@ class SlotPlan:
     """The number of slots of one cell, the entries and bytes per slot, and the tokens/s that the machine allows."""
 
     slots: int
-    fitting: int  # slots that fit into memory; `slots` may be fewer
-    entries_after: int | None  # per layer and head right after an eviction; None: the method takes no budget
-    entries_peak: int  # per layer and head that a slot has room for
+    fitting: int  # how many slots fit into memory; `slots` may be fewer
+    entries_after: int | None  # entries per layer and head right after an eviction; None: the method takes no budget
+    entries_peak: int  # entries per layer and head that a slot has room for
     slot_bytes: int
     peak_bytes: int  # planned, see `footprint.Footprint.at`
     evictable: (
         float  # share of the longest sequence's full cache that methods may evict; the rest is states and windows
     )
     limit: float  # tokens/s that the machine allows at this many slots
-    devices: int = 1  # among which the model is divided; `peak_bytes` is then that of the fullest
+    devices: int = 1  # number of devices that share the model; with several, `peak_bytes` is that of the fullest
 
     def line(self) -> str:
         kept = "all entries kept" if self.entries_after is None else f"{self.entries_after} entries after eviction"
@@ -96,14 +96,14 @@ def plan_cell(
     """Plan one cell of a run.
 
     Args:
-        sequences: samples of the whole cell, whether stored already or not.
+        sequences: number of samples of the whole cell, also of those whose rows are stored already.
         slots: the number of slots, or "auto": as many as fit into memory, but no more than `sequences` or `MOST_SLOTS`.
         budget, interval, max_tokens, max_output, tail, prefill_chunk, prefill: see `Engine`.
         max_prompt: most tokens that are read as one prompt; None: `max_tokens`.
         images: see `footprint.footprint`.
 
-    Raises SetupError when one slot, or the requested number, does not fit into memory, and UserError when the method
-    cannot serve the model at this length (see `layout.fit`).
+    Raises SetupError when one slot, or the requested number of slots, does not fit into memory. Raises UserError when
+    the method does not support the model at this length (see `layout.fit`).
     """
     geometry = fit(shape.geometry, method, max_tokens)
     lengths = Lengths.of(max_tokens, max_output, tail, max_prompt)
@@ -169,9 +169,9 @@ def cell_footprint(
 ) -> tuple[Footprint, Shape, int | None]:
     """Return the planned bytes of a cell on one device, the size of its cache with one slot, and its budget in entries.
 
-    budget: see `Engine`; as returned, entries per layer and KV head for the longest sequence, None if the method takes
-    none. total: bytes of the device's memory. part: see `footprint.footprint`. Raises UserError when the method cannot
-    serve the model at this length.
+    The returned budget counts entries per head of the cache for the longest sequence; None if the method takes no
+    budget. budget: see `Engine`. total: bytes of the device's memory. part: see `footprint.footprint`. Raises UserError
+    when the method does not support the model at this length.
     """
     held = shape_of(shape.geometry, method, budget, interval, lengths, 1, shape.states)
     entries = entry_budget(method, budget, lengths.total, 1)
@@ -197,9 +197,9 @@ def cell_footprint(
 def evictable_share(
     geometry: Sequence[LayerGeometry], states: Sequence[StateShape], tokens: int, dtype: torch.dtype
 ) -> float:
-    """Return the share of the bytes of a full cache of `tokens` tokens that methods may evict.
+    """Return which share of the bytes of a full cache of `tokens` tokens methods may evict.
 
-    They evict neither the entries of sliding-window layers nor the states of recurrent layers.
+    Methods evict neither the entries of sliding-window layers nor the states of recurrent layers.
     """
     entry = {g.index: g.entry_bytes(dtype.itemsize) for g in geometry}
     evictable = tokens * sum(entry[g.index] for g in geometry if g.evicts)
@@ -208,7 +208,7 @@ def evictable_share(
 
 
 def roofline(shape: ModelShape, machine: Machine, slots: int, entries: float, dtype: torch.dtype) -> float:
-    """Return the most tokens/s that memory traffic and arithmetic allow. entries: mean entries that a head holds."""
+    """Return the most tokens/s that memory traffic and arithmetic allow. entries: mean number of entries in a head."""
     element = dtype.itemsize
     used = shape.streamed + shape.routed * shape.active
     weights = max(shape.bytes_read(element, slots) / machine.bandwidth, 2 * used * slots / machine.flops)
@@ -221,7 +221,7 @@ def roofline(shape: ModelShape, machine: Machine, slots: int, entries: float, dt
 
 
 def measure(device: torch.device, dtype: torch.dtype) -> Machine:
-    """Measure a device's copy bandwidth and matrix-product rate, which takes about 0.1 s; look up its memory."""
+    """Return a device's copy bandwidth and matrix-product rate, measured in about 0.1 s, and its memory."""
     elements, side = PROBES[device.type]
     source = torch.ones(elements, device=device, dtype=torch.uint8)
     target = torch.empty_like(source)

@@ -1,17 +1,19 @@
-"""Reading a prompt in one of three ways; each gives the entries of every layer and the next token's logits.
+"""Reads a prompt in one of three ways. Each yields the entries of every layer and the next token's logits.
 
-    layer by layer   the whole prompt in one forward pass; every layer is evicted right after its attention. The
+    layer by layer   One forward pass reads the whole prompt; every layer is evicted right after its attention. The
                      prompt's hidden states equal those with the full cache; peak memory is one layer's full KV plus
-                     the budgets of the others.
-    whole            in chunks, no eviction before the end: for the full cache, for methods that need all layers at
-                     once, and for probes. The hidden states equal those with the full cache too.
-    chunked          in chunks, an eviction after every chunk: memory is bounded for any length, but later chunks
-                     read an evicted cache, so results differ from the other two (`prefill=chunked`).
+                     the budgets of the other layers.
+    whole            The prompt is read in chunks, without eviction before its end: for the full cache, for methods
+                     that need all layers at once, and for probes. Here, too, hidden states equal those with the full
+                     cache.
+    chunked          The prompt is read in chunks, with an eviction after every chunk (`prefill=chunked`). Memory is
+                     bounded for any length, but later chunks read an evicted cache, so results differ from the other
+                     two ways.
 
 A pass never splits an image: a chunk ends before an image that it would split. Only a single image that is longer than
 `chunk` makes a longer chunk.
 
-With query-agnostic compression only the context is evicted; the question is read against the remaining entries.
+With query-agnostic compression, the context is read and evicted first; then the question is read, without an eviction.
 """
 
 from __future__ import annotations
@@ -45,13 +47,13 @@ Prefill = Literal["full", "chunked"]
 
 @dataclass(slots=True)
 class PromptState:
-    """A prompt after its evictions: each layer's entries, the next token's logits [V], the time and memory used."""
+    """A prompt after its evictions: its layers' entries, the next token's logits [V], and the time and memory used."""
 
     layers: dict[int, PackedLayer]
     logits: torch.Tensor
     tokens: int
-    budget: int | None  # entries
-    held: float  # entries per layer and head that are left
+    budget: int | None  # in entries per head of the cache
+    held: float  # entries per layer and head after the evictions
     decisions: int  # how often the method decided
     evictions: int  # how many of these decisions dropped entries
     first_eviction: int | None  # tokens read before the first eviction
@@ -59,13 +61,13 @@ class PromptState:
     entries_peak: float
     bytes_peak: int
     recurrent: RecurrentStates | None  # states of recurrent layers, in one row
-    delta: int = 0  # the rotary position of the next token less its index, see `images`
-    kept: tuple[float, float] | None = None  # shares of text and of images that are left; None without images
-    seconds: float = 0.0  # reading
-    evict_seconds: float = 0.0  # evicting, and reading probes
+    delta: int = 0  # the rotary position of the next token minus its index, see `images`
+    kept: tuple[float, float] | None = None  # shares of text and of image tokens still held; None without images
+    seconds: float = 0.0  # time to read the prompt
+    evict_seconds: float = 0.0  # time for evictions and probes
 
     def bytes_left(self) -> int:
-        """Return the bytes that the prompt's cache holds after the evictions, with the states of recurrent layers."""
+        """Return the bytes of the prompt's cache after the evictions, with the states of recurrent layers."""
         return sum(layer.bytes() for layer in self.layers.values()) + self._state_bytes()
 
     def bytes_extra(self) -> int:
@@ -78,12 +80,12 @@ class PromptState:
 
 
 class PromptReader:
-    """Reads one prompt after the other. The caller keeps `with reader.model.routed()` open meanwhile.
+    """Reads prompts, one at a time, inside a `with reader.model.routed()` block that the caller opens.
 
     Args:
         chunk: tokens per forward pass; for a prompt read in one pass, queries per attention call.
-        prefill: when to evict, once ("full") or after every chunk ("chunked"); see the module.
-        log: receives the kept positions of every eviction.
+        prefill: when to evict: once ("full") or after every chunk ("chunked").
+        log: receives the kept positions of every eviction, see `rules.KeptLog`.
     """
 
     def __init__(self, setup: Setup, *, chunk: int, prefill: Prefill = "full", log: KeptLog | None = None) -> None:
@@ -93,7 +95,7 @@ class PromptReader:
         self._drafts = Drafts(load_draft(loaded), loaded)
 
     def read(self, request: Request, rules: Rules) -> PromptState:
-        """Read the prompt of a request, at least one token, and evict it."""
+        """Read and evict the prompt of a request, which must have at least one token."""
         ids, key = tuple(request.prompt_ids), request.noise_key(-1)
         images = self._images(ids, request.images, rules)
         cache, logits, evictions = self._read([ids], rules, [key], request.compress_at, images)
@@ -123,24 +125,24 @@ class PromptReader:
         noise_keys: Sequence[int],
         images: Images | None = None,
     ) -> tuple[PromptCache, torch.Tensor]:
-        """Read equally long prompts into a cache that `go_on` extends; also return the next token's logits [b, V].
+        """Read b equally long prompts. Return their cache, which `go_on` extends, and the next token's logits [b, V].
 
-        With a method that runs probes, or with images, there may be only one prompt. images: the prompt's images.
+        With a method that runs probes, or with images, b must be 1. images: the prompt's images.
         """
         cache, logits, _ = self._read(prompts, rules, noise_keys, images=self._images(prompts[0], images, rules))
         return cache, logits
 
     def _images(self, ids: Sequence[int], images: Images | None, rules: Rules) -> PromptImages | None:
-        """Return the images of a prompt as the model reads them. Raises UserError if the method serves no images."""
+        """Return a prompt's images as the model reads them. Raises UserError if the method does not support images."""
         if images is None:
             return None
         check_images(type(rules.method).__name__, rules.method)
         return PromptImages.of(self.model.model, ids, images)
 
     def go_on(self, cache: PromptCache, tokens: Sequence[Sequence[int]], heard: Heard | None = None) -> torch.Tensor:
-        """Read the next t tokens of every sequence of an open cache; return the logits [b, t, V] after each token.
+        """Read the next t tokens of every sequence of a cache; return the logits [b, t, V] after each token.
 
-        heard: called with every attention call and its output.
+        cache: a cache from `open`; heard: called with every attention call and its output.
         """
         writer = BlockWriter(cache, self.chunk, heard=heard, flash=self._flash)
         logits = self._forward(writer, tokens, cache.seen, keep=0)
@@ -173,7 +175,10 @@ class PromptReader:
         return BlockWriter(cache, self.chunk, observer, finished=finished, flash=self._flash)
 
     def probe(self, cache: PromptCache, ids: Sequence[int], next_token: int) -> None:
-        """Run the method's probes against the cache of the prompt `ids`. next_token: the prompt's greedy next token."""
+        """Let the model read the method's probes against the cache of the prompt `ids`.
+
+        next_token: the greedy token after the prompt.
+        """
         prompt = ReadPrompt(tuple(ids), cache.allowed(), next_token, self.setup.loaded.tokenizer, self._drafts)
         run_probes(cache, prompt, partial(self._read_probe, cache.rules.weights), self.chunk)
 
@@ -191,8 +196,8 @@ class PromptReader:
     ) -> tuple[PromptCache, torch.Tensor, _PromptEvictions]:
         """Return the cache of b prompts after their evictions, the next token's logits [b, V], and the evictions.
 
-        compress_at: tokens to read before the last eviction; None: all. The rest is read afterwards. images: the
-        prompt's images; there must then be one prompt only.
+        compress_at: number of tokens to read before the last eviction, None: all; the other tokens are read afterwards.
+        images: the prompt's images, None without; with images, b must be 1.
         """
         length = len(prompts[0])
         context = length if compress_at is None else compress_at
@@ -243,7 +248,7 @@ class PromptReader:
     def _forward(
         self, writer: BlockWriter, tokens: Sequence[Sequence[int]], start: int, *, keep: int = 1
     ) -> torch.Tensor:
-        """Return logits [b, V] after the last of the tokens [b][t]; with keep=0, [b, t, V] after every token."""
+        """Read `tokens` [b][t]; return the logits [b, V] after the last, or with keep=0 [b, t, V] after every token."""
         ids = torch.tensor([list(row) for row in tokens], device=self.setup.loaded.device)
         images = writer.cache.images
         end, given, modality = start + ids.shape[1], dict[str, torch.Tensor](), None
@@ -261,16 +266,19 @@ class PromptReader:
         modality: torch.Tensor | None = None,
         **inputs: torch.Tensor,
     ) -> torch.Tensor:
-        """Return logits [b, keep, V] after the last `keep` input tokens or embeddings; keep=0: after all of them."""
+        """Read tokens or embeddings; return the logits [b, keep, V] after the last `keep`, with keep=0 after all.
+
+        rows: number of tokens or embeddings; inputs: the model's inputs.
+        """
         inputs = {"position_ids": writer.begin(start, rows, modality)[None]} | inputs
         out = self.model.run(writer, writer.cache.recurrent, **inputs, logits_to_keep=keep)
-        writer.cache.measure()  # states of the layers after the last attention
+        writer.cache.measure()  # again, for states of layers after the last attention layer
         return out.logits
 
     def _read_probe(
         self, weights: Mapping[str, torch.Tensor], writer: BlockWriter, probe: Probe, start: int
     ) -> tuple[torch.Tensor, int]:
-        """Return the logits [V] after a probe's last token or embedding, and the number of its tokens or embeddings."""
+        """Read a probe. Return the logits [V] after its last token or embedding, and its length."""
         cache = writer.cache
         with reading(self.model.model, probe, weights) as (inputs, rows):
             if cache.images is not None:
@@ -280,7 +288,7 @@ class PromptReader:
 
 
 class _PromptEvictions:
-    """The evictions of one prompt (or one batch of prompts): their number, the entries left and the seconds used."""
+    """Evicts one prompt, or one batch of prompts, and counts the evictions, remaining entries and seconds used."""
 
     def __init__(self, cache: PromptCache, context: int) -> None:
         self.cache, self.context = cache, context
@@ -319,12 +327,12 @@ class _PromptEvictions:
             self._note(held)
 
     def timed(self, work: Callable[..., None], *args: Any) -> None:
-        """Call `work`, and count its time. On a CPU it runs on one thread, see `one_thread`."""
+        """Call `work`, and add its time to the seconds used. On a CPU it runs on one thread, see `one_thread`."""
         with self.timer.running(), one_thread(self.cache.device):
             work(*args)
 
     def _note(self, before: float) -> None:
-        """Count the eviction if it dropped entries. before: mean entries per head before the eviction."""
+        """Count the last eviction if it dropped entries. before: mean number of entries per head before it."""
         cache = self.cache
         if cache.held() < before:
             self.dropped += 1

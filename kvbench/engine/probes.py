@@ -1,6 +1,6 @@
-"""Probes: tokens or embeddings that continue a prompt. A method sees their queries in every evicted layer.
+"""Probes: tokens or embeddings that the model reads after a prompt. A method sees their queries in every evicted layer.
 
-The entries of these tokens are dropped before the model answers.
+The entries of a probe's tokens are dropped before the model answers.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Forward = Callable[[BlockWriter, Probe, int], tuple[torch.Tensor, int]]
 
 @dataclass(slots=True)
 class Drafts:
-    """Draft models, each loaded once. load: returns the model of a name; target: the model that they draft for."""
+    """Draft models, each loaded once. load: loads a model by name; target: the model for which they draft tokens."""
 
     load: Callable[[str], Any]
     target: Any
     _loaded: dict[str, Any] = field(default_factory=dict)
 
     def continue_(self, name: str, ids: Sequence[int], count: int) -> tuple[int, ...]:
-        """Continue `ids` by up to `count` greedy tokens of a draft model; stop before a token id that the target lacks.
+        """Return up to `count` greedy tokens of a draft model after `ids`, up to the first id that the target lacks.
 
         Raises SetupError when the tokenizers of the draft model and the target differ.
         """
@@ -43,7 +43,7 @@ class Drafts:
             draft = self.load(name)
             if _vocabulary(draft) != _vocabulary(self.target):
                 raise SetupError(
-                    f"draft model {quote(name)} has another tokenizer than the model. "
+                    f"draft model {quote(name)} and the run's model have different tokenizers. "
                     "Choose a draft model with the same tokenizer."
                 )
             self._loaded[name] = draft
@@ -56,11 +56,10 @@ class Drafts:
 
 
 def _vocabulary(loaded: Any) -> Any:
-    """Return a model's vocabulary, to be compared with that of another model. Without a tokenizer, return its number of
-    embeddings.
+    """Return a model's vocabulary, to be compared with that of another model.
 
-    Numbers of embeddings are compared only as a last resort, because models that share a tokenizer may pad their
-    embedding tables differently.
+    For a model without a tokenizer, return its number of embeddings. It is only a last resort, because models that
+    share a tokenizer may pad their embedding tables differently.
     """
     if hasattr(loaded.tokenizer, "get_vocab"):
         return loaded.tokenizer.get_vocab()
@@ -86,7 +85,7 @@ class ReadPrompt:
             return ()
         word = "user-turn-0f3c"  # a marker that occurs in no template
         turn = [{"role": "user", "content": word}]
-        # The reply header is all that the template puts after the user's text, the end of the turn included.
+        # The reply header: all that the template puts after the user's text, beginning with the end of the user's turn.
         text = self._tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
         return self.encode(text.rpartition(word)[2])
 
@@ -102,7 +101,7 @@ class ReadPrompt:
 
 @contextlib.contextmanager
 def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield a probe's model inputs and its length in tokens or embeddings; the probe's adapter acts in the block."""
+    """Yield a probe's model inputs and its length in tokens or embeddings. Inside the block its adapter is applied."""
     if not probe.learned:
         yield {"input_ids": torch.tensor([list(probe.tokens)], device=model.device)}, len(probe.tokens)
         return
@@ -112,7 +111,8 @@ def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> It
 
 
 def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: int) -> None:
-    """Run every probe that the method yields; `cache` gains columns and states, but no entries."""
+    """Let the model read every probe that the method yields. The method may change `cache`'s columns and states; no
+    entry of a probe stays."""
     copies: dict[Method, PromptCache] = {}
     steps = cache.acting.probes(prompt)
     rows, states = {index: layer.rows for index, layer in cache.layers.items()}, cache.recurrent
@@ -132,7 +132,7 @@ def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: 
 
 
 def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward, block: int) -> int:
-    """Run a probe against `target` (`cache` or an evicted copy of it); return the greedy token after the probe."""
+    """Read a probe against `target`, which is `cache` or an evicted copy of it; return the greedy token after it."""
     before = {index: layer.rows for index, layer in target.layers.items()}
     states = target.recurrent
     target.recurrent = copied(states)
@@ -151,7 +151,7 @@ def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward
     newest = {index: (layer.queries, layer.hidden) for index, layer in target.layers.items()}
     logits, rows = forward(BlockWriter(target, block, observe), probe, start)
     for index, layer in target.layers.items():
-        layer.queries, layer.hidden = newest[index]  # the newest stored ones stay the prompt's, not the probe's
+        layer.queries, layer.hidden = newest[index]  # stored are the prompt's newest, not the probe's
     if probe.keep:
         target.extra += rows
     else:

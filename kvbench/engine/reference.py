@@ -21,7 +21,7 @@ from kvbench.records import Images
 
 
 class KeptHistory:
-    """A log of (noise key, tokens seen, layer, kept positions per head) events; pass it as `Engine(log=...)`."""
+    """Records the kept positions of every eviction; pass it as `Engine(log=...)`. Its arguments: `rules.KeptLog`."""
 
     def __init__(self) -> None:
         self.events: dict[int, list[tuple[int, int, list[torch.Tensor]]]] = defaultdict(list)
@@ -30,17 +30,17 @@ class KeptHistory:
         self.events[key].append((seen, layer, [head.cpu().clone() for head in kept]))
 
     def heads(self, keys: Sequence[int], layer: int, default: int) -> int:
-        """Return the number of heads that the cache keeps in a layer; `default` when nothing was evicted there.
+        """Return how many heads the cache has in a layer; `default` if the layer was never evicted.
 
-        These are KV heads, or query heads if the method keeps entries per query head. keys: noise keys of the prompt
-        and the sample, under which the log has their evictions.
+        These are KV heads, or query heads if the method keeps entries per query head. keys: the noise keys of the
+        prompt and of the sample, under which this log has recorded their evictions.
         """
         return next((len(kept) for key in keys for _, at, kept in self.events[key] if at == layer), default)
 
     def visible(self, keys: Sequence[int], layer: int, heads: int, length: int) -> torch.Tensor:
-        """Return the entries that each query could see: bool [heads, T, T] for T = `length` tokens.
+        """Return the mask [heads, T, T], bool: which entries each query could see. T = `length` tokens.
 
-        heads: heads that the cache keeps in the layer; keys: noise keys of the prompt and the sample.
+        heads: number of heads that the cache has in the layer; keys: the noise keys of the prompt and of the sample.
         """
         grid = torch.arange(length)
         mask = (grid[None] <= grid[:, None]).expand(heads, length, length).clone()
@@ -52,7 +52,7 @@ class KeptHistory:
                 for head, positions in enumerate(kept):
                     alive[head, positions] = True
                 alive[:, seen:] = True
-                mask[:, seen:] &= alive[:, None]  # queries from position `seen` on run after this eviction
+                mask[:, seen:] &= alive[:, None]  # queries from position `seen` on came after this eviction
         return mask
 
 
@@ -104,11 +104,11 @@ def dense_logits(
 
 @contextlib.contextmanager
 def _drawn_as_text(model: Any, ids: torch.Tensor, images: Images) -> Iterator[torch.Tensor]:
-    """Yield a copy of `ids` [1, T] with id 0 for image tokens that the model drew; inside the block the model embeds
-    `ids`.
+    """Let the dense pass embed an image token that the model drew like any other token, as the engine does.
 
-    A model may draw its image token in an answer. The engine embeds this token like any other, because no pass after
-    the prompt has images. Without the copy, the dense pass would put features of an image in its place.
+    Yields a copy of `ids` [1, T] in which id 0 replaces each image token outside the prompt's images; inside the block
+    the model embeds `ids` whatever its input. With `ids` itself as input, the pass would put features of an image in
+    place of such a token.
     """
     shown = torch.zeros_like(ids, dtype=torch.bool)
     for first, last in images.spans:

@@ -6,14 +6,14 @@ import torch
 
 
 class Replicas:
-    """A tensor of the model's first device, with its copies on the devices of further layers."""
+    """A tensor on the model's first device, and its copies on the devices of further layers."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._copies = {tensor.device: tensor}
         self._tensor = tensor
 
     def on(self, device: torch.device) -> torch.Tensor:
-        """Return the tensor itself on its own device, else its copy there. The copy does not follow later changes."""
+        """Return the tensor if it is on `device`, else its copy there, which does not follow later changes."""
         if device not in self._copies:
             self._copies[device] = self._tensor.to(device)
         return self._copies[device]

@@ -17,7 +17,7 @@ from kvbench.eviction.own_attention import OwnAttention
 from kvbench.eviction.rope import Rope
 from kvbench.eviction.view import LayerView, StackView
 
-# (noise key, tokens seen, layer, kept positions of each head)
+# Called at every eviction, once per layer, with (noise key, tokens seen, layer, kept positions of each head).
 KeptLog = Callable[[int, int, int, list[torch.Tensor]], None]
 
 
@@ -25,7 +25,7 @@ KeptLog = Callable[[int, int, int, list[torch.Tensor]], None]
 class Rows:
     """The entries of b sequences in one layer, in n places per head.
 
-    valid: [b, Hk, n] bool, the places that hold an entry; None when all do.
+    valid: [b, Hk, n] bool, which places hold an entry; None: all.
     """
 
     keys: torch.Tensor  # [b, Hk, n, D]
@@ -39,9 +39,10 @@ class Rows:
 class Batch:
     """Sequences that a method decides about together, with the facts that the method may read. Tensors are [b].
 
-    longest: the largest of `seen`; allowed: entries per head that each sequence may keep; layers: the layer of each
-    element of axis 0, None if the method sees one layer at a time; together: for a method that decides about all layers
-    together, the layers that axis 0 runs over, each with the same sequences; else empty.
+    seen: tokens read; longest: the largest of `seen`; evictions: evictions so far; allowed: entries per head that each
+    sequence may keep; layers: the layer of each element of axis 0, None if the method sees one layer at a time;
+    together: for a method that decides about all layers together, the layers over which axis 0 runs, each with the same
+    sequences; else empty.
     """
 
     seen: torch.Tensor
@@ -70,7 +71,7 @@ class Rules:
     rope: Rope | None = None
     layer_weights: Mapping[int, Mapping[str, torch.Tensor]] = field(default_factory=dict)  # by layer, see `NewTokens`
     elsewhere: Mapping[torch.device, dict[str, torch.Tensor]] = field(default_factory=dict)  # copies of `weights`
-    marks: torch.Tensor | None = None  # [V] bool, by token, see `Needs.marks`
+    marks: torch.Tensor | None = None  # [V] bool, by token id, see `Needs.marks`
     attention: Mapping[int, OwnAttention] = field(default_factory=dict)  # by layer, see `Needs.attention`
 
     def decoding(self) -> Rules:
@@ -84,7 +85,7 @@ class Rules:
     def columns_of_new_tokens(self, geometry: LayerGeometry, call: AttentionCall) -> dict[str, torch.Tensor]:
         """Return the columns [b, Hk, t] that the method computes from a layer's new tokens (`Method.on_tokens`).
 
-        Raises UserError when the model does not hand over its hidden states.
+        Raises UserError when the model does not pass its hidden states to attention.
         """
         method = self.method
         if not method.reads_tokens or not geometry.evicts:
@@ -104,10 +105,10 @@ class Rules:
         )
 
     def _marks_of(self, call: AttentionCall) -> torch.Tensor | None:
-        """Return which new tokens are marks, [b, t] bool; False for embeddings that stand for no token."""
+        """Return which new tokens are marks (`Needs.marks`), [b, t] bool; False for embeddings without a token id."""
         if self.marks is None:
             return None
-        # on the device of `marks`: a copy from the host cannot be captured in a CUDA graph
+        # zeros are made on the device of `marks`: a copy from the host cannot be captured in a CUDA graph
         if call.tokens is None:
             return self.marks.new_zeros(call.query.shape[::2]).to(call.query.device)
         return self.marks[call.tokens].to(call.query.device)
@@ -127,9 +128,9 @@ class Rules:
     ) -> LayerView:
         """Build the view that the method reads. It shows one layer, or several if the batch names its layers.
 
-        geometry: the layer's geometry, or any layer's if there are several, because they are equal; ordinals: maps a
-        layer's index to its number among the layers that are evicted; probe: further fields of the view while a probe
-        is read.
+        geometry: the geometry of the layer, or of any of several layers, which are alike; ordinals: maps the index of
+        each evicted layer to its number among the evicted layers; probe: further fields of the view while a probe is
+        read.
         """
         valid = rows.valid
         if valid is None:  # expanding one element takes no memory
@@ -167,17 +168,18 @@ class Rules:
 
 
 def no_hidden_states(layer: int) -> UserError:
-    """Return the error for a method that reads hidden states, on a model whose layer does not hand them over."""
+    """Return the error for a method that reads hidden states, on a model that does not pass a layer's to attention."""
     return UserError(
-        f"the method reads hidden states, which layer {layer} of this model does not hand over. Use another method."
+        f"the method reads hidden states, which kvbench cannot get from layer {layer} of this model. "
+        "Use another method."
     )
 
 
 def allowed(method: Method, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
-    """Return the entries per head that an eviction may leave (`Method.allowed`).
+    """Return how many entries per head a method may keep in an eviction (`Method.allowed`).
 
-    Raises BudgetViolation if the method declares that it bounds the cache while decoding (`decode_bounded`) and yet
-    allows more entries than its budget.
+    Raises BudgetViolation if the method allows more entries than its budget, although it declares that its budget
+    bounds the cache while decoding (`decode_bounded`).
     """
     entries = method.allowed(budget, prompt_len, seen, evictions)
     if budget is not None and method.decode_bounded and entries > budget:
@@ -190,4 +192,4 @@ def allowed(method: Method, budget: int | None, prompt_len: int, seen: int, evic
 def check_held(held: float, most: int) -> None:
     """Raise BudgetViolation when the layers hold more entries per head, on average, than `most`."""
     if held > most + 1e-6:
-        raise BudgetViolation(f"budget exceeded: {held:.2f} entries per head kept, {most} allowed.")
+        raise BudgetViolation(f"budget exceeded: the method kept {held:.2f} entries per head, {most} are allowed.")

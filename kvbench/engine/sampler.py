@@ -4,9 +4,9 @@ token = argmax(logit / temperature + Gumbel noise), which draws exactly from the
 key, step, token id), so the draw does not depend on slot, neighbours, refill order, resume or device. Filters follow
 transformers' order: temperature, top-k, top-p, min-p; a filter keeps or drops equal logits together.
 
-On a CPU, noise for the whole vocabulary is slow. So with filters `draw` first takes the largest logits as candidates:
-`CANDIDATES` of them or, with top-k, `MORE` more than k. If the filters drop the smallest candidate, they allow no
-token outside the candidates either. Otherwise the row is drawn again from the whole vocabulary.
+On a CPU, noise for the whole vocabulary is slow. So with filters `draw` first draws among candidates: the `CANDIDATES`
+largest logits or, with top-k, the k + `MORE` largest. If the filters drop the smallest candidate, they allow no token
+outside the candidates either. Otherwise `draw` draws again from the whole vocabulary for this slot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvbench.eviction import noise
 from kvbench.records import Sampling
 
 CANDIDATES = 256
-MORE = 16  # candidates beyond the top k; if the last one is less than the k-th, so are all further logits
+MORE = 16  # candidates beyond the top k; enough unless the smallest candidate equals the k-th logit
 
 
 def next_tokens(logits: torch.Tensor, state: State, on_gpu: Draw | None = None) -> Choice:
@@ -40,10 +40,10 @@ def next_tokens(logits: torch.Tensor, state: State, on_gpu: Draw | None = None) 
 
 
 def _without_ends(logits: torch.Tensor, state: State) -> torch.Tensor:
-    """Return the logits with -inf for the end tokens of rows that may not end yet."""
+    """Return the logits, with -inf for the end tokens of each slot whose answer may not end yet."""
     known = (state.ends >= 0) & (state.ends < logits.shape[1])
     banned = torch.where((state.early[:, None] > 0) & known, state.ends, logits.shape[1])
-    padded = torch.nn.functional.pad(logits, (0, 1))  # the additional column takes what is not banned
+    padded = torch.nn.functional.pad(logits, (0, 1))  # a further logit, cut off below, for tokens that are not banned
     return padded.scatter_(1, banned, float("-inf"))[:, :-1]
 
 
@@ -59,11 +59,11 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
     scaled = logits.float() / sampling.temperature
     filters = sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0
     count = min(vocabulary, sampling.top_k + MORE if sampling.top_k else CANDIDATES)
-    if not filters or logits.is_cuda:  # on CUDA the host would have to wait to learn which rows to draw again
+    if not filters or logits.is_cuda:  # on CUDA the host would have to wait to learn where to draw again
         count = vocabulary
     tokens, covered = _draw(scaled, keys, steps, sampling, count)
     rest = (~covered).nonzero().squeeze(-1) if count < vocabulary else covered[:0]
-    if rest.numel():  # flat distributions: the filters cut beyond the candidates
+    if rest.numel():  # flat distributions: the filters allow all candidates
         tokens[rest] = _draw(scaled[rest], keys[rest], steps[rest], sampling, vocabulary)[0]
     return tokens
 

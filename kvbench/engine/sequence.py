@@ -16,7 +16,7 @@ from kvbench.records import FollowUp, Generation, Request, Usage
 class Token(NamedTuple):
     """The token that a step chose for one sequence.
 
-    `log_prob` and `likeliest` are set only if a request of the same `Engine.generate` call has forced tokens.
+    `log_prob` and `likeliest` are set only if any request of the same `Engine.generate` call has forced tokens.
     """
 
     id: int
@@ -48,10 +48,10 @@ class Meter:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     evict_seconds: float = 0.0
-    kept: tuple[float, float] | None = None  # shares of text and of images, see `images.kept_shares`
+    kept: tuple[float, float] | None = None  # shares of text and of image tokens, see `images.kept_shares`
 
     def note_prompt(self, prompt: PromptState, samples: int, copies: int) -> None:
-        """Note the time and memory of reading a prompt; its samples share the time equally.
+        """Record the time and memory of reading a prompt; its samples share the time equally.
 
         copies: heads of the cache per KV head of the model.
         """
@@ -68,7 +68,9 @@ class Meter:
             self.entries_after_evict = max(self.entries_after_evict or 0, prompt.after_evict * copies)
 
     def note_held(self, entries: float, live_bytes: int, extra_bytes: int) -> None:
-        """Note the entries and bytes that the sequence holds once its prompt is read, and after every decode step.
+        """Record what the sequence holds, once its prompt is read and after every decode step.
+
+        entries: per head; live_bytes: all bytes that the sequence uses (`SlotCache.live_bytes`).
 
         extra_bytes: the part of `live_bytes` that holds neither keys nor values.
         """
@@ -80,7 +82,7 @@ class Meter:
             self.bytes_peak, self.extra_peak = live_bytes, extra_bytes
 
     def note_eviction(self, entries: float, seen: int) -> None:
-        """Note an eviction that left `entries` per head after `seen` tokens of the sequence."""
+        """Record an eviction that left `entries` per head after `seen` tokens of the sequence."""
         self.evictions += 1
         self.entries_after_evict = max(self.entries_after_evict or 0, entries)
         if self.first_eviction is None:
@@ -117,19 +119,19 @@ class Meter:
 class Sequence:
     """A sample while the engine decodes it."""
 
-    request: Request  # of the current turn; its `prompt_ids` change when a turn starts from a new prompt
+    request: Request  # when a turn starts from a new prompt, a request with the prompt's `prompt_ids` replaces it
     sample: int
     key: int  # noise key, as int64
     tokens: list[int] = field(default_factory=list)  # generated in this turn
-    pending: deque[int] = field(default_factory=deque)  # tokens to read, one per step, before the next one is drawn
-    delta: int = 0  # the rotary position of a generated token less its index, see `images`
-    clock: int = 0  # decode steps since the prompt, by which the trigger decides
+    pending: deque[int] = field(default_factory=deque)  # tokens to read, one per step, before the next token is drawn
+    delta: int = 0  # the rotary position of a generated token minus its index, see `images`
+    clock: int = 0  # decode steps since the prompt, from which the trigger tells when ticks are due
     meter: Meter = field(default_factory=Meter)
     answers: tuple[str, ...] = ()  # texts of earlier turns
     drawn: int = 0  # tokens drawn in all turns
     room: int = 0  # most tokens that this turn may generate
-    log_probs: list[float] = field(default_factory=list)  # of the tokens of `request.forced` read so far
-    likeliest: bool = True  # whether all of these were the greedy tokens
+    log_probs: list[float] = field(default_factory=list)  # one per token of `request.forced` so far
+    likeliest: bool = True  # whether all forced tokens so far were the greedy tokens
     stop_reason: str = ""
     status: str = "ok"
     note: str = ""
@@ -198,7 +200,7 @@ class Sequence:
 
     def _hits_stop_string(self, decode: Callable[[list[int]], str]) -> bool:
         longest = max(len(s) for s in self.request.stop_strings)
-        # A token may be one byte of a character: four tokens per character always cover the longest stop string.
+        # A token may be a single byte of a character, so the longest stop string has at most 4 tokens per character.
         tail = decode(self.tokens[-4 * longest - 8 :])
         return any(s in tail for s in self.request.stop_strings)
 
@@ -210,14 +212,14 @@ class Sequence:
         return text
 
     def follow(self, decode: Callable[[list[int]], str], seen: int) -> FollowUp | None:
-        """Begin the next turn and return it. seen: number of the sequence's tokens that were read so far.
+        """Begin the next turn and return its follow-up. seen: how many tokens of the sequence were read so far.
 
         Returns None if the conversation has no further turn, if the sequence failed, or if the turn would leave no room
-        for an answer, which fails the sequence.
+        for an answer; then the sequence fails.
 
-        A fresh follow-up is a whole new prompt. Any other is read after the answer. The answer's last token is not in
-        the cache yet, so it is read first; an end token is left out, because the follow-up begins with the template's
-        end of turn.
+        A fresh follow-up is a whole new prompt. Any other follow-up is read after the answer, whose last token is not
+        in the cache yet and so is read first, unless it is an end token: the follow-up begins with the template's end
+        of turn.
         """
         if self.request.conversation is None or self.status != "ok":
             return None
@@ -246,7 +248,7 @@ class Sequence:
         return follow
 
     def generation(self, decode: Callable[[list[int]], str], cache: SlotCache, decoding: str) -> Generation:
-        """Return the finished sample's result. cache: the cache in which it was decoded; decoding: see `Usage`."""
+        """Return the sample's result. cache: the cache in which the sample was decoded; decoding: see `Usage`."""
         text = self.text(decode)
         forced = bool(self.request.forced)
         return Generation(
@@ -265,7 +267,7 @@ class Sequence:
 
 
 class Slots:
-    """The sequence in every slot of a cache."""
+    """Which sequence is in which slot of a cache."""
 
     def __init__(self, count: int) -> None:
         self.sequences: list[Sequence | None] = [None] * count

@@ -31,13 +31,13 @@ from kvbench.eviction.trigger import Trigger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """All that can be derived from a method, a budget and a model before the first token.
+    """A method at a budget on a loaded model, with all that can be computed before the first token.
 
     Attributes:
         budget: entries per layer and KV head, or a float: the share of each prompt. None: the method takes no budget.
         geometry: the cache's geometry, see `layout.fit`.
         rules: the rules without a budget; `rules_for_prompt` adds the budget.
-        lengths: the lengths of the longest sequence that the cache must hold (`layout.Lengths`).
+        lengths: the most tokens of a sequence that the cache must hold (`layout.Lengths`).
     """
 
     loaded: LoadedModel
@@ -55,7 +55,7 @@ class Setup:
 
     @property
     def copies(self) -> int:
-        """Heads of the cache per KV head of the model; entries are reported per KV head."""
+        """Heads of the cache per KV head of the model, by which reports multiply entries per head of the cache."""
         return largest_group(self.loaded.geometry) if self.method.per_query_head else 1
 
     @property
@@ -65,20 +65,20 @@ class Setup:
 
     @property
     def stored_hidden(self) -> tuple[int, int]:
-        """Numbers of newest hidden states that each layer stores: while a prompt is read, and afterwards."""
+        """How many of the newest hidden states a layer stores: while a prompt is read, and in each slot afterwards."""
         return stored_hidden(self.method, self.interval, self.lengths.total) if self.method.evicts else (0, 0)
 
     def rules_for_prompt(self, tokens: int) -> Rules:
-        """Return the rules with the budget, in entries, of a prompt of `tokens` tokens."""
+        """Return the rules for a prompt of `tokens` tokens: `rules` with its budget in entries."""
         budget = entry_budget(self.method, self.budget, tokens, largest_group(self.loaded.geometry))
         return replace(self.rules, budget=budget)
 
     def empty_states(self) -> RecurrentStates | None:
-        """Return empty states of recurrent layers, which a prompt fills; None if the model has no recurrent layer."""
+        """Return empty states of recurrent layers, for reading a prompt; None if the model has no recurrent layer."""
         return RecurrentStates.like(self.loaded.states)
 
     def cache(self, slots: int, layout: Layout = "auto") -> SlotCache:
-        """Return an empty cache. Raises UserError when the layout does not serve the method."""
+        """Return an empty cache. Raises UserError when the layout does not support the method."""
         loaded = self.loaded
         shape = shape_of(loaded.geometry, self.method, self.budget, self.interval, self.lengths, slots, loaded.states)
         return make_cache(self.geometry, self.method, shape, loaded.device, loaded.dtype, layout)
@@ -87,7 +87,7 @@ class Setup:
 def set_up(loaded: LoadedModel, method: Method, *, budget: float | None, interval: int, lengths: Lengths) -> Setup:
     """Set up a method on a loaded model.
 
-    Raises UserError when the method cannot serve the model, SetupError when its weights are missing or belong to
+    Raises UserError when the method does not support the model, SetupError when its weights are missing or belong to
     another model.
     """
     geometry = fit(loaded.geometry, method, lengths.total)
@@ -105,9 +105,9 @@ def set_up(loaded: LoadedModel, method: Method, *, budget: float | None, interva
 def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequence[LayerGeometry]) -> Rules:
     """Return the rules of a method, without a budget: its weights and, if it needs them, the model's RoPE and matrices.
 
-    geometry: the cache's geometry. Raises SetupError when the weights are missing or belong to another model, UserError
-    when the method cannot undo the model's RoPE or read its attention, or when a matrix of the model that it reads is
-    not in memory.
+    geometry: the cache's geometry. Raises SetupError when the weights are missing or belong to another model. Raises
+    UserError when the method cannot undo the model's RoPE or read its attention modules, or when a matrix that it needs
+    is quantised or divided.
     """
     weights, needs = {}, method.needs()
     if (needed := method.weights()) is not None:

@@ -1,6 +1,6 @@
-"""The numbers that a decode step reads and advances for every slot, in tensors that are never reallocated.
+"""Tokens and counters of every slot, which a decode step reads and updates, in tensors that are never reallocated.
 
-The host writes them before a block of steps (`load`), every step advances them on the device (`advance`), and the host
+The host writes them before a block of steps (`load`), every step updates them on the device (`advance`), and the host
 reads the tokens of the whole block at once (`read`). Between `load` and `read` a step needs nothing from the host, so a
 GPU can replay a captured step.
 """
@@ -29,7 +29,7 @@ class Drawing:
     sampling: Sampling = field(default_factory=Sampling)
     ends: int = 0  # most end tokens that a request has
     bans: bool = False  # whether any request bans its end tokens at first (`min_new_tokens`)
-    forced: bool = False  # whether any request has a given continuation, whose log-probabilities are wanted
+    forced: bool = False  # whether any request has forced tokens, whose log-probabilities are then computed
 
     @classmethod
     def of(cls, requests: Sequence[Request], stop_ids: frozenset[int]) -> Drawing:
@@ -52,9 +52,9 @@ class Drawing:
 class Choice:
     """The next token of each of R sequences; all tensors are [R].
 
-    bad: whether the logit of the drawn token is NaN or infinite, even if a fixed token replaces the drawn token.
-    log_probs: log-probability of the token in `tokens`; likeliest: whether that token is the greedy one. Both are None
-    when no request has forced tokens.
+    tokens: the drawn token, or the fixed token that replaces it (`State.fixed`). bad: whether the logit of the drawn
+    token is NaN or infinite. log_probs: log-probability of the token in `tokens`; likeliest: whether this token is the
+    greedy one; both None when no request has forced tokens.
     """
 
     tokens: torch.Tensor
@@ -70,15 +70,14 @@ class State:
 
     Attributes:
         tokens: [R] the token that the slot reads next; seen: [R] that token's position.
-        live: [R] 1 while the slot's sequence goes on. The numbers of an ended sequence stay as they are.
+        live: [R] 1 while the slot's sequence goes on; when it is 0, steps no longer change the slot's numbers.
         keys, drawn: [R] noise key of the sample, and the number of tokens that it has drawn.
-        left: [R] tokens that the sequence may still draw; early: [R] how many of the next tokens must not be end
-        tokens.
+        left: [R] tokens that the sequence may still draw; early: [R] tokens to draw before an end token is allowed.
         deltas: [R] the rotary position of a token minus its index, see `images`.
         unread: [R] steps in which the slot still reads tokens of its next turn; the tokens drawn in them do not count.
         ends: [R, drawing.ends] end tokens, -1: none.
-        fixed: [R, steps] tokens that replace the drawn ones of the next steps, -1: none.
-        step: [1] steps of this block so far.
+        fixed: [R, steps] tokens that replace those drawn in the next steps, -1: none.
+        step: [1] number of steps of this block so far.
     """
 
     def __init__(self, rows: int, steps: int, drawing: Drawing, device: torch.device) -> None:
@@ -98,7 +97,7 @@ class State:
     def load(self, held: Iterable[sequences.Sequence | None], seen: Iterable[int], stop_ids: frozenset[int]) -> None:
         """Copy the numbers of every slot to the device, before a block of steps.
 
-        held: the sequence of each slot, None for an idle slot; seen: tokens that each slot's sequence has read;
+        held: the sequence of each slot, None for an idle slot; seen: for each slot, how many tokens were read;
         stop_ids: end tokens of the model.
         """
         held, idle = list(held), [0] * self.rows.shape[1]
@@ -126,9 +125,9 @@ class State:
         return {"input_ids": self.tokens[:, None], "position_ids": (self.seen + self.deltas)[:, None]}
 
     def advance(self, choice: Choice) -> None:
-        """Record and count the tokens of a step, and mark the sequences that they end as no longer live.
+        """Store and count the tokens of a step; set `live` to 0 for each sequence that its token ends.
 
-        The host looks for stop strings later (`Sequence.accept`).
+        Stop strings do not count here: the host looks for them later (`Sequence.accept`).
         """
         self._out.index_copy_(0, self.step, torch.stack([choice.tokens, choice.bad.long()])[None])
         if choice.log_probs is not None and choice.likeliest is not None:

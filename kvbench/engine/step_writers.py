@@ -1,7 +1,8 @@
-"""Attention handlers of a decode step: every slot writes one token at its own length, then attends to its entries.
+"""Attention handlers of a decode step: each slot gets one new entry per head, and its query attends to all entries.
 
-A step stores the newest queries if the method needs them, and writes K and V only; the evictor fills in the positions
-later, since they follow from the order of new entries. A cache row is the place of one entry of a head.
+A cache row is the place of one entry of a head. A step writes K and V of the new entries, and their columns if the
+method computes them from new tokens; it stores the queries if the method needs them. The evictor writes the positions
+later, since they follow from the order of the entries.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from kvbench.engine.replicas import Replicas
 from kvbench.engine.rules import Rules
 from kvbench.engine.upload import upload
 
-FIXED_ROWS = 1024  # caches of up to this many cache rows per head are always read whole
-LENGTH_STEP = 64  # longer dense caches without a bound are read up to each slot's length, a multiple of this
+FIXED_ROWS = 1024  # a step reads all rows of caches with at most this many cache rows per head
+LENGTH_STEP = 64  # in longer dense caches without a bound, it reads a slot's length, rounded up to a multiple of this
 
 
 class Entries(NamedTuple):
-    """A layer's entries in memory, in the form that `backends.Decode` takes."""
+    """A layer's entries as arguments of `backends.Decode`."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -41,14 +42,14 @@ class Entries(NamedTuple):
 class StepWriter(ABC):
     """Appends one token to every slot and attends to all entries of that slot.
 
-    Its tensors are never reallocated: `load` copies the lengths from the host before a block of steps, and every step
-    advances them on the device. With `decode`, a backend of `kernels`, a step depends on tensors alone and can be
+    Its tensors are never reallocated: `load` copies the slots' lengths from the host before a block of steps, and every
+    step increases them on the device. With `decode`, a backend of `kernels`, a step depends on tensors alone and can be
     captured; `version` changes when a tensor of the cache was replaced. Without `decode`, `AttentionCall.attend`
     computes the attention.
 
     In `AttentionCall.attend` the last bits of the result depend on the number of cache rows read, so this number must
-    not depend on other slots. A step reads all cache rows of a slot if a budget bounds them or the cache is small,
-    otherwise as many as the slot's own length requires.
+    not depend on other slots. A step reads all cache rows of a slot if a budget bounds its length or the cache is
+    small, otherwise only as many as the slot's own length requires.
     """
 
     def __init__(self, cache: SlotCache, rules: Rules, decode: Decode | None = None) -> None:
@@ -59,7 +60,7 @@ class StepWriter(ABC):
         self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
         self.positions = self.live = Replicas(torch.zeros(cache.slots, dtype=torch.int64, device=cache.device))
         self._keep_newest = False
-        self._steps = 0  # of this block so far
+        self._steps = 0  # steps of this block so far
         self._ring_bias: dict[tuple[int, torch.device], torch.Tensor] = {}
 
     def load(self, ahead: Sequence[int], keep_newest: bool) -> None:
@@ -73,7 +74,7 @@ class StepWriter(ABC):
         self.load_lengths()
 
     def begin(self, positions: torch.Tensor, live: torch.Tensor) -> None:
-        """Begin a step. positions: [S] of the tokens that it reads; live: [S] int64, 1 where the sequence goes on."""
+        """Begin a step. positions: [S], those of the tokens that it reads; live: [S] int64, 1 for a live sequence."""
         self.positions, self.live = Replicas(positions), Replicas(live.to(torch.int8))
         self._ring_bias.clear()
         self.prepare()
@@ -115,7 +116,7 @@ class StepWriter(ABC):
 
     @abstractmethod
     def load_lengths(self) -> None:
-        """Copy the lengths of all slots from the host."""
+        """Copy the lengths of all slots from the host to the device."""
 
     @abstractmethod
     def add(self, live: Replicas) -> None:
@@ -123,19 +124,19 @@ class StepWriter(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Discard the tensors that the layers of the previous step shared, and compute those of the next step."""
+        """Begin a step: discard the tensors that the layers shared in the previous step, such as masks."""
 
     @abstractmethod
     def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
-        """Write the new entries of a layer that is evicted, and attend; return [S, 1, Hq, Dv]."""
+        """Write the new entries to an evicted layer, and return the attention [S, 1, Hq, Dv]."""
 
     @abstractmethod
     def entries(self, layer: EvictingStore) -> Entries:
-        """Return the layer's entries in memory."""
+        """Return the layer's entries as arguments of a backend."""
 
     @abstractmethod
     def new_rows(self, layer: EvictingStore) -> torch.Tensor:
-        """Return where the new entries lie in the layer's keys and values seen as lists of vectors, [S * Hk]."""
+        """Return the indices [S * Hk] of the new entries in the layer's keys and values, flattened to [-1, D]."""
 
     @abstractmethod
     def columns(self, layer: EvictingStore) -> Mapping[str, torch.Tensor]:
@@ -165,9 +166,8 @@ class StepWriter(ABC):
     def slot_by_slot(
         self, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
     ) -> torch.Tensor:
-        """Attend slot by slot; of each slot read only as many cache rows as its sequence has tokens.
-
-        That number is rounded up to a multiple of LENGTH_STEP.
+        """Attend slot by slot. Of each slot read only as many cache rows as its sequence has tokens, rounded up to a
+        multiple of LENGTH_STEP.
         """
         parts = []
         for slot, seen in enumerate(self.cache.seen):
@@ -224,7 +224,8 @@ class DenseStepWriter(StepWriter):
 
 
 class PagedStepWriter(StepWriter):
-    """A step writer for `PagedCache`. Without a backend it copies each head's entries out of their pages to attend."""
+    """A step writer for `PagedCache`. Without a backend, it copies each head's entries from their pages before it
+    attends to them."""
 
     cache: PagedCache
 
@@ -245,7 +246,7 @@ class PagedStepWriter(StepWriter):
             lengths.copy_(stack.blocks.lengths_on_device())
         tables = {store.geometry.index: store.table() for store in self._stores}
         if any(was.data_ptr() != tables[index].data_ptr() for index, was in self._tables.items()):
-            self.version += 1  # a table grew
+            self.version += 1  # a table grew and was reallocated
         self._tables = tables
 
     def add(self, live: Replicas) -> None:
@@ -286,7 +287,7 @@ class PagedStepWriter(StepWriter):
         sizes = self._sizes[call.layer]
         live = {sizes[s] for s in range(self.cache.slots) if self.cache.seen[s]} or {sizes[0]}
         out: torch.Tensor | None = None
-        for rows in sorted(live):  # each pass computes all slots: a fixed shape keeps every slot's bits
+        for rows in sorted(live):  # all slots each time: with a fixed shape, a slot's bits do not change
             part = self._read(layer, call, table, lengths, rows)
             if out is None:
                 out = part
@@ -329,12 +330,12 @@ def step_writer(cache: SlotCache, rules: Rules, decode: Decode | None = None) ->
 
 
 def on_device(device: torch.device | None) -> AbstractContextManager[Any]:
-    """Make a layer's own device the current one inside the block: Triton launches there. None: change nothing."""
+    """Make a layer's own device the current one inside the block, where Triton launches kernels. None: no change."""
     return contextlib.nullcontext() if device is None else torch.cuda.device(device)
 
 
 def write_rows(keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, call: AttentionCall) -> None:
-    """Write the new entry of every slot and head. at: [S * Hk] indices in keys and values seen as lists of vectors."""
+    """Write the new entry of every slot and head. at: [S * Hk] indices in keys and values, flattened to [-1, D]."""
     for store, new in ((keys, call.key), (values, call.value)):
         width = store.shape[-1]  # 0 for the values of latent layers
         store.view(store.shape[:-1].numel(), width).index_copy_(0, at, new.reshape(at.numel(), width))

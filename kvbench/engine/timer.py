@@ -1,4 +1,4 @@
-"""Seconds that a device spends on pieces of work, measured without making the host wait during the work."""
+"""Measures the seconds that a device spends on some work, without making the host wait during the work."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 
 class Timer:
-    """Adds up the time of the pieces of work that run inside `with timer.running():`.
+    """Adds up the time of the work inside all `with timer.running():` blocks.
 
-    On a GPU two events on the current stream mark a piece, and the host waits for the device only in `seconds`.
+    On a GPU, events on the current stream mark the begin and end of a block; the host waits only in `seconds`.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._seconds = 0.0  # of pieces on a CPU
+        self._seconds = 0.0  # blocks on a CPU
         self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextlib.contextmanager
@@ -35,7 +35,7 @@ class Timer:
             self._seconds += time.perf_counter() - began
 
     def seconds(self) -> float:
-        """Return the seconds of all pieces so far; on a GPU, wait until the device has finished the last one."""
+        """Return the seconds of all blocks so far; on a GPU, wait until the device has finished the last block."""
         if self._marks:
             self._marks[-1][1].synchronize()
         return self._seconds + sum(begin.elapsed_time(end) for begin, end in self._marks) / 1000

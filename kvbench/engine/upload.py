@@ -1,4 +1,4 @@
-"""Copying from the host to a device, without the host waiting for the copy."""
+"""Copies arrays from the host to a device; the host does not wait for the copy."""
 
 from __future__ import annotations
 

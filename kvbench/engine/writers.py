@@ -14,20 +14,20 @@ from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.replicas import Replicas
 from kvbench.eviction.modality import MODALITY
 
-# (layer, queries [b, Hq, r, D], their positions [r], number of entries that the last query sees)
+# Gets (layer, queries [b, Hq, r, D], their positions [r], number of entries that the last query sees).
 Observer = Callable[[PromptLayer, torch.Tensor, torch.Tensor, int], None]
-Heard = Callable[[AttentionCall, torch.Tensor], None]  # (a layer's call, its output [b, t, Hq, Dv])
+Heard = Callable[[AttentionCall, torch.Tensor], None]  # gets (a layer's attention call, its output [b, t, Hq, Dv])
 
 
 class BlockWriter:
     """Appends t tokens to a prompt's cache and attends causally, `block` queries at a time.
 
     Args:
-        observer: called with each block of queries of a layer that is evicted, once the block's keys are in the cache.
+        observer: called with each block of queries of an evicted layer, once the block's keys are in the cache.
         finished: called with each layer after its attention; the forward pass does not read the layer again.
         heard: called with every attention call and its output.
-        flash: use flash-attn where all heads hold equally many entries, except in a layer that has sinks, keys and
-            values of different dimensions, or a sliding window that has lost entries.
+        flash: use flash-attn in layers whose heads hold equally many entries, unless the layer has sinks, has keys and
+            values of different dimensions, or has dropped entries outside its sliding window.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class BlockWriter:
     def begin(self, start: int, count: int, modality: torch.Tensor | None = None) -> torch.Tensor:
         """Prepare to read `count` tokens from position `start`; return their positions [count].
 
-        modality: [count] or [b, 1, count], the tokens' values of the column `modality`; None: all are text.
+        modality: [count] or [b, 1, count], the tokens' values of the column `modality`; None: all tokens are text.
         """
         self.start, self.modality = start, modality
         positions = torch.arange(start, start + count, device=self.cache.device)
@@ -99,7 +99,7 @@ class BlockWriter:
         return call.attend(queries, keys, values, bias)
 
     def _mask(self, layer: PromptLayer, start: int, count: int, rows: int, call: AttentionCall) -> torch.Tensor | None:
-        """Return the mask of `_attend`: additive [b or 1, Hk or 1, count, rows], or None where every entry is seen.
+        """Return the additive mask of `_attend`, [b or 1, Hk or 1, count, rows]; None if every query sees every entry.
 
         Layers with the same window and equally many entries share the mask.
         """
@@ -110,8 +110,8 @@ class BlockWriter:
         if layer.valid is not None:
             seen = layer.positions[:, :, :rows]
             return causal_bias(positions, seen, call.window, call.query.dtype, layer.valid[:, :, :rows])
-        # If all heads hold equally many entries, every earlier one is older than the block, so the mask needs no true
-        # positions, except for a sliding window.
+        # If all heads hold equally many entries, all entries but those of the block's own tokens are older than the
+        # block. So the mask needs their true positions only for a sliding window.
         key = (start, count, rows, call.window, call.query.device)
         if self._bias is None or self._bias[0] != key:
             if call.window is None:

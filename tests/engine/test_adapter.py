@@ -83,7 +83,7 @@ def test_an_adapter_of_another_model_is_refused_from_shapes(base, tmp_path):
     wide = refusal(adapter, changes={"hidden_size": 128})
     assert "does not fit the model: size mismatch for model.layers.0.self_attn.q_proj" in wide
     assert wide.endswith("it was made for 'org/m'.")
-    assert "the model lacks what 'model.layers.1" in refusal(adapter, changes=layers(1))
+    assert "the model lacks the modules of 'model.layers.1" in refusal(adapter, changes=layers(1))
     assert "adapter_model.safetensors lacks 'model.layers.2" in refusal(adapter, changes=layers(3))
     assert "Target modules {'q_proj'} not found" in refusal(adapter, "gpt2")
 
@@ -102,7 +102,7 @@ def test_an_adapter_of_another_model_is_refused_from_shapes(base, tmp_path):
 )
 def test_options_that_change_more_than_weights_are_refused_by_name(base, tmp_path, field, value):
     adapter = adapter_of(made.write(tmp_path / "a", made.low_rank(base.model), **{field: value}))
-    assert f"has {field} '" in refusal(adapter)
+    assert f"has the option {field} '" in refusal(adapter)
 
 
 def test_what_peft_saves_by_default_is_accepted(tmp_path):

@@ -75,7 +75,7 @@ def _attach(model: Any, adapter: Adapter, tensors: Mapping[str, torch.Tensor]) -
         attached = PeftModel(model, config, NAME, low_cpu_mem_usage=True)
         found: Any = set_peft_model_state_dict(attached, dict(tensors), NAME, low_cpu_mem_usage=True)
     if found.unexpected_keys:
-        raise _another(adapter, f"the model lacks what {_some(found.unexpected_keys)} changes")
+        raise _another(adapter, f"the model lacks the modules of {_some(found.unexpected_keys)}")
     if lacking := [key for key in found.missing_keys if any(part in key for part in OWN)]:
         raise _another(adapter, f"{adapter.weights.name} lacks {_some(lacking)}")
     if shared := sorted(names & set(attached.targeted_module_names)):
@@ -102,7 +102,7 @@ def _config(adapter: Adapter) -> Any:
         other = name not in (*USED, *UNUSED) and bool(value) and value != plain.get(name)
         if other or (name == "init_lora_weights" and value not in PLAIN):
             raise UserError(
-                f"adapter {quote(adapter.folder)} has the option {bare(name)}={quote(value)}, which kvbench cannot "
+                f"adapter {quote(adapter.folder)} has the option {bare(name)} {quote(value)}, which kvbench cannot "
                 f"merge. {MERGE}."
             )
     with _in_one_line(adapter):
