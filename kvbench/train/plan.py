@@ -1,4 +1,4 @@
-"""The plan of a training, made without weights: its data, its steps, and the memory that it takes on each device."""
+"""Plans a training without loading weights: its settings, and the memory that each phase takes on each device."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ from kvbench.train.recipe import Settings
 from kvbench.train.rehearsal import Parts
 from kvbench.train.traces import Question, Trace
 
-PROMPT = 256  # tokens of a prompt whose length no setting limits
-PREDICTED = 64  # positions of an example at which its answer is predicted
-# Settings that lower the memory of a training, in the order in which a plan tries them.
+PROMPT = 256  # assumed tokens of a prompt, if no setting limits prompts
+PREDICTED = 64  # assumed answer tokens of an example
+# Values of settings that lower the memory of a training, in the order in which a plan tries them.
 SMALLER: Mapping[str, Any] = {"recompute": "on", "micro": 1, "precision": "bfloat16", "slots": 4, "lora": 16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """The device that a plan is for: a GPU or a CPU, the bytes of its memory, and how many processes train, each on a
-    device of its own."""
+    """The device for which a training is planned: GPU or CPU, and the bytes of its memory.
+
+    processes: how many processes train, each on its own device of this kind.
+    """
 
     gpu: bool
     total: int
@@ -42,9 +44,9 @@ class Device:
 
     @classmethod
     def of(cls, name: str, total: int | None, processes: int) -> Device:
-        """Return the device.
+        """Return the device called `name` (as in --device); with `total`, instead a GPU with so many bytes of memory.
 
-        name: as in --device; not used if `total` is given. total: the memory, in bytes, of a GPU that need not exist.
+        A GPU of this size need not exist on this machine.
         """
         if total is not None:
             return cls(gpu=True, total=total, processes=processes)
@@ -57,13 +59,13 @@ class TrainingPlan:
     """The plan of a training on one device.
 
     Attributes:
-        settings: the value of every setting by name, with samples, steps, lr, batch and seed.
-        prompt, answer: tokens of the longest prompt and of its answer, for which memory is counted.
+        settings: the value of every setting by name, also of samples, steps, lr, batch and seed.
+        prompt, answer: tokens of the longest prompt and of its answer; the plan counts memory for this length.
         known: whether a setting limits the length of prompts; if none does, `prompt` is an assumption.
-        dtype: of the weights.
-        items, held_out: the made-up items with which memory is counted.
+        dtype: dtype of the loaded weights.
+        items, held_out: the made-up items with which the plan counts memory.
         phases: the training's phases with the bytes at the peak of each.
-        uncounted: why the recipe's own phases could not be counted; "" if they were.
+        uncounted: why the memory of the recipe's own phases could not be counted; "" if it was counted.
     """
 
     name: str
@@ -139,7 +141,7 @@ class TrainingPlan:
 
     @property
     def peak(self) -> Phase:
-        """The phase that takes most memory; one without bytes if no phase could be counted."""
+        """The phase that takes most memory; if no phase could be counted, a phase with 0 bytes."""
         return max(self.phases, key=lambda phase: phase.bytes, default=Phase("not counted", Parts()))
 
     @property
@@ -147,10 +149,11 @@ class TrainingPlan:
         return bool(self.phases) and self.peak.bytes <= self.device.total
 
     def smaller(self) -> tuple[dict[str, Any], TrainingPlan]:
-        """Return settings, by name, with which the training takes less memory, and the plan with these settings.
+        """Return changes of settings, by name, that lower the training's memory, and the plan with these changes.
 
-        The changes in `SMALLER` are added one by one until the training fits; with all of them it may still not fit. A
-        change is left out if the recipe refuses it, or if its steps cannot be counted with it.
+        Values in `SMALLER` are tried one after another until the training fits; even with all of them it may not fit.
+        A value is left out if the recipe refuses it, or if the plan cannot count its memory or finds that it saves
+        none.
         """
         plan, changes = self, dict[str, Any]()
         for name, value in SMALLER.items():
@@ -166,15 +169,15 @@ class TrainingPlan:
 
 
 def recipe_settings(values: Mapping[str, Any]) -> Settings:
-    """Return a training's settings as the recipe gets them. values: the value of every setting by name."""
+    """Convert the values of all settings, by name, into the `Settings` that the recipe gets."""
     numbers = {name: values[name] for name in (*COUNTS, "seed") if name in values and name != "samples"}
     return Settings.of({name: value for name, value in values.items() if name not in (*FLAGS, "seed")}, **numbers)
 
 
 def _lengths(settings: Mapping[str, Any], context: int) -> tuple[int, int, bool]:
-    """Return the tokens of the longest prompt and of the longest answer that a training reads, and whether a setting
-    limits the prompts. context: most tokens that the model reads."""
-    if "max_tokens" not in settings:  # examples: a text whose last tokens are the answer
+    """Return three values: tokens of the longest prompt, tokens of the longest answer, and whether a setting limits the
+    length of prompts. context: most tokens that the model can read."""
+    if "max_tokens" not in settings:  # the recipe trains on examples: texts that end with the answer
         total = min(int(settings["tokens"]), context)
         predicted = min(PREDICTED, total - 1)
         return total - predicted, predicted, True
@@ -186,9 +189,9 @@ def _lengths(settings: Mapping[str, Any], context: int) -> tuple[int, int, bool]
 
 
 def longest_item(kind: str, number: int, prompt: int, answer: int) -> Any:
-    """Return a made-up item whose prompt and answer have these many tokens, all with the id 0.
+    """Return a made-up item with `prompt` prompt tokens and `answer` answer tokens, all with the id 0.
 
-    kind: what the recipe learns from (`Entry.learns_from`). number: becomes the item's name.
+    kind: which kind of item the recipe needs (`Entry.learns_from`). number: becomes the item's name.
     """
     ids, more = (0,) * prompt, (0,) * answer
     if kind == "examples":
@@ -200,7 +203,7 @@ def longest_item(kind: str, number: int, prompt: int, answer: int) -> Any:
 
 
 def _collecting(entry: Entry, settings: Mapping[str, Any], context: int, rehearsal: Rehearsal) -> list[Phase]:
-    """Return the phase in which the model answers the questions, if the recipe learns from answers."""
+    """Return, in a list, the phase in which the model answers the questions; [] if the recipe needs no answers."""
     if entry.learns_from != "answers":
         return []
     longest = min(context, rehearsal.longest - len(rehearsal.items[0].answer) + Collection.of(settings).max_tokens)

@@ -1,14 +1,15 @@
 """The gradient of `foresightkv-grpo`'s loss, added up one eviction at a time while a trace is read.
 
-The advantages A_g of the G readings are known only after the last token. The scorer's inputs at all evictions of a long
-trace would by then take more memory than a GPU has. But every draw is used once: the ratio in the policy loss
-(`kvbench.eviction.terms.objectives`) is 1, so loss and gradient are linear in the advantages. With p_g the policy loss
-of reading g at advantage 1, and D the divergence from the initial scorer,
+A trace is read G times. The advantage A_g of reading g is known only after its last token. If the scorer's inputs at
+all evictions of a long trace were kept until then, they would take more memory than a GPU has. But every draw is used
+for one update only. So the ratio in the policy loss (`kvbench.eviction.terms.objectives`) is 1, and loss and gradient
+are linear in the advantages. Let p_g be the policy loss of reading g at advantage 1, and D the divergence from the
+initial scorer. Then
 
     gradient of the loss = sum over g of A_g * gradient of p_g, plus kl * gradient of D
 
-Neither gradient on the right side needs an advantage. Both are computed at each eviction and added up, so that no
-inputs are kept. The sums take as much memory as G + 1 scorers.
+The gradients of p_g and D need no advantage. They are computed at each eviction and added up, so that no inputs are
+kept. The sums take as much memory as G + 1 scorers.
 
 Letters: G readings of one trace, Hk KV heads, n competing entries, D inputs of the scorer per entry.
 """
@@ -27,7 +28,8 @@ from kvbench.train.foresight_states import Choice
 class PolicyGradient:
     """Sums the gradients of the policy loss over the evictions of one trace's G readings.
 
-    scorer: the scorer in training, which made the draws; reference: the initial scorer; clip: of the policy loss.
+    scorer: the scorer in training, which drew the evictions. reference: the initial scorer. group: G. clip: bound of
+    the ratio in the policy loss.
     """
 
     def __init__(
@@ -35,8 +37,8 @@ class PolicyGradient:
     ) -> None:
         self.scorer, self.reference, self.group, self.clip = scorer, reference, group, clip
         self._entries = 0  # evicted entries so far, in all readings
-        # Sums over evicted entries: gradients of each reading's policy loss, [G, ...] per tensor; the divergence
-        # and its gradient.
+        # Three sums over evicted entries: the gradient of each reading's policy loss, [G, ...] per tensor of the
+        # scorer; the gradient of the divergence; the divergence.
         self._policy = {name: t.new_zeros((group, *t.shape)) for name, t in scorer.items()}
         self._pull = {name: torch.zeros_like(t) for name, t in scorer.items()}
         self._divergence = scorer["b2"].new_zeros(())
@@ -61,9 +63,9 @@ class PolicyGradient:
         self._entries += len(now)
 
     def loss(self, advantages: torch.Tensor, kl_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the policy loss of the G readings, and its divergence term without the weight.
+        """Return the loss of the G readings, with its gradient, and the divergence without its weight `kl_weight`.
 
-        It is the mean over layers, heads, evictions and evicted entries. advantages: of each reading, [G].
+        Both are means over layers, heads, evictions and evicted entries. advantages: [G], that of each reading.
         """
         divergence = self._divergence / self._entries
         total = kl_weight * divergence - advantages.to(divergence).mean()

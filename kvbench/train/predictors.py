@@ -1,6 +1,6 @@
-"""Training of networks that read a token's hidden state in every layer and predict a number for each of its entries.
+"""Trains networks that read a token's hidden state in every layer and predict a number for each of its entries.
 
-A subclass says what a network looks like, which numbers it learns from a text, and how far a prediction is off.
+A subclass defines the network, the numbers that it learns to predict for a text (targets), and the loss.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from kvbench.train.recipe import TraceRecipe
 from kvbench.train.sparse_masks import plain
 from kvbench.train.traces import Trace
 
-FIRST = 8  # texts whose mean target is the first answer of networks with a bias
+FIRST = 8  # texts whose mean target is the initial bias of the output, for networks with a bias
 
 
 class PredictorRecipe(TraceRecipe):
     """Trains one network for each layer from which methods evict entries.
 
-    `settings.more`: width (hidden units), tokens (most tokens of a text), and the subclass's own.
+    `settings.more`: width (hidden units), tokens (most tokens of a text), and settings of the subclass.
 
-    Held-out figures, over all tokens: `loss`, and `r2`, the share of the targets' variance in each KV head that is
-    predicted, a mean over KV heads.
+    Held-out figures, over all tokens: `loss`, and `r2`, the share of the targets' variance that the networks explain,
+    computed in each layer and KV head and averaged over them.
     """
 
     figure = "loss"
     at_once = 1
-    reads: ClassVar[str]  # what the model reads of a text, for messages
+    reads: ClassVar[str]  # the tokens that the model reads for a trace, in words, for messages
 
     @abstractmethod
     def shapes(self, model: Mapping[str, int], width: int) -> Shapes:
@@ -44,16 +44,16 @@ class PredictorRecipe(TraceRecipe):
 
     @abstractmethod
     def predict(self, new: NewTokens) -> torch.Tensor:
-        """Return what the networks in `new.weights` predict, [b, Hk, t]."""
+        """Return the predictions [b, Hk, t] of the networks in `new.weights` for new tokens of one layer."""
 
     @abstractmethod
     def text(self, trace: Trace) -> tuple[list[int], int]:
-        """Return the tokens that the model reads for a trace, and for how many of them, from the first on, the networks
-        learn to predict the targets."""
+        """Return the tokens that the model reads for a trace, and a number n: the networks learn the targets of the
+        first n of these tokens."""
 
     @abstractmethod
     def target(self, call: AttentionCall, n: int, trace: Trace) -> torch.Tensor:
-        """Return the targets [Hk, n] of the first n tokens of a trace in one layer, given its attention call."""
+        """Return the targets [Hk, n] of the first n tokens of a trace in one layer. call: its attention call."""
 
     def mistake(self, guess: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return the loss of the predictions `guess` for the targets, both [L, Hk, n]; here the mean square error."""
@@ -64,7 +64,7 @@ class PredictorRecipe(TraceRecipe):
         longest = max(len(self.text(trace)[0]) for trace in (*self.traces, *self.test))
         if longest > self.loaded.context:
             raise UserError(
-                f"{self.reads} have up to {longest} tokens, more than the model's context of {self.loaded.context}. "
+                f"{self.reads} have up to {longest} tokens, but the model's context has {self.loaded.context}. "
                 "Give fewer --opt tokens."
             )
         geometry = for_lengths(self.loaded.geometry, longest)
@@ -98,7 +98,7 @@ class PredictorRecipe(TraceRecipe):
         return {"loss": float(loss) / guess.shape[-1], "r2": r2}
 
     def pair(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the networks predict for the tokens of a text, and the targets, both [layers, Hk, n]."""
+        """Return the predictions for the first n tokens of a trace, and their targets, both [layers, Hk, n]."""
         hidden, target = self.read(trace)
         return torch.cat([self._predicted(layer, x, target) for layer, x in zip(self.layers, hidden)]), target
 
@@ -107,12 +107,12 @@ class PredictorRecipe(TraceRecipe):
         return self.predict(NewTokens(layer=layer, hidden=hidden, keys=none, values=none, weights=self.trained))
 
     def read(self, trace: Trace) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
-        """Return the hidden states [1, n, D] of a text in every layer, and the targets [layers, Hk, n]."""
+        """Return each layer's hidden states [1, n, D] of a trace's first n tokens, and targets [layers, Hk, n]."""
         ids, n = self.text(trace)
         found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
         def attend(call: AttentionCall) -> torch.Tensor:
-            if call.layer in self.layers:  # perhaps with a sliding window that is longer than all texts
+            if call.layer in self.layers:  # its sliding window, if any, is longer than all texts
                 assert call.hidden is not None
                 found[call.layer] = call.hidden[:, :n].float(), self.target(call, n, trace)
             return plain(call)

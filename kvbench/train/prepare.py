@@ -1,4 +1,4 @@
-"""Sets up a recipe for training: loads the model, and lets it answer the recipe's questions."""
+"""Sets up a recipe for training: loads the model, collects questions, and lets the model answer them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ANSWERS = "answers.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A recipe that is ready to train, with its data, and the model that it trains for."""
+    """A recipe that is ready to train and has its data, and the loaded model with the revision of its files."""
 
     recipe: Recipe
     loaded: LoadedModel
@@ -59,8 +59,8 @@ def prepare(
     """Load the model, let it answer the questions, and return the recipe called `name`, ready to train.
 
     data: a file, folder or data set on the hub with questions or texts (`kvbench.train.data_place`); None: problems of
-    the built-in tasks. samples: the most questions or examples to train on, without those that the recipe holds out.
-    out: the folder of the training, where the answers are stored. prompting: how questions become prompts.
+    the built-in tasks. samples: the most questions or examples to train on; those that the recipe holds out do not
+    count. out: the folder of the training, where the answers are stored. prompting: how questions become prompts.
     continue_from: the folder of a finished training whose weights are the initial values. on_answer: called with the
     number of answers so far.
     """
@@ -71,19 +71,19 @@ def prepare(
     origin = Origin.of(make, continue_from) if continue_from is not None else None
     place = locate(data) if data is not None else None
     if place is not None:
-        next(parsed_rows(place.path, prompting), None)  # a wrong file is reported before the model is loaded
+        next(parsed_rows(place.path, prompting), None)  # report a wrong file before loading the model
     info = models.describe(model)
     loaded = load(info.where, device=own_device(device), dtype=entry.dtype_for(options))
     refuse_training(loaded)
-    revision = models.revision(models.describe(model))  # described again: loading may just have fetched the model
+    revision = models.revision(models.describe(model))  # describe again: loading may have downloaded the model
     make.check(loaded, options)
-    initial = origin.load(loaded) if origin is not None else None  # refused here if they do not fit
+    initial = origin.load(loaded) if origin is not None else None  # raises if they were made for another model
     about = place.name if place is not None else ", ".join(entry.tasks) or source(loaded)
     items: Sequence[Question | Trace | Example]
     test: Sequence[Question | Trace | Example]
     if entry.learns_from == "examples":
         if place is not None or prompting.settings():
-            raise UserError(f"{name} has its own training texts; it takes no --data and no settings of its prompts.")
+            raise UserError(f"{name} makes its own training texts; leave out --data and all options for prompts.")
         drawn = examples(loaded, samples + entry.held_out, seed, int(options["tokens"]))
         items, test = drawn[:samples], drawn[samples:]
     else:
@@ -94,7 +94,7 @@ def prepare(
         asks = "questions" in (entry.learns_from, entry.tested_on)
         if not loaded.stop_ids and (asks or any(q.given is None for q in (*questions, *held_out))):
             raise UserError(
-                f"model {quote(model)} has no end token, so its answers would never end; add it to "
+                f"model {quote(model)} has no end token, so its answers would never end; add eos_token_id to "
                 "generation_config.json."
             )
         if entry.learns_from == "answers":
@@ -105,7 +105,7 @@ def prepare(
             items, test = _answered(entry, loaded, questions, held_out, collection, asked, out, on_answer)
     data_hash = _hash([item.ids for item in (*items, *test)])
     more = dict(options) | {"data": about, "samples": samples, "data_sha256": data_hash} | prompting.settings()
-    if (plugin := hash_of(name, "recipe")) is not None:  # another version may train differently
+    if (plugin := hash_of(name, "recipe")) is not None:  # another version of the plug-in may train differently
         more["plugin_sha256"] = plugin
     if origin is not None:
         more["continue_from_sha256"] = origin.sha256
@@ -154,8 +154,8 @@ def _answered(
         reasons = ", ".join(f"{count} {why}" for why, count in dropped.items())
         where = f" See the answers in {quote(out / ANSWERS)}." if generated else ""
         raise UserError(
-            f"no answer to the {which} can be used. Of all answers, {reasons}.{where} Give other questions with "
-            "--data, or other settings with --opt."
+            f"no answer to the {which} can be used for training. Of all answers, {reasons}.{where} Give other "
+            "questions with --data, or other settings with --opt."
         )
     return items, test
 
@@ -180,10 +180,10 @@ def _questions(
 
 
 def _divide(entry: Entry, questions: Iterable[Question], samples: int) -> tuple[list[Question], list[Question]]:
-    """Divide the questions of a data file: the first are held out, the next `samples` are for training.
+    """Divide the questions of a data file: hold out the first ones, and return the next `samples` for training.
 
-    If the recipe needs right answers, a question without one is skipped, unless training can use the answer that the
-    data give. Raises UserError if too few questions are left.
+    If the recipe needs right answers, a question without one is skipped; but it may be trained on if the data have an
+    answer for it. Raises UserError if too few questions remain.
     """
     judged, own = "questions" in (entry.learns_from, entry.tested_on), entry.learns_from == "answers"
     held_out, taken, seen = list[Question](), list[Question](), 0
@@ -197,7 +197,7 @@ def _divide(entry: Entry, questions: Iterable[Question], samples: int) -> tuple[
         if len(taken) == samples and len(held_out) == entry.held_out:
             break
     if seen and not held_out:
-        raise UserError("this recipe needs right answers; --data has none in a column 'answer' or 'solution'.")
+        raise UserError("this recipe needs right answers; no row of --data has one in a column 'answer' or 'solution'.")
     if not taken or len(held_out) < entry.held_out:
         raise UserError(
             f"--data has {len(held_out) + len(taken)} questions or texts that fit the model and this recipe; more than "

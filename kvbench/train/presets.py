@@ -1,7 +1,8 @@
 """Presets of the built-in recipes: the settings of the papers, and settings for the built-in model.
 
-A value that only the released code or its model cards state is marked (r). `Preset.about` names what no source states;
-those settings keep the recipe's default. Adam without weight decay is AdamW with weight decay 0. Imports no torch.
+(r) marks values that the released code or its model cards state, but not the paper. `Preset.about` names the settings
+for which no source states a value; they keep the recipe's default. Papers that train with Adam without weight decay get
+AdamW with weight decay 0. Imports no torch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def tiny(**values: Any) -> Preset:
 ADAM: dict[str, Any] = {"beta2": 0.999, "weight_decay": 0.0}
 TORCH_ADAMW: dict[str, Any] = {"beta2": 0.999, "weight_decay": 0.01}  # (r) the defaults of torch.optim.AdamW
 
-# LookaheadKV, arXiv 2603.10899: 50,000 + 20,000 + 7,000 + 9,000 rows; its tasks evaluate with thinking off.
+# LookaheadKV, arXiv 2603.10899: trains on 50,000 + 20,000 + 7,000 + 9,000 inputs; its tasks have thinking off.
 LOOKAHEADKV = Preset(
     about="inputs up to 16K tokens, greedy answers up to 512, thinking off; the paper states no learning rate, "
     "batch or steps; the default rate was tuned on the built-in model of 0.9 M parameters: try smaller rates",
@@ -30,9 +31,10 @@ LOOKAHEADKV = Preset(
 _GATES: dict[str, Any] = {"samples": 40_000, "steps": 10_000, "lr": 2e-4, "batch": 4, "warmup": 100}
 _GATES |= {"weight_decay": 1e-6, "width": 512, "bias": 18.0, "wrong": "keep"}
 _AT = (
-    "given answers of OpenR1-Math-220k, {} tokens, budget {}, at most 10,000 steps; rows and final rate are not stated"
+    "given answers of OpenR1-Math-220k, {} tokens, budget {}, at most 10,000 steps; their number and the final rate "
+    "are not stated"
 )
-_LONG = "given texts of SynthLong, BookSum and Buddhi, 128K tokens, budget {}; rows and final rate are not stated"
+_LONG = "given texts of SynthLong, BookSum and Buddhi, 128K tokens, budget {}; number and final rate are not stated"
 TRIMKV = {
     "paper": Preset(about=_AT.format("16K", 512), values=_GATES | {"budget": 512, "max_tokens": 16_384}),
     "paper-128k": Preset(about=_LONG.format("4,096"), values=_GATES | {"budget": 4096, "max_tokens": 131_072}),
@@ -43,7 +45,7 @@ RETENTION = {
     "paper-128k": Preset(about=_LONG.format("512"), values=_GATES | {"budget": 512, "max_tokens": 131_072}),
 }
 
-# ForesightKV, arXiv 2602.03203, appendix E.1: right answers longer than 4,096 tokens.
+# ForesightKV, arXiv 2602.03203, appendix E.1: trains on right answers longer than 4,096 tokens.
 _TRACES: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_tokens": 4097, "max_tokens": 16_384}
 _TRACES |= {"prompt_style": "foresightkv", "unfinished": "drop"}
 _ADAM_10: dict[str, Any] = ADAM | {"warmup": 10}
@@ -89,7 +91,7 @@ GKV_RL = Preset(
     | {"group": 8, "temperature": 0.8, "max_tokens": 4096},
 )
 
-# KVzap, arXiv 2601.07891: 500 texts of each of nine kinds, 15 epochs; all from the released script (r).
+# KVzap, arXiv 2601.07891: 500 texts of each of nine kinds, 15 epochs; all values from the released script (r).
 KVZAP = Preset(
     about="texts of 750 to 1,250 tokens as given, 15 times each; the release draws batches of 512 tokens of all texts, "
     "here a batch is 8 whole texts",
@@ -98,7 +100,7 @@ KVZAP = Preset(
     | {"width": 512, "tokens": 1250, "target": "kvzip+", "max_tokens": 1250},
 )
 
-# Locret, arXiv 2410.01805: 3,000 texts of LongAlpaca, one per step; all from the released script (r).
+# Locret, arXiv 2410.01805: 3,000 texts of LongAlpaca, one per step; all values from the released script (r).
 LOCRET = Preset(
     about="given answers to prompts of up to 10,240 tokens, one a step, 3,000 steps; the release lets the rate fall "
     "linearly, here by a cosine, and clips single gradients at 0.5",

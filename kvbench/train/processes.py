@@ -1,8 +1,9 @@
 """The processes that share a training: a single one, or those that torchrun or `accelerate launch` started.
 
-Both launchers pass each process its rank and the number of processes in the environment; the collectives are torch's
-own (gloo between CPUs, NCCL between GPUs). Every process loads the model, answers its share of the questions and
-computes the held-out figures; apart from its answers, only the first one writes files.
+Both launchers pass each process its rank and the number of processes in environment variables. Processes exchange
+tensors by torch.distributed (gloo between CPUs, NCCL between GPUs). Every process loads the model, generates answers to
+its share of the questions and stores them, and computes the held-out figures. Only the first process writes all other
+files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch import distributed
 from kvbench.console.faults import words
 from kvbench.errors import SetupError, UserError
 
-# How long a process waits for the others to generate answers. When a process dies, the launcher ends the others sooner.
+# How long a process waits for the others, which may still generate answers. If a process dies, the launcher ends the
+# others earlier.
 PATIENCE = timedelta(hours=12)
 
 
@@ -35,7 +37,7 @@ class Processes:
         return self.rank == 0
 
     def share(self, batch: int) -> slice:
-        """Return the part of a batch that this process computes, as a slice.
+        """Return the slice of a batch that this process computes.
 
         Raises UserError when the batch cannot be divided equally.
         """
@@ -48,22 +50,24 @@ class Processes:
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def part(self, size: int, rank: int | None = None) -> slice:
-        """Return the part of `size` numbers that belongs to the process `rank`; None: this process.
+        """Return the slice of `size` numbers that belongs to the process `rank`; None: this process.
 
-        Parts follow each other in the order of the ranks; their sizes differ by at most 1.
+        The slices follow each other in the order of the ranks; their lengths differ by at most 1.
         """
         rank = self.rank if rank is None else rank
         return slice(rank * size // self.count, (rank + 1) * size // self.count)
 
     def share_parts(self, row: torch.Tensor) -> None:
-        """Copy every process's own part of the 1-D tensor `row` to the same place in `row` of all other processes."""
+        """Complete the 1-D tensor `row` in all processes: copy each process's `part` of it to the others."""
         for rank in range(self.count) if self.count > 1 else ():
             if len(part := row[self.part(len(row), rank)]):
                 distributed.broadcast(part, src=rank)
 
     def gather(self, own: torch.Tensor, size: int) -> torch.Tensor:
-        """Return, in the first process, all `size` numbers, put together from the parts `own` of the processes; in any
-        other process, its `own`."""
+        """Send every process's part `own` of `size` numbers to the first process; return them all there.
+
+        In the other processes, return `own`.
+        """
         if self.count == 1:
             return own
         if not self.first:
@@ -90,7 +94,7 @@ class Processes:
         return float(number)
 
     def first_says(self, yes: bool) -> bool:
-        """Return the first process's value of `yes`."""
+        """Return the value of `yes` that the first process passed."""
         told = torch.tensor(yes)
         self.copy_first([told])
         return bool(told)
@@ -100,7 +104,7 @@ class Processes:
         self.mean(0.0)
 
     def copy_first(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite each tensor with the first process's copy of it."""
+        """Overwrite each tensor with the values that it has in the first process."""
         if self.count > 1:
             with torch.no_grad():
                 for tensor in tensors:
@@ -112,7 +116,7 @@ def only_one() -> bool:
 
 
 def is_first() -> bool:
-    """Return whether this is the first process, which writes files and prints."""
+    """Return whether this is the first process, which prints, and writes all files except other processes' answers."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -120,7 +124,7 @@ def is_first() -> bool:
 def joined() -> Iterator[Processes]:
     """While the block runs, connect this process with the other processes of the training.
 
-    A block inside another such block uses the outer block's connection. Raises SetupError when the processes cannot
+    Inside another `joined` block, it uses the connection of that block. Raises SetupError when the processes cannot
     find each other, for example because their address is missing.
     """
     if only_one():
@@ -142,13 +146,13 @@ def joined() -> Iterator[Processes]:
 
 
 def own_device(name: str) -> str:
-    """Return the device of this process: ``cuda:N``, with its local rank N, if several processes share the GPUs.
+    """Return the device of this process: ``cuda:N`` with its local rank N, so that each process has another GPU.
 
-    If there is only one process or no GPU, or if the user chose another device, return `name`.
+    If there is only one process or no GPU, or if the user chose one device, return `name`.
     """
     if only_one() or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    if local < torch.cuda.device_count():  # else loading reports that there are too few
+    if local < torch.cuda.device_count():  # else loading the model reports that there are too few GPUs
         torch.cuda.set_device(local)
     return f"cuda:{local}"

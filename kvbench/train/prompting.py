@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Prompting:
     """Settings of prompts with the meaning that they have in ``kvbench run``.
 
-    thinking: the value of the chat template's switch; None: the template's default. prompt_style: the wording of
-    questions. system: the system message of rows that have none.
+    thinking: whether the chat template turns thinking on; None: the template's default. prompt_style: name of the
+    wording around questions. system: the system message for rows of the data file that have none.
     """
 
     thinking: bool | None = None
@@ -30,10 +30,10 @@ class Prompting:
     def __post_init__(self) -> None:
         if self.prompt_style not in STYLES:
             near = did_you_mean(self.prompt_style, list(STYLES))
-            raise UserError(f"no prompt style {quote(self.prompt_style)}.{near} There are {', '.join(STYLES)}.")
+            raise UserError(f"unknown prompt style {quote(self.prompt_style)}.{near} There are {', '.join(STYLES)}.")
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that the user gave, by name."""
+        """Return, by name, the settings that differ from their defaults."""
         given = {"thinking": self.thinking, "system": self.system}
         style = {"prompt_style": self.prompt_style} if self.prompt_style != "plain" else {}
         return {name: value for name, value in given.items() if value is not None} | style
@@ -41,28 +41,31 @@ class Prompting:
     def reader(self, loaded: LoadedModel) -> ModelReader:
         """Return the reader that makes prompts for a model; it uses the tokenizer's chat template if there is one.
 
-        Raises UserError if the template does not switch thinking as the user asked. For a model that never thinks,
-        thinking counts as off.
+        Raises UserError if the template cannot turn thinking on or off as the user asked. A model that never thinks
+        counts as one with thinking off.
         """
         chat = uses_chat(template_text(loaded.tokenizer) is not None, self.prompt_style)
         if self.thinking is not None and bool(self.thinks(loaded, chat)) is not self.thinking:
             flag = "--thinking" if self.thinking else "--no-thinking"
             raise UserError(
-                f"the model's prompts do not turn thinking {'on' if self.thinking else 'off'}; omit {flag}."
+                f"prompts for this model cannot turn thinking {'on' if self.thinking else 'off'}; omit {flag}."
             )
         kind = loaded.model.config.model_type
         return ModelReader(tokenizer=loaded.tokenizer, model_type=kind, context=loaded.context, chat=chat)
 
     def thinks(self, loaded: LoadedModel, chat: bool) -> bool | None:
-        """Return whether answers hold a thinking block; None if unknown."""
+        """Return whether answers have a thinking block; None if unknown. chat: whether prompts use a chat template."""
         return effective_thinking(loaded.tokenizer, self.thinking, chat=chat)
 
     def turn(self, question: str, context: str = "", system: str = "") -> Turn:
-        """Return a question as a first turn. context: text before it; system: the row's own system message."""
+        """Make the first turn from a question, in the wording of `prompt_style`.
+
+        context: text before the question. system: the row's system message, if it has one.
+        """
         turn = STYLES[self.prompt_style].turn(question)
         before = context if not context or context.endswith("\n") else context + "\n\n"
         return replace(turn, context=before, system=system or self.system or turn.system)
 
     def message(self, text: str, context: str = "", system: str = "") -> Turn:
-        """Return the first message of a conversation as a turn, without the wording of `prompt_style`."""
+        """Make the first turn from the first message of a conversation, without the wording of `prompt_style`."""
         return replace(self, prompt_style="plain").turn(text, context, system)

@@ -34,19 +34,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings on which the losses of a training depend. A checkpoint fits only a training with equal settings."""
+    """All settings on which the losses of a training depend. Only a training with equal settings continues from a
+    checkpoint."""
 
     steps: int
     lr: float  # peak of AdamW's rate
-    schedule: str = OPTIMISER["schedule"]  # of the rate, after a linear warm-up over `warmup` steps (`loop.rate`)
+    schedule: str = OPTIMISER[
+        "schedule"
+    ]  # course of the rate after a linear warm-up of `warmup` steps, see `loop.rate`
     warmup: int = OPTIMISER["warmup"]
-    floor: float = OPTIMISER["floor"]  # smallest rate after the warm-up, as a share of the peak
+    floor: float = OPTIMISER["floor"]  # smallest rate after the warm-up, divided by the peak
     beta2: float = OPTIMISER["beta2"]  # decay of AdamW's mean of squared gradients
     weight_decay: float = OPTIMISER["weight_decay"]
-    clip: float = 1.0  # largest norm of the gradient
+    clip: float = 1.0  # gradients with a larger norm are scaled down to this norm
     batch: int = 8  # items (traces, questions or examples) per step, over all processes
     seed: int = 0
-    more: Mapping[str, Any] = field(default_factory=dict)  # the settings that only this recipe has
+    more: Mapping[str, Any] = field(default_factory=dict)  # the recipe's own settings
 
     @classmethod
     def of(cls, options: Mapping[str, Any], **numbers: Any) -> Settings:
@@ -57,23 +60,23 @@ class Settings:
 
 
 def drawing(seed: int, number: int) -> torch.Generator:
-    """Return a random generator on the CPU, seeded with the training's seed and with a number.
+    """Return a random generator on the CPU that is seeded with the training's seed and a number.
 
-    The number is, for example, the number of a step or an epoch.
+    The number is, for example, that of a step or an epoch.
     """
     return torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
 
 
 def draw_batch(items: Sequence[T], settings: Settings, step: int) -> list[T]:
-    """Draw the items of a step's batch at random; an item may occur twice."""
+    """Draw the items of a step's batch at random, with replacement."""
     generator = drawing(settings.seed, step)
     return [items[i] for i in torch.randint(0, len(items), (settings.batch,), generator=generator).tolist()]
 
 
 def with_gradient(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return a loss with the same value and gradients, whose graph holds no activations of the model.
+    """Return the loss with the same value and gradients, but with a graph that holds no activations of the model.
 
-    The gradients with respect to `parameters` are computed now and stored in the graph.
+    The gradients with respect to `parameters` are computed now; the new graph holds only them.
     """
     parameters = list(parameters)
     slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -86,12 +89,12 @@ class Recipe(ABC):
 
     Attributes:
         entry: the recipe's defaults and presets; for built-in recipes, `kvbench.train.catalogue` has them.
-        name: as in ``kvbench train NAME``.
+        name: the recipe's name in ``kvbench train NAME``.
         kind: the kind of weights that the recipe writes (`kvbench.eviction.api.Weights`).
-        figure: the held-out figure that training should improve; `higher`: whether larger is better.
+        figure: the held-out figure that training should improve; higher: whether a larger figure is better.
         stores: the most bytes of tensors that the recipe may keep in memory (see `stored`).
-        at_once: how many items of a batch a call of `loss` may get, to limit the memory of its graph; the loop adds up
-            the gradients. None: the whole part of the batch that this process computes.
+        at_once: the most items that one call of `loss` gets, which limits the memory of its graph; the loop adds up the
+            gradients of all calls. None: one call gets all items of the batch that this process computes.
     """
 
     entry: ClassVar[Entry]
@@ -115,7 +118,7 @@ class Recipe(ABC):
 
     @classmethod
     def answers(cls, settings: Settings, longest: int) -> Answers:
-        """Return the values that a rehearsal (`kvbench.train.memory`) supplies where the recipe reads a tensor.
+        """Return the values that a rehearsal (`kvbench.train.memory`) supplies when code reads values of a meta tensor.
 
         longest: tokens of the longest item.
         """
@@ -124,30 +127,30 @@ class Recipe(ABC):
         return Answers()
 
     def rehearse_loss(self, share: slice) -> torch.Tensor:
-        """Return the loss of a step in a rehearsal. The computation must take as much memory as `loss`."""
+        """Compute the loss of a step in a rehearsal. It must take as much memory as `loss`."""
         return self.loss(0, share)[0]
 
     def rehearse_held_out(self) -> None:
-        """Compute the held-out figures in a rehearsal, without the generations of answers that `generations` lists."""
+        """Compute the held-out figures in a rehearsal, except the generation of answers (see `generations`)."""
         self.held_out()
 
     def generations(self) -> Sequence[Generation]:
-        """Return how the engine generates answers for the steps and the held-out figures; empty if it generates none.
+        """Return how the engine generates answers during steps and for held-out figures; empty if it generates none.
 
         A plan counts the memory of each generation separately from the rehearsal.
         """
         return ()
 
     def stored(self) -> Mapping[str, Sequence[torch.Tensor]]:
-        """Return the tensors that the recipe keeps in memory of the items read so far, by the item's name.
+        """Return the tensors that the recipe keeps of the items that it has read, by the item's name.
 
-        With these tensors the recipe need not read an item again.
+        With these tensors the recipe need not read an item again at a later step.
         """
         return {}
 
     @classmethod
     def check_origin(cls, place: str) -> None:
-        """Raise UserError if this recipe cannot start from the weights of a finished training, which are in `place`."""
+        """Raise UserError if this recipe cannot start from the weights of the finished training in `place`."""
         return None
 
     @abstractmethod
@@ -158,16 +161,16 @@ class Recipe(ABC):
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
         """Return the mean loss of a part (`share`) of a step's batch, and further figures for the log.
 
-        The log has the first process's figures. The loss must depend only on (settings, parameters, step, share), so
-        that a resumed training reaches the same losses.
+        With several processes, the log has the figures of the first. The loss must depend only on (settings,
+        parameters, step, share), so that a resumed training reaches the same losses.
         """
 
     @abstractmethod
     def held_out(self) -> dict[str, float]:
-        """Return figures that are measured on data which training never sees; `figure` names the most important one."""
+        """Return figures on held-out data, by name; `Recipe.figure` names the most important one."""
 
     def after_step(self) -> None:
-        """Change parameters after each step of the optimiser, for example clamp them; by default nothing changes."""
+        """Change parameters after each step of the optimiser, for example clamp them. By default, do nothing."""
         return None
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -177,8 +180,8 @@ class Recipe(ABC):
     def continue_from(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Begin with the tensors of a weights file instead of initial values.
 
-        Raises UserError if a tensor is missing or has another shape, or if a tensor that is not trained differs from
-        this recipe's.
+        Raises UserError if a tensor is missing or has another shape, or if the file and this recipe differ in a tensor
+        that is not trained.
         """
         own, trained = self.tensors(), self.parameters()
         why = misfit(tensors, {name: tuple(tensor.shape) for name, tensor in own.items()})
@@ -187,19 +190,19 @@ class Recipe(ABC):
             why = f"{other[0]} has other values"
         if why:
             raise UserError(
-                f"the weights of --continue-from do not fit the settings of this training: {why}. Give the --opt "
-                "settings on their card."
+                f"the weights of --continue-from do not fit the settings of this training: {why}. Give the same --opt "
+                "settings as on the card of these weights."
             )
         with torch.no_grad():
             self.put(tensors)
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the tensors of a weights file into the trained tensors: the reverse of `tensors`."""
+        """Copy the tensors of a weights file into the trained tensors (the reverse of `tensors`)."""
         for name, trained in self.parameters().items():
             trained.copy_(tensors[name])
 
     def card(self) -> dict[str, Any]:
-        """Return the facts that only this recipe adds to the card of the weights, for example budget and interval."""
+        """Return the facts that this recipe adds to the card of the weights, for example budget and interval."""
         return {}
 
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
@@ -214,9 +217,9 @@ class Recipe(ABC):
 
 
 class TraceRecipe(Recipe):
-    """The base class of recipes that train a method's weights on answers of a frozen model.
+    """The base class of recipes that train a method's weights on answers, with a frozen model.
 
-    Subclasses make the weights in `begin`.
+    Subclasses create the tensors to train in `begin`.
     """
 
     def __init__(
@@ -230,7 +233,7 @@ class TraceRecipe(Recipe):
 
     @abstractmethod
     def begin(self) -> None:
-        """Make the tensors to train. The model, the settings and the traces are already set."""
+        """Create the tensors to train. The attributes for model, settings and traces are already set."""
 
     def batch(self, step: int, share: slice) -> list[Trace]:
         return draw_batch(self.traces, self.settings, step)[share]

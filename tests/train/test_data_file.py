@@ -242,7 +242,7 @@ def test_a_thinking_tag_that_the_prompt_opens_is_not_opened_twice(write, chattin
 @pytest.mark.parametrize("thinking", [True, False])
 def test_thinking_that_the_template_does_not_switch_is_refused(thinking, write, chatting):
     chatting.tokenizer.chat_template = "U: {{ messages[0]['content'] }} A:" + " <think>\n" * (not thinking)
-    with pytest.raises(UserError, match=f"do not turn thinking {'on' if thinking else 'off'}; omit --"):
+    with pytest.raises(UserError, match=f"cannot turn thinking {'on' if thinking else 'off'}; omit --"):
         read(chatting, {"question": "a"}, write, Prompting(thinking=thinking))
 
 
@@ -250,9 +250,9 @@ def test_settings_of_prompts_that_would_have_no_effect_are_refused(tmp_path, cap
     out = ["--out", str(tmp_path)]
     for command, message in [
         (["lookaheadkv", "--no-thinking"], "--thinking needs --data: problems of built-in tasks"),
-        (["duo", "--system", "a"], "duo has its own training texts; it takes no --data and no settings of its prompts"),
+        (["duo", "--system", "a"], "duo makes its own training texts; leave out --data and all options for prompts"),
         (["headkv", "--prompt-style", "gkv"], "headkv is estimated, not trained; it takes no --prompt-style"),
-        (["trimkv", "--prompt-style", "gvk"], "no prompt style 'gvk'. Did you mean 'gkv'?"),
+        (["trimkv", "--prompt-style", "gvk"], "unknown prompt style 'gvk'. Did you mean 'gkv'?"),
     ]:
         assert main(["train", *command, *out]) == 2
         assert message in capsys.readouterr().err

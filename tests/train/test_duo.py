@@ -286,4 +286,4 @@ def test_a_folder_model_reads_english(tmp_path, capsys, monkeypatch):
     assert (more["sinks"], more["recent"], more["tokens"]) == (128, 256, 1500)
     (data := tmp_path / "q.jsonl").write_text('{"question": "a"}\n')
     assert main([*arguments, "--data", str(data)]) == 2
-    assert "duo has its own training texts; it takes no --data and no settings" in capsys.readouterr().err
+    assert "duo makes its own training texts; leave out --data" in capsys.readouterr().err

@@ -250,7 +250,7 @@ def test_a_gate_that_could_be_two_asks_which(tmp_path, out):
     """Hidden states, and keys and values of all heads, are of one size in some models."""
     same = CONFIG | {"hidden_size": 64}
     torch.save(gate_states("rg2"), tmp_path / "x.pth")
-    with pytest.raises(UserError, match="say which one it is with --gate rg or --gate rg2"):
+    with pytest.raises(UserError, match="Give --gate rg or --gate rg2"):
         import_weights(tmp_path, "trimkv", same, "m", out)
     made = import_weights(tmp_path, "trimkv", same, "m", out, gate="rg2")
     assert made.card["made"]["gate"] == "rg2"

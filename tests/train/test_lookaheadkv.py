@@ -93,7 +93,7 @@ def test_an_adapter_has_its_places(loaded, traces, tmp_path: Path, places, names
 
 
 def test_an_unknown_place_is_refused(loaded):
-    with pytest.raises(UserError, match=r"--opt places takes all, none, or some of q_proj, .*; got 'qproj'"):
+    with pytest.raises(UserError, match=r"--opt places must be all, none, or names from q_proj, .*; got 'qproj'"):
         LookaheadRecipe.check(loaded, MORE | {"places": "qproj"})
 
 

@@ -57,7 +57,7 @@ def test_nothing_right_is_nothing_to_learn(prepared, name):
 @pytest.mark.parametrize("name", ["gkv-distill", "gkv-rl"])
 def test_what_is_right_must_be_known_before_anything_is_asked(prepared, name, monkeypatch):
     monkeypatch.setattr(recipes, "collect", lambda *args, **more: pytest.fail("the model was asked"))
-    with pytest.raises(UserError, match="this recipe needs right answers; --data has none in a column"):
+    with pytest.raises(UserError, match="this recipe needs right answers; no row of --data has one in a column"):
         prepared(name, ASKED)
 
 

@@ -75,9 +75,7 @@ def test_entropy_of_known_distributions() -> None:
 
 def test_distillation_from_a_cache_that_evicts_nothing_is_refused() -> None:
     loaded = load(str(tiny.path()), device="cpu")
-    with pytest.raises(
-        UserError, match=r"^method 'full' evicts nothing, so gkv-distill has nothing to learn from it\."
-    ):
+    with pytest.raises(UserError, match=r"^method 'full' evicts nothing, so gkv-distill has nothing to train\."):
         DistillRecipe.check(loaded, MORE | {"kl_temperature": 1.0})
 
 

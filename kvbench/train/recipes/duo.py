@@ -1,14 +1,14 @@
-"""Training of `duo`: gradient descent finds the heads that need their whole cache.
+"""Trains `duo`: gradient descent finds the heads that need their whole cache.
 
 A trained number alpha per KV head mixes two kinds of attention in the query heads of its group:
 
     out = alpha full + (1 - alpha) streaming       streaming: the first `sinks` and the newest `recent` keys
     loss = mean over positions that predict the answer of (h - h')^2 + reg mean |alpha|
 
-where h are the last layer's hidden states with full attention in all heads and h' those with the mixture, on texts
-whose answer lies far back (DuoAttention, arXiv 2410.10819, section 2.3). Alpha begins at 1 and is clamped to [0, 1];
-the penalty lowers every alpha, and the first term keeps alpha high for the heads that the answers need. Only alpha is
-trained.
+where h are the last layer's hidden states with full attention in all heads, and h' those with the mixture. The texts
+are retrieval problems: the answer stands far before the question (DuoAttention, arXiv 2410.10819, section 2.3). Alpha
+begins at 1 and is clamped to [0, 1]. The penalty lowers every alpha; the first term keeps alpha high in the heads that
+the answers need. Only alpha is trained.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from kvbench.train.sparse_pass import recomputed, recomputes
 
 
 class DuoRecipe(Recipe):
-    """Trains the mixing weights alpha on retrieval examples.
+    """Trains the mixing weights alpha on retrieval problems.
 
     `settings.more`: sinks and recent (keys of streaming attention), reg (weight of the penalty).
 
-    Held-out figures: `loss`; `deviation`, the loss without its penalty; `alpha`, the mean alpha; `half`, the deviation
-    if the half of the heads with the smallest alpha uses streaming attention and the other half full attention, as in
-    the method.
+    Held-out figures: `loss`; `deviation`, the loss without the penalty; `alpha`, the mean alpha; `half`, the deviation
+    without mixtures, as in the method: the half of the heads with the smallest alpha uses streaming attention, and the
+    other half full attention.
     """
 
     name, kind, figure = "duo", "duo", "loss"
@@ -60,7 +60,7 @@ class DuoRecipe(Recipe):
         longest = max(len(example.ids) for example in (*examples, *held_out))
         geometry = for_lengths(loaded.geometry, longest)
         check_evicts(geometry, longest)
-        # Sliding-window layers have no alpha to train. The table keeps 1 for them, which counts where sequences are so
+        # Sliding-window layers have no alpha to train. The table has 1 for them, which matters only for sequences so
         # short that `for_lengths` drops the window.
         self.layers = [g.index for g in geometry if g.evicts]
         self.again = recomputes(loaded.model, "auto")
@@ -111,7 +111,7 @@ class DuoRecipe(Recipe):
         }
 
     def _deviation(self, example: Example, alpha: torch.Tensor) -> torch.Tensor:
-        """Return the mean square by which the mixture changes the last hidden states.
+        """Return the mean square of the change that the mixture makes to the final hidden states.
 
         The mean is over the positions `example.rows`, whose hidden states predict tokens of the answer.
         """
@@ -119,7 +119,7 @@ class DuoRecipe(Recipe):
             full = self._hidden(example)
         with self._mixing(dict(zip(self.layers, alpha))), recomputed(self.loaded.model, self.again):
             deviation = (self._hidden(example) - full).square().mean()
-            # The backward pass runs layers again, so it must run inside the block.
+            # The backward pass recomputes layers, so it must run while the attention is replaced.
             return with_gradient(deviation, [alpha]) if deviation.requires_grad else deviation
 
     def _mixing(self, alpha: dict[int, torch.Tensor]) -> AbstractContextManager[None]:
@@ -130,9 +130,9 @@ class DuoRecipe(Recipe):
         return route(self.loaded.model, _Mixture(alpha, self.sinks, self.recent))
 
     def _hidden(self, example: Example) -> torch.Tensor:
-        """Return the final hidden states (after the last norm) at the positions that predict the answer.
+        """Return the final hidden states [rows, D] (after the last norm) at the positions that predict the answer.
 
-        They are [rows, D] in float32.
+        They are in float32.
         """
         device = self.loaded.device
         out = self.loaded.model.get_decoder()(
@@ -163,7 +163,7 @@ class _Mixture:
         full = call.attend(query, key, value, causal_bias(rows, keys, call.window, query.dtype)[None, None])
         if call.layer not in self.alpha:
             return full
-        seen = (keys < self.sinks) | (keys > first - self.recent)  # by at least one row
+        seen = (keys < self.sinks) | (keys > first - self.recent)  # keys that at least one query sees
         keys = keys[seen]
         old = (rows[:, None] - keys >= self.recent) & (keys >= self.sinks)
         bias = causal_bias(rows, keys, call.window, query.dtype).masked_fill(old, float("-inf"))[None, None]

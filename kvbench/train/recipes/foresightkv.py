@@ -1,14 +1,15 @@
 """Supervised training of `foresightkv`: the scorer learns to rank entries as the oracle of golden eviction does.
 
-Answers are read with the method's features, but the oracle (`kvbench.eviction.terms.golden`) decides which entries are
-evicted. At every eviction, layer and KV head, the loss compares the scorer's output phi for each competing entry (the
-highest are dropped) with alpha, the most attention that any later block pays to the entry:
+Answers are read under eviction, and the oracle (`kvbench.eviction.terms.golden`) decides which entries are evicted. At
+every eviction, in every layer and KV head, each competing (unprotected) entry has two numbers: phi, the scorer's output
+(the method drops the entries with the highest phi), and alpha, the most attention that any later block of the answer
+pays to the entry. The loss wants phi to fall as alpha rises:
 
     loss = sum over layers of the mean over heads and evictions of
            the mean over pairs with alpha_i < alpha_j of max(0, margin - (phi_i - phi_j))
 
 (arXiv 2602.03203). The model is frozen, and its attention under the oracle's evictions does not depend on the scorer.
-So each answer is read only once, as long as memory has room for the scorer's inputs.
+So each answer is read only once, as long as memory has room for the scorer's inputs at all evictions.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from kvbench.train.foresight_scorer import MEASURED, ScorerRecipe, TrainedScorer
 from kvbench.train.foresight_states import Choice
 from kvbench.train.traces import Trace
 
-KEPT_BYTES = 6 << 30  # of readings in memory; other traces are read again at every step
+KEPT_BYTES = 6 << 30  # most bytes of recorded evictions in memory; traces beyond are read again when a batch has them
 
 
 class ForesightRecipe(ScorerRecipe):
     """Trains a scorer to drop the entries that the oracle drops.
 
     `settings.more`: budget, interval; long_budget and long_interval, for traces of more than `long` tokens; features
-    and hidden (inputs and hidden units of the scorer), within (the oracle's option), margin.
+    and hidden (inputs and hidden units of the scorer), within (an option of the oracle), margin (of the loss).
 
     Held-out figures: `loss`, and `agreement`, the share of the oracle's dropped entries that the scorer drops too.
-    Agreement is the main figure, because small outputs alone make the loss small.
+    Agreement is the main figure, because a scorer with small outputs has a small loss even if it ranks badly.
     """
 
     name, figure, higher = "foresightkv", "agreement", True
@@ -73,12 +74,12 @@ class ForesightRecipe(ScorerRecipe):
 
     @torch.no_grad()
     def rehearse_held_out(self) -> None:
-        """Compute the loss alone. The agreement takes no more memory, but it reads how many entries are dropped, which
-        meta tensors do not hold."""
+        """Compute only the loss. The agreement takes no more memory, and it needs the number of dropped entries, which
+        meta tensors do not have."""
         self._ranking(self.trained.scorer(), self._choices(self.test[0]))
 
     def _choices(self, trace: Trace) -> list[Choice]:
-        """Return the oracle's evictions while the model reads a trace, sorted by layer."""
+        """Return the oracle's evictions in a trace, sorted by layer; read the trace if they are not in memory."""
         if trace.name in self._read:
             return self._read[trace.name]
         choices = sorted(self.evictions_of(trace).golden(trace).choices, key=lambda choice: choice.layer)
@@ -89,7 +90,7 @@ class ForesightRecipe(ScorerRecipe):
         return choices
 
     def _ranking(self, scorer: Mapping[str, torch.Tensor], choices: Sequence[Choice]) -> torch.Tensor:
-        """Return the ranking loss of one trace: the sum over layers of a mean over heads and evictions."""
+        """Return the ranking loss of one trace: the sum over layers of the mean over heads and evictions."""
         total, margin = choices[0].x.new_zeros(()), self.settings.more["margin"]
         for layer, own in groupby(choices, key=lambda choice: choice.layer):
             parts = []

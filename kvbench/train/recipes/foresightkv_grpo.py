@@ -2,23 +2,24 @@
 
 An answer is read G times; in every reading the method draws its evictions with the current scorer. The reward of a
 reading is high if the model predicts the answer nearly as well as with the full cache. Let d be the loss that eviction
-adds to a token. The answer's tokens after the first eviction form three sets: `low`, the 80% at which the full cache's
-prediction has the least entropy; `high`, the others; `all`, both together. The option `reward` chooses the reward R:
+adds to a token. The answer's tokens after the first eviction are divided by the entropy of the model's prediction with
+the full cache: `low` are the 80% with the least entropy, `high` are the others. The option `reward` chooses the reward
+R:
 
     squared    minus the mean over low of d^2 [d > 1.5]      the paper's reward
     large      minus the mean over low of d [d > 1.5]
     low        minus the mean over low of d
     high       minus the mean over high of d
-    all        minus the mean over all of d
+    all        minus the mean over all these tokens of d
 
     A_g   = (R_g - mean of R) / (standard deviation of R + 1e-8)                 the advantage of reading g
     loss  = policy loss of A_g and log softmax(phi) at the evicted entries, over layers, heads, evictions and entries
             (`kvbench.eviction.terms.objectives`), with the divergence from the initial scorer
 
-phi is the scorer's output; the softmax is over all competing entries. As in the released code, it approximates the
-probability of a draw without replacement among the entries with the largest phi. Every draw is used once, so the ratio
-in the policy loss is 1 and its clip never binds; its gradient is added up while an answer is read
-(`kvbench.train.policy_gradient`). The model is frozen.
+phi is the scorer's output; the softmax is over all competing entries. As in the released code, the softmax approximates
+the probability of a draw without replacement among the entries with the largest phi. Every draw is used for one update
+only, so the ratio in the policy loss is 1 and is never clipped. The gradient of the loss is added up while an answer is
+read (`kvbench.train.policy_gradient`). The model is frozen.
 """
 
 from __future__ import annotations
@@ -45,19 +46,20 @@ from kvbench.train.recipe import check_choices, check_least, draw_batch
 from kvbench.train.traces import Trace
 
 REWARDS = ("squared", "large", "low", "high", "all")
-LARGE = 1.5  # nats: smaller losses are ignored by `squared` and `large`
-LOW_SHARE = 0.8  # share of the tokens, those of lowest entropy
+LARGE = 1.5  # nats: `squared` and `large` ignore tokens with a smaller d
+LOW_SHARE = 0.8  # share of the tokens that form `low`
 AUTO = "auto"
 
 
 class PolicyRecipe(ScorerRecipe):
-    """Trains a scorer on evictions that it draws itself.
+    """Trains a scorer by the rewards of evictions that it draws itself.
 
     `settings.more`: init (the initial scorer); budget, interval; long_budget and long_interval, for traces of more than
     `long` tokens; features (inputs of the scorer), group (readings of a trace), reward, clip and kl (of the loss).
 
-    Held-out figures: `reward`, a mean over `group` readings of every trace; `loss_increase`, nats per token after the
-    first eviction; `loss_ratio`, the loss of these tokens divided by their loss with the full cache.
+    Held-out figures: `reward`, a mean over `group` readings of every trace; `loss_increase`, the loss in nats per token
+    that eviction adds to tokens after the first eviction; `loss_ratio`, the loss of these tokens divided by their loss
+    with the full cache.
     """
 
     name, figure, higher = "foresightkv-grpo", "reward", True
@@ -66,7 +68,7 @@ class PolicyRecipe(ScorerRecipe):
         super().begin()
         more = self.settings.more
         self.before, self.origin = _initial(self.loaded, more["init"], more["features"])
-        # Settings name the initial scorer by its hash: its path may differ on another machine.
+        # The settings identify the initial scorer by its hash, because its path may differ on another machine.
         where = {"init": Path(more["init"]).name, "init_sha256": self.origin["sha256"]}
         self.settings = replace(self.settings, more={**more, **where})
         measured = Moments({name: tuple(t.shape) for name, t in self.before.items()})
@@ -120,7 +122,7 @@ class PolicyRecipe(ScorerRecipe):
     def _drawn(self, trace: Trace, number: int, take: Take) -> TraceReading:
         """Read a trace `group` times; each time the scorer draws other evictions.
 
-        number: makes the seeds of these draws, together with the training's seed. take: receives the evictions.
+        number: determines, together with the training's seed, the seeds of the draws. take: called with each eviction.
         """
         group = self.settings.more["group"]
         seeds = [(self.settings.seed << 32) + number * group + i for i in range(group)]
@@ -132,16 +134,17 @@ class PolicyRecipe(ScorerRecipe):
         return self._full[trace.name]
 
     def _rewards(self, trace: Trace, reading: TraceReading) -> torch.Tensor:
-        """Return the rewards [G] of the G readings of a trace that `reading` records."""
+        """Return the rewards [G] of the G readings of a trace. reading: the record of these readings."""
         full, first = self._full_reading(trace), _first(trace, reading)
         added = reading.losses[:, first:] - full.losses[:, first:]
         return rewards(added, full.entropy[0, first:], self.settings.more["reward"])
 
 
 def rewards(added: torch.Tensor, entropy: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return the rewards [G] of G readings of one trace, for the kind of reward that the user chose.
+    """Return the rewards [G] of G readings of one trace.
 
-    added: [G, m] loss that eviction adds to each token; entropy: [m] of the full cache's predictions.
+    added: [G, m], the loss that eviction adds to each of m tokens. entropy: [m], the entropy of the predictions with
+    the full cache. kind: the value of the option `reward`.
     """
     order = entropy.argsort(stable=True)
     low = max(1, int(LOW_SHARE * len(order)))
@@ -160,11 +163,11 @@ def _first(trace: Trace, reading: TraceReading) -> int:
 
 
 def _initial(loaded: LoadedModel, location: str, features: Features) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Load the scorer with which training begins; return it, and its hash and training command for the card.
+    """Load the initial scorer. Return its tensors, and its hash and training command for the card.
 
-    Raises UserError when there is no scorer.
+    location: the option `init`, a path or "auto" (the model's folder). Raises UserError if "auto" finds no scorer.
     """
-    if loaded.device.type == "meta":  # a memory plan: any scorer has the same size
+    if loaded.device.type == "meta":  # in a memory plan only the scorer's size counts
         shapes = scorer_shapes(features, model_fields(loaded.model.config))
         return {name: torch.empty(shape, device=loaded.device) for name, shape in shapes.items()}, {"sha256": ""}
     method = methods.get("foresightkv")(features=features, scorer=location)
@@ -172,7 +175,7 @@ def _initial(loaded: LoadedModel, location: str, features: Features) -> tuple[di
     beside = loaded.folder / f"{weights.kind}.safetensors" if loaded.folder else None
     if location == AUTO and not (beside and beside.is_file()):
         raise UserError(
-            "foresightkv-grpo continues from a trained scorer, and the model's folder holds none; "
+            "foresightkv-grpo begins with a trained scorer, and the model's folder has none; "
             "train one with 'kvbench train foresightkv', then give --opt init=PATH."
         )
     tensors = load_weights(weights, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)

@@ -1,13 +1,13 @@
-"""Training of retention gates: `trimkv` with a budget per head, `retention` with one budget for all layers and heads.
+"""Trains retention gates: `trimkv` with a budget per head, `retention` with one budget for all layers and heads.
 
 The model is frozen. It reads its answers twice: with normal attention (the teacher), and with attention in which every
 entry fades by its gate's beta instead of being evicted (the student). Gradients reach the gates of all layers.
 
     loss = (KL(teacher || student) + cross-entropy of the next token) / 2  +  `capacity` * capacity loss
 
-The sources are TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649). The first term is a mean over the
-answer's tokens. The second (`kvbench.eviction.terms.capacity`) says by how much the entries, weighted by their decay,
-exceed the budget; it counts all tokens of prompt and answer. The engine's own code computes the gates.
+The first term is a mean over the answer's tokens. The capacity loss (`kvbench.eviction.terms.capacity`) measures by how
+much the entries of prompt and answer, each counted by how little it has faded, exceed the budget. The engine's own
+code computes the gates. The sources are TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649).
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from kvbench.train.sparse_pass import RECOMPUTE, recomputed, recomputes
 from kvbench.train.traces import Trace
 
 BLOCK = 512  # queries per attention call
-MOST_TOKENS = 4096  # tokens of a batch in one graph; traces of larger batches are read one by one
+MOST_TOKENS = 4096  # most tokens of a batch with one graph; larger batches are read trace by trace
 CHOICES = {"gate": get_args(Gate), "tie": get_args(Tie), "form": get_args(Form), "hinge": get_args(Hinge)}
 
 
 class GateRecipe(TraceRecipe):
     """The base class of the two recipes that train retention gates on traces.
 
-    `settings.more`: gate, tie and width (of the gates); bias (initial bias of their last projection); form (of the
-    student's attention); hinge and capacity (form and weight of the capacity loss); budget (in the loss and in the
-    held-out figures); interval and horizon (in the held-out figures); recompute (auto, on, off: gradient
+    `settings.more`: gate, tie and width (of the gates); bias (initial bias of the gates' last projection); form (of the
+    student's attention); hinge and capacity (form and weight of the capacity loss); budget (for the loss and the
+    held-out figures); interval and horizon (for the held-out figures); recompute (auto, on, off: gradient
     checkpointing).
 
-    Held-out figures, means over answers: `kl`, KL(full || evicted) per token with eviction at the budget, as in
-    `kvbench replay`; and two parts of the loss, `soft_kl` and `capacity`.
+    Held-out figures, means over answers: `kl`, KL(full || evicted) per token between predictions with the full
+    cache and under eviction at the budget, as in `kvbench replay`; `soft_kl` and `capacity`, two terms of the loss.
     """
 
     figure = "kl"
@@ -73,7 +73,7 @@ class GateRecipe(TraceRecipe):
         self.rules = Rules(method=method, budget=None, interval=self.interval, weights=self.trained)
 
     @property
-    def at_once(self) -> int | None:  # type: ignore[override]  # depends on the traces
+    def at_once(self) -> int | None:  # type: ignore[override]  # a property, because it depends on the length of the traces
         return None if self.settings.batch * self.longest <= MOST_TOKENS else 1
 
     @classmethod
@@ -95,24 +95,24 @@ class GateRecipe(TraceRecipe):
         return {"kl": self._evicted(), "soft_kl": float(soft), "capacity": float(capacity)}
 
     def _means(self, traces: Sequence[Trace]) -> torch.Tensor:
-        """Return the means over traces of the loss, of KL(teacher || student) and of the capacity loss.
+        """Return three means over traces: of the loss, of KL(teacher || student) and of the capacity loss, [3].
 
         Only the loss has gradients.
         """
         return torch.stack([self._sums(group) for group in alike(traces)]).sum(dim=0) / len(traces)
 
     def _sums(self, traces: Sequence[Trace]) -> torch.Tensor:
-        """Return the sums over traces of the loss, of KL(teacher || student) and of the capacity loss, [3].
+        """Return three sums over traces: of the loss, of KL(teacher || student) and of the capacity loss, [3].
 
         All traces must have equally long prompts and answers.
         """
         model, n = self.loaded.model, len(traces[0].answer)
         ids = torch.tensor([t.ids for t in traces], device=self.loaded.device)
         student = Student(self.rules, self.geometry, self.settings.more["form"])
-        # Row i of the newest n + 1 predicts token i of the answer; the last row predicts the token after it.
+        # State i of the last n + 1 predicts token i of the answer; the last predicts no token of it and is cut.
         with torch.no_grad():
             wanted = final_states(model, plain, last=n + 1, input_ids=ids)[:, :-1]
-        # The backward pass computes layers again, so it must run inside the block.
+        # The backward pass recomputes layers, so it must run while the attention is replaced.
         with recomputed(model, self.again), route(model, student, hidden=True):
             guessed = final_states(model, None, last=n + 1, input_ids=ids)[:, :-1]
             kl, ce = by_blocks(partial(_compared, model, ids[:, -n:]), guessed, wanted).mean(dim=1).sum(dim=0)
@@ -124,7 +124,7 @@ class GateRecipe(TraceRecipe):
         return torch.stack([loss, kl.detach(), capacity.detach()])
 
     def _evicted(self) -> float:
-        """Read the held-out answers while the current gates evict; return the mean KL(full || evicted) per token."""
+        """Read the held-out answers while the method evicts with the current gates; return the figure `kl`."""
         full = self._reader(registry.methods.get("full")(), None)
         evicting = self._reader(_without_file(self.rules.method), self.budget)
         divergences: list[float] = []
@@ -155,7 +155,7 @@ class RetentionRecipe(GateRecipe):
 class Student:
     """Computes the student's attention, in which entries fade by their gates instead of being evicted.
 
-    `log_beta` keeps the logarithm of every entry's beta, [b, Hk, T], by layer, for the layers that methods evict.
+    `log_beta` has, for each layer that methods evict, the logarithm of every entry's beta, [b, Hk, T].
     """
 
     def __init__(self, rules: Rules, geometry: Sequence[LayerGeometry], form: Form) -> None:
@@ -166,14 +166,16 @@ class Student:
         columns = self.rules.columns_of_new_tokens(self.geometry[call.layer], call)
         if not columns:  # a layer with a sliding window
             return plain(call)
-        self.log_beta.setdefault(call.layer, columns["log_beta"])  # once: the backward pass may compute it again
+        self.log_beta.setdefault(
+            call.layer, columns["log_beta"]
+        )  # keep the first: the backward pass may recompute the layer
         return fading(call, columns["log_beta"], self.form)
 
 
 def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int = BLOCK) -> torch.Tensor:
     """Return the output [b, T, Hq, Dv] of attention in which entries fade.
 
-    It is computed for `block` queries at a time, to save memory.
+    To save memory, it is computed for `block` queries at a time.
     """
 
     def attend_block(first: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -187,10 +189,10 @@ def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int =
 def _compared(
     model: Any, targets: torch.Tensor, first: int, guessed: torch.Tensor, wanted: torch.Tensor
 ) -> torch.Tensor:
-    """Return the KL divergence from the teacher and the cross-entropy of a block of predictions, [b, t, 2].
+    """Return, for each prediction in a block, KL(teacher || student) and the student's cross-entropy, [b, t, 2].
 
-    targets: the tokens to predict, for all blocks; this block's begin at index `first`. guessed, wanted: the hidden
-    states [b, t, D] of student and teacher in the block.
+    targets: the tokens to predict, for all blocks; those of this block begin at index `first`. guessed, wanted: the
+    block's hidden states [b, t, D] of student and teacher.
     """
     with torch.no_grad():
         teacher = logits_of(model, wanted).log_softmax(dim=-1)
@@ -201,7 +203,7 @@ def _compared(
 
 
 def _without_file(method: Method) -> Method:
-    """Return the method in a form that needs no weights file: it receives the gates with each reading instead."""
+    """Return a copy of the method that needs no weights file: each reading passes the current gates to it instead."""
     cls = type(method)
     return type(cls.__name__, (cls,), {"weights": lambda self: None})(**method.options())
 
@@ -220,9 +222,9 @@ def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
 
 
 def _random_gates(form: GateForm, loaded: LoadedModel, bias: float, seed: int) -> dict[str, torch.Tensor]:
-    """Return initial gates that forget almost nothing.
+    """Return random gates; with a large `bias` of the last projection, entries fade hardly at all.
 
-    The last projection has the bias `bias`. Other biases are 0, and weights are drawn from N(0, 1 / inputs).
+    Other biases are 0, and weights are drawn from N(0, 1 / inputs).
     """
     generator = torch.Generator().manual_seed(seed)
     gates = {}

@@ -1,12 +1,12 @@
 """`gkv-distill`: the model with an evicted cache learns to predict as the original model does with the full cache.
 
-Every step reads some of the original model's right answers under eviction, with the current weights, and lowers the
-loss
+In every step, the model with its current weights reads right answers of the original model under eviction. The step
+lowers the loss
 
     T^2 KL( softmax(z_full / T)  ||  softmax(z_sparse / T) )      per token of these answers
 
-where z_full are the logits of the frozen original and z_sparse those of the trained model under masks that reproduce
-the evictions (G-KV, arXiv 2512.00504). Gradients do not reach the choice of entries.
+where z_full are the logits of the frozen original model, and z_sparse those of the trained model under masks that
+reproduce the evictions (G-KV, arXiv 2512.00504). No gradient reaches the choice of the entries to evict.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DistillRecipe(SparseRecipe):
     ) -> None:
         original = None if settings.more["lora"] else copy.deepcopy(loaded.model).requires_grad_(False)
         super().__init__(loaded, settings, test)
-        # A model whose adapter is switched off is the original: no second copy is needed.
+        # With an adapter no copy of the original is needed: it is the model with its adapter switched off.
         self.teacher: Teacher = self.adapter.switched_off if self.adapter else partial(nullcontext, original)
         self.traces = traces
         self.lifetimes = Lifetimes()
@@ -60,14 +60,14 @@ class DistillRecipe(SparseRecipe):
         super().check(loaded, more)
         if not choose.from_label(str(more["method"])).evicts:
             raise UserError(
-                f"method {quote(more['method'])} evicts nothing, so {cls.name} has nothing to learn from it. Give "
-                "another one with --opt method=NAME."
+                f"method {quote(more['method'])} evicts nothing, so {cls.name} has nothing to train. Give another "
+                "method with --opt method=NAME."
             )
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
         batch = [self.traces[i] for i in self.drawn(step, len(self.traces))]
         mine = batch[share]
-        # The loss is a mean over the tokens of the whole batch, even if the processes' shares differ in tokens.
+        # Processes' losses are averaged: this scale makes that the mean over all tokens of the batch.
         tokens = sum(len(t.answer) for t in batch) * len(mine) / len(batch)
         answered = self.simulate(mine, weight=self.temperature**2 / tokens)
         loss = add_up(
@@ -87,12 +87,12 @@ class DistillRecipe(SparseRecipe):
     def simulate(self, traces: Sequence[Trace], weight: float = 1.0) -> list[Answered]:
         """Read answers under eviction with the current weights, and log the evictions in `lifetimes`.
 
-        Return the same answers for the loss, where each of their tokens counts with `weight`.
+        Return the answers in the form that the loss takes. weight: the weight of each of their tokens in the loss.
         """
         self.lifetimes.clear()
         groups: dict[tuple[int, int], dict[str, ForcedTrace]] = defaultdict(dict)
         answered = []
-        for trace in traces:  # a trace that is in the batch twice is read once
+        for trace in traces:  # the groups hold a trace once, even if the batch has it twice
             answer = trace.forced()
             groups[len(trace.prompt), len(trace.answer)][trace.name] = answer
             keys = noise.signed64(answer.request.noise_key(-1)), noise.signed64(answer.request.noise_key(0))
@@ -110,4 +110,4 @@ class DistillRecipe(SparseRecipe):
 
 
 class _Silent(Listener):
-    """Ignores all events of a reading, because only the log of evictions is needed."""
+    """A listener that does nothing: the training needs only the log of evictions."""

@@ -1,15 +1,16 @@
-"""`gkv-rl`: the model learns from rewards of answers that it generates with an evicted cache ("RL-Sparse").
+"""`gkv-rl`: the model learns from rewards for answers that it generates with an evicted cache ("RL-Sparse").
 
 A step samples G answers to each of B questions, with the current weights and evictions, and maximises
 
     J = 1/G sum_i 1/|o_i| sum_t rho_it A_i       rho = exp(log p - log p without gradient) = 1,   a mean over questions
     A_i = (r_i - mean r) / std r                 over the G answers of a question
 
-where r is 1 for a right answer and 0 for others, and p is the sampled token's probability under masks that reproduce
-the evictions, at the sampling temperature (G-KV, arXiv 2512.00504; GRPO without a KL term, one update per step). A
-truncated answer has A = 0, as in the paper; the released code sets only a negative A to 0. The held-out figures are
-the mean reward of G sampled answers per question, which training maximises, and the accuracies of greedy answers.
-With a method that does not evict, such as `full`, no mask hides anything: the paper's baseline "RL-Full".
+where o_i is answer i, r is 1 for a right answer and 0 for others, and p is the probability of the sampled token at the
+sampling temperature, under masks that reproduce the evictions (G-KV, arXiv 2512.00504; GRPO without a KL term, one
+update per step). A truncated answer has A = 0, as in the paper; the released code sets only a negative A to 0. The
+held-out figures are the mean reward of G sampled answers per question, which training maximises, and the accuracies of
+greedy answers. With a method that does not evict, such as `full`, the masks hide nothing; this is the paper's baseline
+"RL-Full".
 """
 
 from __future__ import annotations
@@ -78,15 +79,17 @@ class RLRecipe(SparseRecipe):
         figures = {
             "reward": float(rewards.mean()),
             "cut": float(cut.float().mean()),
-            "mixed": float((rewards.std(dim=1, correction=0) > 0).float().mean()),  # questions with unequal rewards
+            "mixed": float(
+                (rewards.std(dim=1, correction=0) > 0).float().mean()
+            ),  # share of questions whose answers have different rewards
             "tokens": sum(lengths) / len(lengths),
             "entropy": entropy,
         }
         return loss, figures
 
     def rehearse_loss(self, share: slice) -> torch.Tensor:
-        """Compute the loss of two micro-batches of the longest answers. The log holds the evictions of all answers of a
-        step meanwhile."""
+        """Compute the loss of two micro-batches of the longest answers, while the log holds the evictions of a whole
+        step's answers."""
         own = self.questions[share.start] if share.start < len(self.questions) else self.questions[0]
         if self.budget is not None:
             copies = self.method.per_query_head
@@ -104,16 +107,13 @@ class RLRecipe(SparseRecipe):
         return super().card() | {"questions": len(self.questions)}
 
     def held_out(self) -> dict[str, float]:
-        """Return the mean reward of held-out answers, sampled as in training, and the figures of `SparseRecipe`."""
+        """Return the mean reward of sampled answers to held-out questions, and the figures of `SparseRecipe`."""
         groups = self._answers(self.test, -1)
         rewards = [rollout.reward for group in groups for rollout in group]
         return {"reward": sum(rewards) / len(rewards)} | super().held_out()
 
     def sample(self, step: int, share: slice) -> list[list[Rollout]]:
-        """Sample G answers to each question in a part (`share`) of a step's batch.
-
-        Their evictions are logged in `lifetimes`.
-        """
+        """Sample G answers to each question in `share` of a step's batch; log their evictions in `lifetimes`."""
         self.lifetimes.clear()
         drawn = self.drawn(step, len(self.questions))[share]
         return self._answers([self.questions[i] for i in drawn], step, share.start, self.lifetimes)
@@ -135,7 +135,7 @@ class RLRecipe(SparseRecipe):
 
     @torch.no_grad()
     def _entropy(self, answered: Sequence[Answered]) -> float:
-        """Return the mean entropy, in nats, of the predictions from which the tokens of answers were drawn."""
+        """Return the mean entropy, in nats, of the distributions from which the tokens of the answers were sampled."""
         total, tokens = 0.0, 0
         for start in range(0, len(answered), self.micro):
             part = Part(answered[start : start + self.micro], self.loaded.device)
@@ -155,13 +155,13 @@ class RLRecipe(SparseRecipe):
 def log_probs(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
     """Return the log-probabilities [b, n] of the tokens `targets` at the sampling temperature.
 
-    logits: [b, n, V], from which the tokens were drawn.
+    logits: [b, n, V], those from which the tokens were sampled.
     """
     return (logits / temperature).log_softmax(dim=-1).gather(-1, targets[..., None])[..., 0]
 
 
 def entropies(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the entropies [b, n], in nats, of the distributions from which tokens are drawn. logits: [b, n, V]."""
+    """Return the entropies [b, n], in nats, of the sampling distributions. logits: [b, n, V]."""
     return torch.distributions.Categorical(logits=logits / temperature, validate_args=False).entropy()
 
 

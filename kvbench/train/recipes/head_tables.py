@@ -1,8 +1,8 @@
 """Estimates the table of heads for `headkv` from a model's attention. Nothing is trained; a CPU is enough.
 
-The model reads retrieval problems with their right answers (`head_data`). The evidence is the tokens from which an
-answer can be copied. For every query head, the table says how much attention the queries that predict the answer pay to
-the evidence. Memory holds one layer's attention for a block of queries.
+The model reads retrieval problems with their right answers (`head_data`). The tokens from which an answer can be copied
+are its evidence. For every query head, the table says how much attention the queries that predict the answer pay to
+the evidence. Memory holds the attention of one layer and one block of queries at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST = 4096  # most tokens of an example, even if the model's context is long
 
 
 def estimate(loaded: LoadedModel, samples: int, seed: int, on_example: OnExample | None = None) -> Estimate:
-    """Return the table of heads of a model, estimated from `samples` problems."""
+    """Estimate the table of heads of a model from `samples` problems."""
     if is_tiny(loaded):
         examples = tiny_examples(samples, seed)
     else:
@@ -40,7 +40,7 @@ def estimate(loaded: LoadedModel, samples: int, seed: int, on_example: OnExample
 def importance(model: LoadedModel, examples: Sequence[Example], on_example: OnExample | None = None) -> torch.Tensor:
     """Return the importance [L, Hq] of every query head.
 
-    It is the head's attention to the evidence, divided by the sum over all heads.
+    The importance is the head's attention to the evidence, divided by the sum over all heads.
     """
     shares = attention_shares(model, examples, on_example)
     total = float(shares.sum())
@@ -55,9 +55,10 @@ def importance(model: LoadedModel, examples: Sequence[Example], on_example: OnEx
 def attention_shares(
     model: LoadedModel, examples: Sequence[Example], on_example: OnExample | None = None
 ) -> torch.Tensor:
-    """Return the share of its attention that each query head pays to the evidence, as float64 [L, Hq].
+    """Return, for each query head, the share of attention that it pays to the evidence, [L, Hq] in float64.
 
-    It is a mean over the queries that predict answers. Layers with a sliding window have 0: methods do not evict them.
+    The share is a mean over the queries that predict answers. It is 0 in layers with a sliding window, because methods
+    do not evict there.
     """
     sizes = {g.query_heads for g in model.geometry}
     if len(sizes) > 1:

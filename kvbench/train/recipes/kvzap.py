@@ -1,13 +1,13 @@
-"""Training of `kvzap`: a small network per layer learns to predict what kvzip finds a token's entries to be worth.
+"""Trains `kvzap`: a small network per layer learns to predict the scores that `kvzip` gives to a token's entries.
 
 The frozen model reads a text, kvzip's request to repeat it, and the text again, as in `methods/kvzip.py`. For the entry
 of token j, with every query t of the repetition and every query head h of the KV head's group,
 
     target_j = log max over t, h of a_htj |W_O^h v_j| / |x_t|          (KVzip+, arXiv 2601.07891)
 
-where a is causal attention over all that was read and x_t the input of the layer's attention; `target=kvzip` leaves
-out both norms. The loss is the mean square error over the text's tokens, KV heads and layers that methods evict. A text
-is a prompt and its answer, at most the first `tokens` of them.
+where a is causal attention over all tokens read, v_j the token's value, W_O^h the head's part of the output projection,
+and x_t the input of the layer's attention; `target=kvzip` leaves out both norms. The loss is the mean square error over
+the text's tokens, KV heads and layers that methods evict. A text is a prompt and its answer, cut after `tokens` tokens.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from kvbench.train.recipe import check_choices, check_least
 from kvbench.train.traces import Trace
 
 BLOCK = 256  # queries per attention call
-LEAST = 1e-12  # worth below which the logarithm is cut
+LEAST = 1e-12  # smaller values are raised to this before the logarithm
 TARGETS = ("kvzip+", "kvzip")
 
 
 class ZapRecipe(PredictorRecipe):
-    """Trains the surrogates of `kvzap` on texts.
+    """Trains the networks of `kvzap` (surrogates) on texts.
 
     `settings.more`: width (hidden units; 0: no hidden layer), tokens (most tokens of a text), target ("kvzip+", or
     "kvzip" without the norms).
@@ -55,8 +55,8 @@ class ZapRecipe(PredictorRecipe):
         outputs = [place for place in projections(loaded.model) if place.endswith(".o_proj")]
         if more["target"] == "kvzip+" and not outputs:
             raise UserError(
-                "target=kvzip+ needs the norms of values after plain output projections, which the model lacks; use "
-                "--opt target=kvzip."
+                "target=kvzip+ needs the norms of values after the output projection, but the model has no plain "
+                "output projections; use --opt target=kvzip."
             )
 
     def shapes(self, model: Mapping[str, int], width: int) -> Shapes:
@@ -66,8 +66,8 @@ class ZapRecipe(PredictorRecipe):
         return log_worth(new)
 
     def text(self, trace: Trace) -> tuple[list[int], int]:
-        """Return the ids of three parts in a row, and the number of tokens of the first: the trace's text (prompt and
-        answer, cut to `tokens`), the request to repeat it, and the same text again."""
+        """Return the tokens to read, and the length of the text. The tokens are the text (the trace's prompt and
+        answer, cut to `tokens` tokens), the request to repeat it, and the text again."""
         text = trace.ids[: int(self.settings.more["tokens"])]
         prompt = ReadPrompt(text, 0, 0, self.loaded.tokenizer, Drafts(lambda name: None, self.loaded))
         [probe] = registry.methods.get("kvzip")(chunk=len(text), sinks=0).probes(prompt)
@@ -93,24 +93,27 @@ class ZapRecipe(PredictorRecipe):
 
     @cached_property
     def outputs(self) -> dict[int, torch.Tensor]:
-        """By layer, the Gram matrix W^T W of each query head's part W of the output projection, [Hq, dv, dv]."""
+        """By layer, the Gram matrices W^T W of the query heads' parts W of the output projection, [Hq, dv, dv]."""
         return _outputs(self.loaded.model, self.layers)
 
 
 def _sizes(call: AttentionCall, rows: torch.Tensor) -> torch.Tensor:
-    """Return the norms |x_t| of the attention's inputs x_t at the positions `rows`, one per position, [rows, 1]."""
+    """Return the norms |x_t| [rows, 1] of the inputs of the layer's attention at the positions `rows`."""
     assert call.hidden is not None
     return call.hidden[0, rows].float().norm(dim=-1, keepdim=True)
 
 
 def _outputs(model: Any, layers: Sequence[int]) -> dict[int, torch.Tensor]:
-    """Return by layer the Gram matrix W^T W of each query head's part W of the output projection, [Hq, dv, dv]."""
+    """Return, by layer, the Gram matrices W^T W of the query heads' parts W of the output projection, [Hq, dv, dv]."""
     places, heads = projections(model), model_fields(model.config)["num_attention_heads"]
     matrices = ((i, places[f"{i}.o_proj"].weight.detach().float().unflatten(1, (heads, -1))) for i in layers)
     return {i: torch.einsum("ohd,ohe->hde", w, w) for i, w in matrices}
 
 
 def _output_norms(values: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
-    """Return |W_O^h v| of values [Hk, n, dv] for every query head h of the group, [Hk, g, n]. gram: of `_outputs`."""
+    """Return the norms |W_O^h v| [Hk, g, n] of values v [Hk, n, dv] for the g query heads h of each group.
+
+    gram: the layer's Gram matrices, from `_outputs`.
+    """
     by_group = gram.unflatten(0, (len(values), -1))
     return torch.einsum("knd,kgde,kne->kgn", values, by_group, values).clamp_min(0).sqrt()

@@ -1,4 +1,4 @@
-"""Training of `locret`: retaining heads learn how strongly an answer's queries will look at a prompt's tokens.
+"""Trains `locret`: its retaining heads learn how strongly an answer's queries will attend to a prompt's tokens.
 
 The frozen model reads a prompt and its answer. For the entry of prompt token j, over the answer's queries t and the
 query heads h of the KV head's group,
@@ -33,7 +33,8 @@ BLOCK = 64  # queries whose logits are in memory at a time
 class LocretRecipe(PredictorRecipe):
     """Trains the retaining heads of `locret` on answers.
 
-    `settings.more`: width (hidden units), tokens (how many first tokens of a prompt are learned, at most), smooth.
+    `settings.more`: width (hidden units); tokens (the heads learn at most so many first tokens of a prompt); smooth
+    (weight of the smoothness term).
     """
 
     name = kind = "locret"
@@ -45,7 +46,9 @@ class LocretRecipe(PredictorRecipe):
 
     def begin(self) -> None:
         if short := [trace.name for trace in (*self.traces, *self.test) if not trace.prompt or not trace.answer]:
-            raise UserError(f"{short[0]} has no answer, whose queries the recipe needs. Leave it out of --data.")
+            raise UserError(
+                f"{short[0]} has no prompt or no answer, and this recipe needs both. Leave it out of --data."
+            )
         super().begin()
 
     def shapes(self, model: Mapping[str, int], width: int) -> Shapes:

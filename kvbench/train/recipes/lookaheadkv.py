@@ -1,14 +1,14 @@
-"""Training of `lookaheadkv`: learned tokens after a prompt are trained to attend to the prompt as its answer will.
+"""Trains `lookaheadkv`: learned tokens after a prompt learn to attend to the prompt as its answer will.
 
-The option `rows` is the number of learned tokens; each is an embedding. For a prompt X, the model's own answer Y and
-the learned tokens P, per layer and query head,
+A learned token is a trained embedding of no vocabulary token; the option `rows` is their number. For a prompt X, the
+model's own answer Y and the learned tokens P, per layer and query head,
 
     target_j = mean over Y of softmax(q . k)_j   over the keys of X and Y, as the model attends
     guess_j  = mean over P of softmax(q . k)_j   over the keys of X and P, where the adapter acts on P
     loss     = mean over layers and heads of KL( target / |target|_1  ||  guess / |guess|_1 )   over j in X
 
-(arXiv 2603.10899). Only P and the adapter are trained. The prompt is read once without a gradient, because its keys and
-values depend on neither.
+(arXiv 2603.10899). Only P and the adapter are trained. The prompt's keys and values do not depend on them, so the
+prompt is read once, without a gradient.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from kvbench.train.sparse_masks import plain
 from kvbench.train.traces import Trace
 
 EPSILON = 1e-9  # keeps the logarithm finite for a key without attention
-ALL, NONE = "all", "none"  # places of the adapter
+ALL, NONE = "all", "none"  # values of the option `places`
 
 
 class LookaheadRecipe(TraceRecipe):
     """Trains the embeddings of the learned tokens, and an adapter, on traces.
 
-    `settings.more`: rows (number of learned tokens); rank, alpha and places (of the adapter: its linear layers); budget
-    (for `hit`).
+    `settings.more`: rows (number of learned tokens); rank, alpha and places (the adapter's rank, scale and linear
+    layers); budget (for `hit`).
 
-    Held-out figures: `loss`, and `hit`, the share of the target's largest `budget` entries that the guess would keep.
+    Held-out figures: `loss`, and `hit`, the share of the `budget` entries with the largest target that are also among
+    the `budget` entries with the largest guess.
     """
 
     name, kind, figure = "lookaheadkv", "lookaheadkv", "loss"
@@ -48,7 +49,7 @@ class LookaheadRecipe(TraceRecipe):
         self.rows, self.rank = int(more["rows"]), int(more["rank"])
         generator = torch.Generator().manual_seed(self.settings.seed)
         table = model.get_input_embeddings().weight
-        # Rows begin as embeddings of random tokens, which the model can read; the adapter begins without effect.
+        # Learned tokens begin as embeddings of random tokens, which the model can read; B = 0: no effect at first.
         tokens = torch.randint(0, table.shape[0], (self.rows,), generator=generator)
         self.trained = {"embeddings": table[tokens.to(table.device)].detach().float().clone()}
         for place, linear in adapted_layers(model, more.get("places", ALL)).items():
@@ -85,9 +86,9 @@ class LookaheadRecipe(TraceRecipe):
         return {"loss": sum(losses) / len(losses), "hit": sum(hits) / len(hits)}
 
     def _shares(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return target and guess, [L, Hq, T] for the T tokens of the prompt and the L layers without a sliding window.
+        """Return target and guess: the mean attention that the answer's and the learned tokens pay to the prompt.
 
-        The target is the mean attention of the answer's tokens, the guess that of the learned tokens.
+        Both are [L, Hq, T], for the T tokens of the prompt and the L layers without a sliding window.
         """
         model, prompt = self.loaded.model, len(trace.prompt)
         past = _Past(prompt)
@@ -108,23 +109,24 @@ class LookaheadRecipe(TraceRecipe):
 
 
 def adapted_layers(model: Any, places: str) -> dict[str, torch.nn.Linear]:
-    """Return the linear layers that get an adapter, by place.
+    """Return the linear layers that get an adapter, by layer and name, such as "0.q_proj".
 
-    places: names of linear layers, separated by commas; "all" stands for every one that an adapter can change, "none"
-    for no adapter. Raises UserError for an unknown name.
+    places: names of linear layers, separated by commas; "all": every layer that an adapter can change; "none": no
+    adapter. Raises UserError for an unknown name.
     """
     names = {ALL: PROJECTIONS, NONE: ()}.get(places, tuple(name.strip() for name in places.split(",")))
     if unknown := [name for name in names if name not in PROJECTIONS]:
         raise UserError(
-            f"--opt places takes {ALL}, {NONE}, or some of {', '.join(PROJECTIONS)}; got {quote(unknown[0])}."
+            f"--opt places must be {ALL}, {NONE}, or names from {', '.join(PROJECTIONS)}; got {quote(unknown[0])}."
         )
     return {place: linear for place, linear in projections(model).items() if place.partition(".")[2] in names}
 
 
 class _Past:
-    """Computes the attention while prompt and answer are read.
+    """Computes the attention while the model reads prompt and answer, and records it.
 
-    `keys` keeps the prompt's keys and values; `shares` keeps how much the answer attends to each token of the prompt.
+    `keys` has the prompt's keys and values by layer; `shares` has, for each layer, the mean attention of the answer to
+    each token of the prompt.
     """
 
     def __init__(self, prompt: int) -> None:
@@ -171,9 +173,9 @@ def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: 
 
 
 def _hit(target: torch.Tensor, guess: torch.Tensor, kv_heads: int, budget: int) -> float:
-    """Return the share of entries that target and guess both rank among their `budget` largest.
+    """Return the figure `hit`, a mean over layers and KV heads.
 
-    It is a mean over layers and KV heads. Target and guess are first averaged over the query heads of a group.
+    Target and guess are first averaged over the query heads of a group.
     """
     kept = []
     for shares in (target, guess):

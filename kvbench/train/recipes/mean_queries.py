@@ -1,9 +1,9 @@
 """Estimates the table of `triattention`: the mean query of every head before RoPE, and the mean length of each pair of
 dimensions that RoPE rotates together.
 
-The model reads texts (`head_data`); every token's query is rotated back by its position. Where the mean query's pairs
-are nearly as long as the queries' pairs on average, the queries of a head lie around one centre, and the method's
-series predicts its attention well.
+The model reads texts (`head_data`); every token's query is rotated back by its position. If the pairs of a head's mean
+query are nearly as long as those of its single queries on average, the queries lie close to one centre, and the
+method's series predicts the head's attention well.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TINY_TEXTS = ("lookup-8", "chain-4", "orbit-300")
 
 
 def estimate(loaded: LoadedModel, samples: int, seed: int, on_example: OnExample | None = None) -> Estimate:
-    """Return the table of a model, estimated from `samples` texts."""
+    """Estimate the table of a model from `samples` texts."""
     texts = _texts(loaded, samples, seed)
     mean, modulus = mean_queries(loaded, texts, on_example)
     data = f"problems of {', '.join(TINY_TEXTS)}" if is_tiny(loaded) else "codes among unrelated sentences, English"
@@ -49,7 +49,7 @@ def _texts(loaded: LoadedModel, samples: int, seed: int) -> list[tuple[int, ...]
     if not is_tiny(loaded):
         longest = min(loaded.context, LONGEST)
         return [e.ids for e in text_examples(encoder(loaded), samples, seed, first_ids(loaded), longest)]
-    draw = Draw("mean queries", seed)  # with seeds of problems that no evaluation uses
+    draw = Draw("mean queries", seed)  # below: seeds of problems that no evaluation uses
     problems = [VARIANTS[name].generate(draw.below(HELD_OUT)) for name in islice(cycle(TINY_TEXTS), samples)]
     return [tuple(ids([*problem.prompt_pieces, *problem.solution_pieces])) for problem in problems]
 
@@ -58,10 +58,10 @@ def _texts(loaded: LoadedModel, samples: int, seed: int) -> list[tuple[int, ...]
 def mean_queries(
     loaded: LoadedModel, texts: Sequence[Sequence[int]], on_example: OnExample | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean query before RoPE [L, Hq, d], and the mean length [L, Hq, d / 2] of each pair of dimensions that
-    RoPE rotates together; means over all tokens.
+    """Return two means over all tokens: the query before RoPE, [L, Hq, d], and the length of each pair of dimensions
+    that RoPE rotates together, [L, Hq, d / 2].
 
-    Layers that methods do not evict have 0.
+    They are 0 in layers that methods do not evict.
     """
     geometry = for_lengths(loaded.geometry, max(map(len, texts)))
     shapes = table_shapes(model_fields(loaded.model.config))
@@ -77,10 +77,10 @@ def mean_queries(
 
 
 class _Collector:
-    """Computes a model's attention; adds every query before RoPE to `mean`, and the lengths of the query's pairs of
-    rotated dimensions to `modulus`.
+    """Computes a model's attention and sums its queries: each query before RoPE is added to `mean`, and the lengths of
+    its pairs of dimensions to `modulus`.
 
-    layers: those whose queries count.
+    layers: the layers whose queries are added.
     """
 
     def __init__(self, mean: torch.Tensor, modulus: torch.Tensor, rope: Rope, layers: set[int]) -> None:
