@@ -15,13 +15,13 @@ class CaptureError(RuntimeError):
 
 
 class StepGraph:
-    """A captured step.
+    """A decode step captured in a CUDA graph.
 
     Args:
         step: a function of tensors that are never reallocated; it may not wait for the device. Before the capture it
-            runs once, so that libraries prepare themselves, and a second time to see that it does not wait.
-        restore: resets the step's tensors after the first of these runs. After the second run, and after a failure, the
-            caller must reset them.
+            runs twice: once so that libraries prepare themselves, and once to check that it does not wait.
+        restore: resets the step's tensors after the first of these two runs. After the second run, and after a failure,
+            the caller must reset them.
 
     Raises CaptureError when the step waits for the device or does anything else that a capture forbids; the current
     stream is then as before. All other failures of the step are raised as they are.
@@ -38,7 +38,7 @@ class StepGraph:
             with _failures_of_capture():
                 self._capture(step, beside)
         finally:
-            torch.cuda.set_stream(stream)  # torch does not when the end of a capture fails
+            torch.cuda.set_stream(stream)  # torch does not restore the stream when the end of a capture fails
 
     def _capture(self, step: Callable[[], None], stream: torch.cuda.Stream) -> None:
         failure: Exception | None = None
@@ -46,7 +46,7 @@ class StepGraph:
             with torch.cuda.graph(self._graph, stream=stream):
                 try:
                     step()
-                except Exception as error:  # the end of a capture that the step broke fails too, with another message
+                except Exception as error:  # raised below: torch's own error at the end of a broken capture hides it
                     failure = error
         except RuntimeError:
             if failure is None:
@@ -59,7 +59,7 @@ class StepGraph:
 
 
 def _run_beside(stream: torch.cuda.Stream, beside: torch.cuda.Stream, step: Callable[[], None]) -> None:
-    """Run the step on the stream `beside`, between the work of `stream` so far and its next work."""
+    """Run the step on the stream `beside`: after all work so far on `stream`, and before its next work."""
     beside.wait_stream(stream)
     try:
         with torch.cuda.stream(beside):
@@ -70,10 +70,10 @@ def _run_beside(stream: torch.cuda.Stream, beside: torch.cuda.Stream, step: Call
 
 @contextlib.contextmanager
 def _failures_of_capture() -> Iterator[None]:
-    """Raise CaptureError for a RuntimeError in the block. The step ran without an error before, so the capture causes
-    it.
+    """Raise CaptureError for a RuntimeError in the block.
 
-    A failure of the device or of memory is raised unchanged, unless its message mentions a capture.
+    The step ran without an error before, so the error comes from the capture. A failure of the device or of memory is
+    raised unchanged, unless its message mentions a capture.
     """
     try:
         yield

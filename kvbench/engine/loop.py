@@ -33,13 +33,13 @@ from kvbench.engine.timer import Timer
 from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request
 
-Snapshot = Callable[[int, int, int], None]  # after each block, see `on_step` in `Engine`
-Live = list[tuple[int, Sequence]]  # slots with their sequences
-Admission = tuple[PromptState, deque[Sequence]]  # a prompt that was read, and its samples that wait for a slot
+Snapshot = Callable[[int, int, int], None]  # see `on_step` in `Engine`
+Live = list[tuple[int, Sequence]]  # (slot, its sequence) of each live sequence
+Admission = tuple[PromptState, deque[Sequence]]  # a prompt that was read, and those of its samples that wait for a slot
 
 
 class Engine:
-    """Generates for one method at one budget.
+    """Generates answers under one method at one budget.
 
     Args:
         loaded: model, tokenizer and geometry.
@@ -47,25 +47,25 @@ class Engine:
         budget: entries per layer and KV head, or a float: the share of each prompt's entries. None exactly when the
             method takes no budget.
         interval: number of tokens that a sequence generates between two of its ticks.
-        slots: sequences decoded at once.
+        slots: number of sequences decoded at once.
         max_tokens: most tokens of a prompt and its output together; `max_output`: most tokens of an output; `tail`:
-            most tokens that are read of a prompt after its compression. These three decide the size of a slot.
+            most tokens of a prompt that are read after its compression. These three decide the size of a slot.
         prefill_chunk: `chunk` of `prefill.PromptReader`; prefill: "full" or "chunked", see the module `prefill`.
         layout: see `layout.make_cache`.
         log: called at every eviction, once per layer, with (noise key, tokens read, layer, positions of the kept
             entries per head). The noise key is `Request.noise_key` of the sample. Evictions while the prompt is read,
             which hold for all its samples, have the noise key of sample -1.
-        on_step: called after every block of steps with three numbers: the tokens that its steps read, one per step and
-            live sequence; and the live bytes and the number of the sequences in the last of these steps.
-        look: most steps until the host looks at their tokens.
-        backend: what computes the attention of decode steps on a GPU, see `kernels.backends`.
+        on_step: called after every block of steps with three numbers: how many tokens its steps read (one per step and
+            live sequence), and the live bytes and the number of sequences that were live in the block's last step.
+        look: most steps of a block, after which the host looks at the tokens.
+        backend: name of the code that computes the attention of decode steps on a GPU, see `kernels.backends`.
         compiled: on a GPU, let torch compile the model's layers for decode steps; graph: replay decode steps from a
-            CUDA graph. If the model cannot be compiled or captured, the engine decodes without and tells `notice`. A
-            model divided among GPUs always runs without both.
-        notice: receives a line of text if the engine cannot compile or capture; see also `decoding`.
+            CUDA graph. If the model cannot be compiled, or a step not captured, the engine decodes without it. A model
+            divided among GPUs always runs without both.
+        notice: called with a line of text if the engine cannot compile or capture; see also `decoding`.
 
     Raises:
-        UserError: the method, the layout or the backend cannot serve this model.
+        UserError: the method, the layout or the backend does not support this model.
         SetupError: the method's weights are missing or belong to another model, or the backend is not installed.
     """
 
@@ -152,7 +152,9 @@ class Engine:
         return None."""
         longest = request.max_tokens or len(request.prompt_ids) + request.max_new_tokens
         if self.max_tokens < longest <= self.loaded.context:
-            raise ValueError(f"a request of {longest} tokens in an engine made for max_tokens={self.max_tokens}")
+            raise ValueError(
+                f"a request needs {longest} tokens, but the engine was made for max_tokens={self.max_tokens}"
+            )
         if not request.prompt_ids or longest > self.loaded.context:
             length = len(request.prompt_ids)
             note = f"{length} prompt tokens + {longest - length} new tokens in a context of {self.loaded.context}"
@@ -168,9 +170,9 @@ class Engine:
         return prompt, deque(sequences)
 
     def _admit(self, prompt: PromptState, waiting: deque[Sequence]) -> Admission | None:
-        """Draw the first token of as many waiting samples as slots are free, and give each sample a slot.
+        """Draw the first token of as many waiting samples as slots are free, and give each of these samples a slot.
 
-        A sample that ends with its first token gets no slot. Returns the prompt with the samples that still wait, or
+        A sample that ends with its first token gets no slot. Returns the prompt and the samples that still wait, or
         None when no sample waits.
         """
         free = self.slots.free()[: len(waiting)]
@@ -217,7 +219,7 @@ class Engine:
             self._go_on(slot, sequence)
 
     def _look(self, live: Live, tokens: list[list[Token]], seconds: float) -> Live:
-        """Give these sequences the tokens of a block of steps, and count for each the steps in which it was live.
+        """Give each sequence in `live` its tokens of a block of steps, and count the steps in which it was live.
 
         tokens: [step][slot]; seconds: the block's time. Returns the sequences that were live in the block's last step.
         """
@@ -239,7 +241,7 @@ class Engine:
         return going
 
     def _evict(self, live: Live) -> None:
-        """Evict the sequences in `live` that have a tick after this block."""
+        """Let the evictor act on the sequences in `live` that have a tick after this block."""
         ticked = [slot for slot, sequence in live if self.trigger.due(sequence.clock)]
         if not ticked or self.evictor is None:
             return
@@ -253,7 +255,7 @@ class Engine:
             sequence.meter.evict_seconds += seconds / len(live)
 
     def _go_on(self, slot: int, sequence: Sequence) -> None:
-        """Begin the next turn of a sequence, if the sequence is finished.
+        """Begin the next turn of a sequence, if its current turn is finished.
 
         Free its slot if it has no next turn, or if the next turn waits in the queue as a new prompt.
         """
@@ -267,9 +269,9 @@ class Engine:
         self.cache.clear(slot)
 
     def _follow(self, sequence: Sequence, seen: int) -> bool:
-        """Begin the next turn of a finished sequence, in its slot or as a new prompt at the head of the queue.
+        """Begin the next turn of a sequence, in its slot or as a new prompt at the head of the queue.
 
-        Returns False when the sequence has no next turn.
+        seen: tokens of the sequence read so far. Returns False when the sequence has no next turn.
         """
         follow = sequence.follow(self.loaded.decode, seen)
         if follow is not None and follow.fresh:

@@ -1,9 +1,9 @@
-"""Counts the bytes that a method's code takes beside the cache: the code runs on the meta device, on views of the sizes
-that an eviction will show it.
+"""Counts the bytes that a method's code takes beside the cache, before a run. The code runs on the meta device, on
+views of the sizes that it will get.
 
-A dense cache shows entries without a copy if the evicted slots lie side by side; a plan counts the copy always.
-Methods that spread their budget unevenly see heads padded to the longest, whose length is known only while running; a
-plan counts heads of equal length.
+Two of these sizes are simplified. If the evicted slots are consecutive, a dense cache shows entries without a copy; a
+plan always counts the copy. Methods that spread their budget unevenly see heads padded to the longest, whose length is
+known only in the run; a plan counts heads of equal length.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from kvbench.eviction.checks import unread
 from kvbench.eviction.planned_device import planned_for
 from kvbench.eviction.view import LayerView
 
-COUNTED = (1, 4, 16, 64)  # slots for which evictions are counted; between these, bytes lie close to straight lines
+COUNTED = (1, 4, 16, 64)  # numbers of slots for which bytes are counted; between them, bytes grow about linearly
 INDEX = 8  # bytes of an index
-MOST_READS = 10_000  # values that a method's code may read in one call; more are an endless loop
-GUESS = 3  # float32 copies of the keys that a method sees, assumed for code that fails on meta tensors
+MOST_READS = 10_000  # values that a method's code may read in one call; more mean an endless loop
+GUESS = 3  # code that fails on meta tensors counts as this many float32 copies of the keys that it sees
 
 
 @dataclass(frozen=True, slots=True)
 class Ticks:
     """Scratch bytes of evictions while decoding.
 
-    sizes: pairs (number of slots, bytes) in ascending order; the first is for one slot. most: the most slots that one
-    view, or the views of one joint decision, can show. More slots take turns, so they need no more bytes.
+    sizes: pairs (number of slots, bytes) in ascending order; the first pair is for one slot. most: the most slots that
+    one view, or the views of one joint decision, can show; further slots follow in later views and need no more bytes.
     """
 
     sizes: tuple[tuple[int, int], ...]
     most: int
 
     def at(self, slots: int) -> int:
-        """Return the bytes with this many slots, on straight lines through the counted ones."""
+        """Return the bytes with this many slots, interpolated linearly between the counted numbers of slots."""
         together, (before, after) = min(slots, self.most), (self.sizes[0], self.sizes[-1])
         for pair in itertools.pairwise(self.sizes):
             before, after = pair
@@ -61,7 +61,7 @@ class Ticks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scratch:
-    """Counts what the code of one method takes on one model. gpu: whether to count for a GPU."""
+    """Counts the bytes that the code of one method takes on one model. gpu: whether the method will run on a GPU."""
 
     meta: MetaViews
     gpu: bool
@@ -75,7 +75,7 @@ class Scratch:
         return sum(weight.nbytes for weight in self.meta.weights(self.method).values())
 
     def new_tokens(self, t: int) -> int:
-        """Return the bytes while the method computes the columns of t new tokens of one sequence."""
+        """Return the bytes that the method takes to compute the columns of t new tokens of one sequence."""
         if not (self.method.evicts and self.method.reads_tokens):
             return 0
         try:
@@ -88,13 +88,15 @@ class Scratch:
             return self._guess(t)
 
     def attended(self, g: LayerGeometry, t: int, n: int, uneven: bool) -> int:
-        """Return the bytes of one layer's attention (`attention_bytes`)."""
+        """Return the bytes of one layer's attention of t queries over n entries per head (`attention_bytes`)."""
         counting = partial(self._counting, n)
         return attention_bytes(g, t, n, self.meta.dtype, counting, gpu=self.gpu, uneven=uneven)
 
     def observed(self, rows: int, block: int) -> int:
-        """Return the bytes while the method observes the queries of a prompt with `rows` entries per head, `block` at
-        a time."""
+        """Return the bytes that the method takes to observe a prompt's queries, `block` at a time.
+
+        rows: entries per head of the prompt.
+        """
         if not self.method.during("prefill").evicts or self.method.needs().queries != "since_last":
             return 0
         full = min(block, rows)  # queries of the last full block
@@ -108,11 +110,14 @@ class Scratch:
         return probe_sizes(acting, self.meta.weights(self.method), rows, self.meta.budget)
 
     def probed(self, rows: int, block: int, length: int) -> int:
-        """Return the bytes while the method observes a probe of `length` tokens, `block` queries at a time."""
+        """Return the bytes that the method takes to observe a probe of `length` tokens, `block` queries at a time.
+
+        rows: entries per head of the prompt.
+        """
         return self._observing(self.method, Shown(1, rows, min(block, length), probe=length))[0]
 
     def decided(self, rows: int, acting: Method | None = None) -> int:
-        """Return the bytes of the eviction of a prompt with `rows` entries per head.
+        """Return the bytes that the method takes to evict a prompt with `rows` entries per head.
 
         acting: a method that evicts a copy of the cache for a probe (`Probe.against`); None: the method itself.
         """
@@ -138,9 +143,9 @@ class Scratch:
         return Ticks(tuple((slots, self._tick(acting, held, slots, at_once)) for slots in counted), most)
 
     def _tick(self, acting: Method, held: Shape, slots: int, at_once: int) -> int:
-        """Return the bytes while `slots` slots are evicted at once."""
+        """Return the bytes of an eviction of `slots` slots at one tick."""
         needs, layers = acting.needs(), len(self.meta.geometry)
-        rows = slots * layers if acting.stacked else slots  # of one view, were it not bounded
+        rows = slots * layers if acting.stacked else slots  # rows of one view, without a bound
         shown = Shown(
             min(rows, self._rows_at_once(held, needs.width, at_once)),
             self._entries(held),
@@ -171,24 +176,31 @@ class Scratch:
     def _compacting(self, held: Shape) -> int:
         """Return the bytes that an eviction takes to close the gaps in one layer of one slot.
 
-        Counted are a copy of each moved key or value, four indices per moved entry and three per entry (`stack.moves`).
+        They are a copy of each moved key or value, four indices per moved entry, and three indices per entry
+        (`stack.moves`).
         """
         g, moved = self.meta.geometry[0], max(0, held.rows - self.meta.budget)
         entry = max(g.head_dim, g.value_dim) * self.meta.dtype.itemsize
         return g.kv_heads * (moved * (entry + 4 * INDEX) + 3 * INDEX * held.rows)
 
     def _deciding(self, acting: Method, shown: Shown) -> tuple[int, int]:
-        """Return the most bytes while `acting` decides about views of these sizes, and how many of them are copies."""
+        """Return the most bytes that `acting` takes to decide about views of these sizes.
+
+        Also return how many of these bytes are copies of entries that the views hold.
+        """
         return self._acting(acting, shown, lambda views: select.decide(acting, views))
 
     def _observing(self, acting: Method, shown: Shown) -> tuple[int, int]:
-        """Return the most bytes while `acting` observes a view of these sizes, and how many of them are copies."""
+        """Return the most bytes that `acting` takes to observe a view of these sizes.
+
+        Also return how many of these bytes are copies of entries that the view holds.
+        """
         return self._acting(acting, shown, lambda views: acting.observe(views[0]))
 
     def _acting(self, acting: Method, shown: Shown, act: Callable[[Sequence[LayerView]], Any]) -> tuple[int, int]:
-        """Return the most bytes while `act` runs on views of these sizes, and how many of them the views copy.
+        """Return the most bytes while `act` runs on views of these sizes.
 
-        A view that shows the cache's own memory copies 0 bytes.
+        Also return how many of these bytes are the views' copies of entries: 0 if views show the cache's own memory.
         """
         made = 0
         try:
@@ -207,7 +219,7 @@ class Scratch:
     def _counting(self, number: int) -> Iterator[MetaBytes]:
         """Count the bytes of the tensors that the block creates, with kernels and block sizes of the planned device.
 
-        number: the value that the block's code gets wherever it reads an integer from a meta tensor.
+        number: the value that the block's code gets whenever it reads an integer from a meta tensor.
         """
         answers = Answers(number=number)
         with torch.inference_mode(), unread(), planned_for(gpu=self.gpu), MetaBytes(answers, MOST_READS) as live:

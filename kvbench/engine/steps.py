@@ -1,4 +1,4 @@
-"""The decode steps of all slots: on a GPU with compiled layers and from a CUDA graph, where the model allows it."""
+"""Runs the decode steps of all slots; on a GPU with compiled layers and a CUDA graph if the model allows them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class DecodeSteps:
     """Runs blocks of steps; each step gives every slot its next token.
 
     Args:
-        model: the setup's model, whose attention handler changes between prompts and steps.
+        model: the setup's model; prompts and steps use different attention handlers with it.
         look: most steps of a block.
         backend, compiled, graph, notice: see `loop.Engine`.
 
     Attributes:
-        state: the numbers of every slot on the device.
+        state: tokens and counters of every slot, on the device.
         writer: the attention handler of a step.
     """
 
@@ -63,28 +63,31 @@ class DecodeSteps:
 
     @property
     def decoding(self) -> str:
-        """How steps run: on a GPU the backend's name, then "graph" and "compiled" if used; else "torch"."""
+        """How steps run. On a GPU: the backend's name, then "graph" and "compiled" if used. On a CPU: "torch"."""
         if not self._on_gpu:
             return "torch"
         compiled = self._compiled is not None and not self._compiled.failed
         return " ".join([self._backend, *["graph"] * self._captures, *["compiled"] * compiled])
 
     def draw_as(self, drawing: Drawing) -> None:
-        """Draw the next tokens as `drawing` says."""
+        """From now on, draw tokens as `drawing` says."""
         if drawing != self.state.drawing:
             self.state = State(self.cache.slots, self.look, drawing, self._device)
 
     def first_tokens(self, logits: torch.Tensor, samples: Many[Sequence], seen: int) -> list[Token]:
-        """Draw the token after a prompt of `seen` tokens for each of its samples. logits: [V] of its last token."""
+        """Draw, for each sample of a prompt, the token after the prompt.
+
+        logits: [V], those of the prompt's last token; seen: number of tokens of the prompt.
+        """
         state = State(len(samples), 1, self.state.drawing, self._device)
         state.load(samples, [seen] * len(samples), self._stop_ids)
         self._draw(logits.expand(len(samples), -1), state)
         return state.read(1)[0]
 
     def load(self, slots: Slots) -> int:
-        """Copy to the device all that the next block needs from the host; return the most steps that the block has.
+        """Copy to the device all that the next block needs from the host; return the block's largest number of steps.
 
-        On a CPU the block has one step if a stop string may end a sequence, which only the host sees.
+        On a CPU the block has one step if a stop string may end a sequence, because only the host sees stop strings.
         """
         sequences = [sequence for _, sequence in slots.live()]
         seen_by_host = not self._on_gpu and any(sequence.request.stop_strings for sequence in sequences)
@@ -99,8 +102,8 @@ class DecodeSteps:
     def ready(self, slots: Slots) -> Callable[[], None]:
         """Return the function that runs a step. On a GPU, prepare it first if a tensor that it depends on was replaced.
 
-        Preparing captures the step in a graph or, without graphs, runs it once, so that libraries and compilers are
-        ready. This does not count as decoding time.
+        To prepare a step means to capture it in a graph or, without graphs, to run it once, so that libraries and
+        compilers are ready. The time does not count as decoding time.
         """
         depends = self.state, self.writer.version
         if self._on_gpu and self._prepared != depends:
@@ -117,7 +120,7 @@ class DecodeSteps:
     def run(self, step: Callable[[], None], steps: int) -> list[list[Token]]:
         """Run a block of at most `steps` steps; return its tokens as [step][slot].
 
-        On a CPU, where the host need not wait for the numbers of a step, the block ends as soon as a sequence ends.
+        On a CPU the block ends as soon as a sequence ends. On a GPU the host would have to wait to see this.
         """
         done = 0
         while done < steps and (self._on_gpu or not self.state.ended()):
