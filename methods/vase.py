@@ -74,7 +74,7 @@ class VaSE(Method):
         return ScoreOut(-place, self._slots(view, place, older))
 
     def _chance(self, view: LayerView, older: torch.Tensor) -> torch.Tensor:
-        """Return a_j / e_j of the older entries, [b, Hk, N]; without a draw, a_j."""
+        """Return the older entries' attention a_j, [b, Hk, N], divided by the random e_j unless draw=false."""
         order = slot_order(view) if self.columns() else view.text_order()
         paid = view.last_queries(self.window).attend(domain="outside_window")
         paid = view.pool(paid, "avg", self.kernel, older, order)

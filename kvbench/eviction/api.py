@@ -115,7 +115,7 @@ class Method(ABC):
             self._check_replaced(replaced)
 
     def _check_replaced(self, replaced: Protection) -> None:
-        """Raise OptionError if the method cannot work under `replaced`, which its option `protection` names."""
+        """Raise OptionError if the method cannot work under the protection `replaced`, from its option `protection`."""
         if not self.takes_budget:
             raise OptionError("protection", "is for methods that take a budget; leave it out.")
         if replaced.recent < (newest := self.unscored()):
@@ -188,7 +188,7 @@ class Method(ABC):
     def quotas(self, allocation: Allocation) -> torch.Tensor | None:
         """Return how many entries each head keeps, protected ones included: int64 [b, L, Hk] over `allocation.layers`.
 
-        The sum over the whole model must be at most layer_count * Hk * budget. None means `budget` in every head.
+        The sum over the whole model must be at most layer_count * Hk * budget. None: every head keeps `budget` entries.
         """
         return None
 

@@ -41,12 +41,12 @@ def canonical(name: str) -> str:
 
 
 def make(name: str, options: Mapping[str, Any]) -> Method:
-    """Return the method with options given as values. For two methods each option names its method: ``gkv.alpha``."""
+    """Make a method from its name and option values. For two methods each option names one: ``gkv.alpha``."""
     return _made(name, list(options.items()), lambda part, own: methods.get(part)(**dict(own)))
 
 
 def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
-    """Return the method with options given as text. Raises UserError naming method, option and value."""
+    """Make a method from its name and options as text. Raises UserError naming method, option and value."""
     return _made(name, pairs, lambda part, own: parse_options(part, methods.get(part), own))
 
 
@@ -89,7 +89,7 @@ def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
 
 
 def takers(name: str, option: str) -> list[str]:
-    """Return those methods in `name` (one, or two joined by ``+``) that have this option."""
+    """Return which methods in `name` (one, or two joined by ``+``) have this option."""
     return [part for part in name.split("+") if has_option(methods.get(part), option)]
 
 

@@ -88,7 +88,7 @@ def split_option(text: str) -> tuple[str | None, str, str]:
 
 
 def parse_options(method_name: str, cls: type[M], pairs: Sequence[tuple[str, str]]) -> M:
-    """Return the method with options given as text. Raises UserError naming method, option and value."""
+    """Make a method of class `cls` from options as text. Raises UserError naming method, option and value."""
     hints = _types(cls)
     values: dict[str, Any] = {}
     for name, text in pairs:

@@ -88,7 +88,7 @@ def scorer_input(
 
 
 def drop_scores(weights: Mapping[str, torch.Tensor], layer: int | torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return phi [b, Hk, N] for inputs [b, Hk, N, D]; large phi: evict. layer: as `LayerView.layer_index`."""
+    """Return the scorer's output phi [b, Hk, N] for inputs [b, Hk, N, D]; large: evict. layer: see `layer_index`."""
     w1, b1, w2, b2 = (weights[name][layer].float() for name in ("w1", "b1", "w2", "b2"))  # [(b,) Hk, ...]
     h = torch.nn.functional.gelu(x @ w1 + b1[..., None, :])
     # No matrix-vector product: its last bits depend on the number of sequences.

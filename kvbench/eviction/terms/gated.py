@@ -1,4 +1,4 @@
-"""Base of methods with retention gates. A gate gives each new entry a log beta, from which the scores are computed."""
+"""Base of methods with retention gates: trained networks that predict how slowly an entry's worth decays."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True)
 class Gated(Method):
-    """A method that scores entries by log G (`retention.log_gain`). Subclasses choose which entries compete with each
-    other."""
+    """A method that scores an entry by the logarithm of its coming retention (`retention.log_gain`).
+
+    A trained gate gives each new entry its log beta. Subclasses choose which entries compete with each other.
+    """
 
     kind = "weights"
     trained = True
@@ -48,7 +50,7 @@ class Gated(Method):
         return Protect(recent=self.recent)
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
-        """Return log beta of new tokens; every later eviction reads these values, which never change."""
+        """Return the gate's log beta of new tokens, a column that every later eviction reads and that never changes."""
         return {"log_beta": log_retention(new)}
 
     def score(self, view: LayerView) -> torch.Tensor:

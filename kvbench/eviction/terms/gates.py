@@ -80,7 +80,7 @@ def form_of(tensors: Mapping[str, torch.Tensor]) -> GateForm | None:
 
 
 def log_retention(new: NewTokens) -> torch.Tensor:
-    """Return log beta of new tokens, [b, Hk, t] float32 below 0, from the gate in `new.weights`."""
+    """Return the retention log beta that the gate in `new.weights` gives new tokens, [b, Hk, t] float32 below 0."""
     w, heads = new.weights, new.keys.shape[1]
     linear, silu = torch.nn.functional.linear, torch.nn.functional.silu
 

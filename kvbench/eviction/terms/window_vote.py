@@ -34,7 +34,7 @@ def rkv_votes(view: LayerView) -> torch.Tensor:
 
 
 class WindowVote(Method):
-    """Base of methods in which a window of queries votes for entries. Its subclasses are dataclasses with options."""
+    """Base of methods in which the newest queries (the window) vote for entries. Subclasses define the options."""
 
     window: int | None
     compat: str
@@ -85,7 +85,7 @@ class WindowVote(Method):
     def remember(
         self, view: LayerView, local: torch.Tensor, among: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return F, and the columns in which F is stored for the entries in `among`.
+        """Return the global score F, and the columns that store F for the entries in `among`.
 
         F merges the local score with the stored F'. If `memory` is None, F is the local score, without columns.
         """
