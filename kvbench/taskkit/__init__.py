@@ -1,4 +1,4 @@
 """Code that task files share: task names, prompts, context templates, base classes, and generators.
 
-The generators are those of RULER and of the synthetic tasks. Imports scorers and sources; no torch.
+The generators make the prompts of RULER and of the synthetic tasks. Imports scorers and sources; no torch.
 """

@@ -1,4 +1,4 @@
-"""Prompt templates in two parts: the context, after which a query-agnostic run evicts, and the question."""
+"""Split prompt templates into context and question; a query-agnostic run evicts at the end of the context."""
 
 from __future__ import annotations
 

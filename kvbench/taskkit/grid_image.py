@@ -1,4 +1,4 @@
-"""Draws a grid of two-digit numbers as a PNG file whose bytes are the same everywhere.
+"""Draw a grid of two-digit numbers as a PNG file whose bytes are the same everywhere.
 
 Digits are the bitmaps below, enlarged, so no font and no version of FreeType matters. The file stores its pixels
 without compression, so no version of an image library or of zlib matters either.

@@ -1,4 +1,4 @@
-"""Reads lm-eval's definition of a task (YAML and generation settings), and the task's data from a data folder.
+"""Read lm-eval's definition of a task (YAML and generation settings), and the task's data from a data folder.
 
 Only tasks in the lm-eval package are found. A YAML file may name Python functions; third-party functions run only if
 the user points lm-eval to them (``kvbench lm-eval --include_path``).
@@ -28,8 +28,8 @@ from kvbench.sources.data.location import in_folder
 from kvbench.task import DataSource, GenSpec, Manifest
 
 MAX_GEN_TOKS = 256  # lm-eval's default for a task without a max_gen_toks
-ASKED, EXAMPLES = "asked", "fewshot"  # names of the splits made from the data folder
-# Files in kvbench's own layout that hold a hub data set: hub name -> (file, its columns that the data set has).
+ASKED, EXAMPLES = "asked", "fewshot"  # names under which lm-eval gets the data of the folder as splits
+# Files of kvbench's own layout with the rows of a hub data set: hub name -> (file, columns that the data set has).
 NATIVE = {"openai/gsm8k": ("gsm8k/gsm8k_test.jsonl", ("question", "answer"))}
 _BY_LM_EVAL = "'kvbench lm-eval --tasks {}' runs it."
 
@@ -52,8 +52,7 @@ class Definition:
         return 0 if written else int(self.config.num_fewshot or 0)
 
     def resolved(self) -> dict[str, Any]:
-        """Return the content of the YAML file in the form that lm-eval's task class takes: the Python functions that it
-        names are imported."""
+        """Return the YAML file's content for lm-eval's task class, and import the Python functions that it names."""
         from lm_eval.tasks._yaml_loader import load_yaml
 
         return {k: v for k, v in load_yaml(self.path).items() if k not in ("tag", "group", "task_list")}
@@ -187,8 +186,8 @@ def special_stops(until: Sequence[str], tokenizer: Any) -> tuple[tuple[str, ...]
 class LocalRows:
     """A task's data from the user's data folder, used in place of lm-eval's data set.
 
-    asked: the rows of the questions. examples: the rows of few-shot examples; None: other questions serve as examples.
-    official: False if lm-eval takes the examples from a separate split, which the folder lacks.
+    asked: the data of the questions. examples: the data of the few-shot examples; None: other questions serve as
+    examples. official: False if lm-eval takes the examples from a separate split, which the folder lacks.
     """
 
     asked: list[dict[str, Any]]  # the questions
@@ -212,7 +211,7 @@ class LocalRows:
         asked = [dict(row) for row in source.rows(task, manifest)]
         if not asked:
             raise SetupError(
-                f"the data of task {quote(task)} in {quote(folder)} have no rows. Add the rows of its data set."
+                f"the data of task {quote(task)} in {quote(folder)} are empty. Add the rows of the task's data set."
             )
         if columns is not None:
             asked = [{column: row[column] for column in columns} for row in asked]
@@ -226,7 +225,7 @@ class LocalRows:
         return cls(asked, None, own == (config.test_split or config.validation_split))
 
     def overrides(self, config: Mapping[str, Any], *, examples: int) -> dict[str, Any]:
-        """Return the changes to a task's configuration that make lm-eval use these data instead of its own.
+        """Return the changes to a task's configuration that make lm-eval use the data folder instead of its own data.
 
         config: the configuration with functions imported; examples: number of few-shot examples.
         """
@@ -266,5 +265,5 @@ def commit(config: Any, source: DataSource) -> str | None:
         return hub.ask("dataset", str(path), chosen or asked).commit
     except hub.HubError as error:
         if error.why == "unreachable":
-            return None  # the cache of `datasets` may still hold it
+            return None  # the cache of the package datasets may hold the data set
         raise

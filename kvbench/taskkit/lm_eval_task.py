@@ -35,8 +35,8 @@ from kvbench.taskkit.names import gated_data
 RAW, CHAT = "lm_eval", "plain"  # prompt styles
 SEED, OTHER_SEED = 0, 1234  # lm-eval's defaults for Python's random numbers, and for NumPy's and few-shot examples
 VOTES = ("take_first_k", "majority_vote")  # filters that need several answers to one question
-NO_MATCH = "[invalid]"  # what lm-eval's filters return for an answer without a match
-LONGEST = 500  # characters of an extracted answer that are kept
+NO_MATCH = "[invalid]"  # result of lm-eval's filters for an answer without a match
+LONGEST = 500  # most characters of an extracted answer that a row keeps
 
 
 class LMEvalTask(Task):
@@ -51,7 +51,7 @@ class LMEvalTask(Task):
         self.name = f"lm_eval:{name}"
         self.known_as = name
         self._marks: tuple[str, ...] = ()  # how the documents differ from the official ones
-        self._first: Mapping[str, Any] = {}  # the first document: lm-eval infers the form of all from it
+        self._first: Mapping[str, Any] = {}  # the first document, from which lm-eval infers the form of all documents
         self._about: dict[str, Any] = {}
         self._notes: list[str] = []
 
@@ -102,7 +102,7 @@ class LMEvalTask(Task):
             chat: Any = _messages if style == CHAT else None
             try:
                 task.build_all_requests(limit=limit, apply_chat_template=chat is not None, chat_template=chat)
-            except Exception as error:  # too few rows for the examples, or a missing column
+            except Exception as error:  # such as too few documents for the examples, or a missing column
                 raise _misfit(self.name, error) from None
         self._describe(yaml, rows, task, revision)
         spec = generation(yaml.config.generation_kwargs)
@@ -187,7 +187,7 @@ def _load(name: str, yaml: Definition, rows: LocalRows | None, revision: str | N
         return ConfigurableTask(config=config)
     except ImportError as error:
         raise SetupError(f"task {quote(name)} needs a package that is not installed ({error}). Install it.") from None
-    except Exception as error:  # from the hub, from data of another form, or from the task's own functions
+    except Exception as error:  # of the hub, of malformed data, or of the task's own functions
         raise (_misfit(name, error) if rows else _no_data(error, name, yaml)) from None
 
 
@@ -212,7 +212,7 @@ def _no_data(error: Exception, name: str, yaml: Definition) -> SetupError:
 def _scorer(name: str, first: bytes) -> Any:
     """Build lm-eval's own object for a task, to score answers.
 
-    first: the first document (pickled); it is the object's only data, because scoring needs no others.
+    first: the task's first document, pickled; the object gets no other data, because scoring needs none.
     """
     yaml = definition(name)
     rows = LocalRows([pickle.loads(first)], None, True)
@@ -225,9 +225,9 @@ def _scorer(name: str, first: bytes) -> Any:
 
 
 def _instance(name: str, doc: Any, text: str) -> Any:
-    """Return an answer in the form that lm-eval's filters and metrics take (an Instance).
+    """Return an answer (`text`) as an Instance, the form that lm-eval's filters and metrics take.
 
-    name: the task's name in lm-eval. doc: lm-eval's document with the question. text: the answer.
+    name: the task's name in lm-eval. doc: lm-eval's document with the question.
     """
     from lm_eval.api.instance import Instance
 

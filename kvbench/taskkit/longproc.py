@@ -22,7 +22,7 @@ NEW_TOKENS = {"0.5k": 1024, "2k": 3072, "8k": 10240}  # HELMET's longproc_addon/
 
 def manifest(task: str, level: str, rows: int | None) -> Manifest:
     """Return where the rows of a task of LongProc at a level are: in a data folder, or in the repository's archive.
-    rows: their number; None: not counted."""
+    rows: the number of rows; None: unknown."""
     return Manifest(
         path=f"longproc/{task}_{level}.jsonl",
         rows=rows,
@@ -34,14 +34,14 @@ def manifest(task: str, level: str, rows: int | None) -> Manifest:
 
 
 class LongProc(Task):
-    """Base of the tasks whose prompt is a template with columns of a row.
+    """Base of the tasks whose prompt is a template filled with columns of a data row.
 
-    Documents have the number of their row as id, since the data have none.
+    A document's id is the number of its row, since the data have no ids.
     """
 
     suite = "long context"
     cheap_score = True
-    rows: ClassVar[Mapping[str, int | None]]  # by level; None: not counted
+    rows: ClassVar[Mapping[str, int | None]]  # number of data rows by level; None: unknown
     mark: ClassVar[str]  # the text in the template after which a query-agnostic run evicts
 
     @property
@@ -82,7 +82,7 @@ class LongProc(Task):
         return ""
 
     def select(self, rows: Any) -> Any:
-        """Return the rows of the task's level."""
+        """Return the data rows of the task's level; all rows unless a subclass overrides this."""
         return rows
 
     def texts(self, row: Mapping[str, Any]) -> dict[str, Any]:

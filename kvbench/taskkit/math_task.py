@@ -1,4 +1,4 @@
-"""Base class of the mathematics tasks: prompt styles, sampling, and scoring of a final answer in a box.
+"""Base class of the mathematics tasks: prompt styles, sampling, and scoring of a final answer in a LaTeX box.
 
 A task names its data and sets the class attributes that differ; see ``tasks/competitions.py``. `kvbench.scoring.math`
 compares the answer: `score` uses math-verify on the whole output, `score_strict` on the last box after the thinking

@@ -1,4 +1,4 @@
-"""Reads names of tasks: ``base[/variant][@length]`` such as ``ruler/vt@8k``, patterns (``ruler/niah_*@4k``) and groups.
+"""Read names of tasks: ``base[/variant][@length]`` such as ``ruler/vt@8k``, patterns (``ruler/niah_*@4k``) and groups.
 
 Case and surrounding blanks do not matter. A length is a number of tokens; ``k`` stands for 1024.
 """
@@ -136,9 +136,8 @@ def _check_length(parts: _Parts, name: str) -> None:
         raise UserError(f"task {quote(parts.base)} takes no length; write it without {quote('@' + parts.length)}.")
     if parts.length != "*" and not _LENGTH.fullmatch(parts.length):
         raise UserError(
-            f"{quote(name)}: {quote(parts.length)} is no length. A length is a number of tokens, k "
-            "for 1,024, or * for all "
-            f"that the task lists: {parts.base}@4096, {parts.base}@4k, {parts.base}@*."
+            f"{quote(name)}: {quote(parts.length)} is no length. Give a number of tokens, as in {parts.base}@4096 or "
+            f"{parts.base}@4k (k means 1,024), or * for all lengths of the task, as in {parts.base}@*."
         )
 
 

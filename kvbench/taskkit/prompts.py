@@ -1,4 +1,4 @@
-"""Turns a document into the text and tokens of a prompt: prompt styles, chat template, thinking switch.
+"""Turn a document into the text and tokens of a prompt: prompt styles, chat template, thinking switch.
 
 A rendered template already holds the special tokens, so `encode` adds none (Llama and DeepSeek tokenizers would add a
 second start token). Raw text gets the tokenizer's own special tokens. Templates run only in transformers' sandboxed
@@ -106,7 +106,7 @@ def _check_syntax(text: str, origin: str) -> None:
 
 
 def template_text(tokenizer: Any, chat_template: str | None = None) -> str | None:
-    """Return the text of the chat template that a run uses; None if it has none. The run records the text's hash.
+    """Return the text of the chat template that a run uses; None without one. The run records the text's hash.
 
     chat_template: the text of a template that the user gave in place of the tokenizer's template.
     """
@@ -149,7 +149,7 @@ def render(
     if not chat:
         if any(turn.history for turn in turns):
             raise UserError(
-                f"question {quote(doc.doc_id)} is the end of a conversation, which only a chat template can render. "
+                f"question {quote(doc.doc_id)} continues a conversation, which only a chat template can render. "
                 "Leave out --no-chat-template."
             )
         system = f"{turns[0].system}\n\n" if turns[0].system else ""
@@ -169,8 +169,8 @@ def _to_model(turn: Turn) -> Messages:
 
 
 def content(turn: Turn) -> str | list[dict[str, str]]:
-    """Return a turn's text in the form that a chat template takes: a text or, with images, a list of texts and places
-    of images."""
+    """Return a turn's text in the form that a chat template takes: a text or, with images, a list of texts and image
+    placeholders."""
     if not turn.images:
         return turn.user
     parts: list[dict[str, str]] = []
@@ -191,7 +191,8 @@ def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tupl
     """Return the token ids of a rendered prompt, and how many of its first tokens lie before the end of the turn's
     context.
 
-    Raises UserError if the template changed the turn's text, or if the tokenizer gives no offsets.
+    Raises UserError if the template changed the turn's text, or if the tokenizer does not say which characters a token
+    covers.
     """
     end = _context_end(text, turn)
     if not getattr(tokenizer, "is_fast", False):
@@ -208,8 +209,8 @@ def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tupl
 def _context_end(text: str, turn: Turn) -> int:
     """Return the number of characters of a rendered prompt up to the end of the turn's context.
 
-    A template writes images in its own way. In a turn with images, the search is therefore for the text after the last
-    image.
+    A template writes images in its own way. In a turn with images, only the text after the last image is therefore
+    searched for.
     """
     context, whole = turn.context, turn.user
     if turn.images:
@@ -252,7 +253,7 @@ def _needs_parts(tokenizer: Any, chat_template: str | None) -> bool:
         messages = [{"role": "user", "content": content}]
         return PROBE in str(tokenizer.apply_chat_template(messages, tokenize=False, chat_template=chat_template))
 
-    with contextlib.suppress(Exception):  # a template is a program; `_apply` reports its failures
+    with contextlib.suppress(Exception):  # a template may raise any error; `_apply` reports it
         return not shows(PROBE) and shows([{"type": "text", "text": PROBE}])
     return False
 
@@ -275,7 +276,7 @@ def _apply(
         raise UserError(f"chat template {name}, line {error.lineno}: {error.message}.") from None
     except (
         Exception
-    ) as error:  # no template; raise_exception(...), an undefined name, a sandbox refusal: a template is a program
+    ) as error:  # no template, or an error of the template: raise_exception(...), an undefined name, a sandbox refusal
         if template_text(tokenizer, chat_template) is None:
             model = getattr(tokenizer, "name_or_path", "") or "this model"
             raise UserError(

@@ -21,9 +21,9 @@ THOUGHT = f"<think>\nA thought.\n</think>\n\n{ANSWER}"
 class ModelReader:
     """The tokenizer, chat template and context length of a model, as a `kvbench.task.Reader`.
 
-    chat: whether prompts use the chat template; template: a chat template in place of the tokenizer's; origin: the
-    template's file, if the user gave one; vision: the image processor, for questions with images; None: the model reads
-    text only, or no question has images.
+    chat: whether prompts use the chat template. template: a chat template in place of the tokenizer's. origin: the
+    template's file, if the user gave one. vision: the image processor; None if the model reads text only, or no
+    question has images.
     """
 
     tokenizer: Any
@@ -77,14 +77,14 @@ class ModelReader:
         """Return the prompt's ids with each image's tokens inserted, and the images of the document's first `turns`
         turns.
 
-        ids: those of the rendered prompt. Raises UserError unless they hold the image token once per image.
+        ids: the rendered prompt's ids. Raises UserError unless they hold the image token once per image.
         """
         if self.vision is None:
             return ids, None
         pictures = self.vision.pictures(doc.turns[:turns])
         if (places := ids.count(self.vision.token)) != len(pictures):
             raise UserError(
-                f"question {quote(doc.doc_id)}: its prompt by chat template {self.origin} holds "
+                f"question {quote(doc.doc_id)}: the prompt made by chat template {self.origin} holds "
                 f"{quote(self.vision.text)} {places} times, not once per image ({len(pictures)}). Pass another "
                 "--chat-template, or take this text out of the question."
             )
@@ -96,13 +96,13 @@ class ModelReader:
         return answer.replace(self.vision.text, "") if self.vision else answer
 
     def cut(self, turn: Turn, limit: int) -> tuple[Turn, int]:
-        """Return the turn and the number of tokens removed from it: 0, or, if its text has more than `limit` tokens,
-        those of the text's middle.
+        """Cut the middle out of a turn whose text has more than `limit` tokens; return the turn and the number of
+        tokens removed.
 
-        After a cut at most `limit` tokens remain, half of them from the start and half from the end. A turn with images
-        is never cut: UserError. LongBench's pred.py cuts in the same way: before any chat template, and counting the
-        tokenizer's special tokens. If the kept end does not hold the whole question, all kept text becomes the question
-        and the context is empty.
+        Half of the remaining tokens come from the start and half from the end. LongBench's pred.py cuts in the same
+        way: before any chat template, and counting the tokenizer's special tokens. If the remaining end does not hold
+        the whole question, all remaining text becomes the question and the context is empty. Raises UserError instead
+        of cutting a turn with images.
         """
         ids = self.tokenizer(turn.user, return_attention_mask=False)["input_ids"]
         length = len(ids) + (self.vision.added([turn]) if self.vision else 0)
@@ -110,8 +110,8 @@ class ModelReader:
             return turn, 0
         if turn.images:
             raise UserError(
-                f"a prompt with images has {length} tokens and the limit is {limit}: prompts with images are not cut. "
-                "Give a larger --max-prompt-tokens or leave it out."
+                f"a prompt with images has {length} tokens, more than the limit of {limit}, and is not cut. "
+                "Give a larger --max-prompt-tokens or leave the flag out."
             )
         half = limit // 2
         kept = "".join(self.tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:half], ids[-half:]))
@@ -133,7 +133,7 @@ class Talk:
 
     read: Callable[[], Doc]
     reader: ModelReader
-    thinking: bool | None  # the template's switch
+    thinking: bool | None  # the template's thinking switch; None: the template's own
     keep: bool
     thinks: bool | None = None  # whether answers hold a thinking block; None: unknown
 
@@ -171,8 +171,8 @@ class Talk:
         return FollowUp(ids=tuple(ids), fresh=True, images=images)
 
     def tokens(self) -> int:
-        """Return how many tokens all later turns add to the first turn's prompt; each answer counts as a short
-        placeholder."""
+        """Return how many tokens all later turns add to the first turn's prompt, with a short placeholder for each
+        answer."""
         last = len(self.doc.turns) - 1
         empty = [self.reader.text(self.doc, thinking=self.thinking, answers=(ANSWER,) * n) for n in (0, last)]
         vision = self.reader.vision

@@ -13,13 +13,13 @@ from kvbench.task import Doc, GenSpec, Output, Task
 def documents(
     task: Task, rows: Iterable[Any], make: Callable[[Any], Doc], *, ids: str = "", lacks: str = "column "
 ) -> list[Doc]:
-    """Return one document per line of a task's data; `make` builds it.
+    """Return one document per row of a task's data; `make` builds it.
 
-    Raises SetupError if a line lacks a field (`make` raises KeyError) or has a value of a wrong form, or if two
+    Raises SetupError if a row lacks a field (`make` raises KeyError) or has a value of a wrong form, or if two
     documents share an id.
 
-    ids: the name of the column with the ids; without it ids are not checked. lacks: the word that precedes the name of
-    a missing field in the message.
+    ids: the name of the column with the ids; "": do not check that ids differ. lacks: the word before a missing field's
+    name in the message.
     """
     docs = []
     for number, row in enumerate(rows, 1):

@@ -10,8 +10,8 @@ from kvbench.task import DataSource, Doc, GenSpec, Output, Score, Task, Turn
 from kvbench.taskkit.synthetic import variants
 from kvbench.taskkit.synthetic.problem import HELD_OUT
 
-PROBLEMS = 128  # without --limit; more are generated on demand
-SLACK = 16  # tokens of the built-in model beyond the right solution, so that a missed stop shows
+PROBLEMS = 128  # number of problems without --limit; a higher limit generates more
+SLACK = 16  # tokens generated beyond the length of the right solution, so that a missed stop shows
 
 
 def variant_names(task: str) -> tuple[str, ...]:

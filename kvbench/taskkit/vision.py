@@ -31,8 +31,8 @@ class Picture:
     def facts(self, turn: int, at: int | None) -> dict[str, Any]:
         """Return the facts about the image that a row stores.
 
-        turn: number of the turn to which the image belongs, from 1. at: the character of the first turn's prompt at
-        which the image's token stands; None if that prompt does not hold the image.
+        turn: number of the turn to which the image belongs, from 1. at: the position, in characters, of the image's
+        token in the first turn's prompt; None if that prompt does not hold the image.
         """
         size = {"width": self.width, "height": self.height}
         return {"name": self.image.name, **size, "tokens": self.tokens, "turn": turn, "at": at}
@@ -42,10 +42,10 @@ class Picture:
 class Vision:
     """The image processor of a model, from transformers, and the token that stands for a part of an image.
 
-    count: returns how many of these tokens an image has, from its height and width in pixels. token, text: the id and
-    the text of this token. options: arguments of the image processor. around: the ids of the tokens that the model
-    family puts before and after those of an image. template: the chat template that handles images, if the tokenizer's
-    template does not.
+    count: function that returns how many of these tokens an image has, from its height and width in pixels. token,
+    text: the id and the text of this token. options: arguments of the image processor. around: the ids of the tokens
+    that the model family puts before and after those of an image. template: the chat template that handles images, if
+    the tokenizer's template does not.
     """
 
     processor: Any
@@ -53,7 +53,7 @@ class Vision:
     options: Mapping[str, Any] = field(default_factory=dict)
     around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     token: int
-    text: str  # of the token, as the chat template writes it
+    text: str  # the token's text, as the chat template writes it
     template: str | None = None
     _known: dict[Image, Picture] = field(default_factory=dict)
 
@@ -104,7 +104,7 @@ class Vision:
         files = [image_files.read(picture.image) for picture in pictures]
         for picture, file in zip(pictures, files):
             if file.sha256 != picture.sha256:
-                raise UserError(f"image {quote(picture.image.name)} changed during the run.")
+                raise UserError(f"image {quote(picture.image.name)} changed during the run. Restore the file.")
         made = dict(self.processor(images=[file.image for file in files], return_tensors="pt", **self.options))
         rows = _rows(made, len(files))
         made.pop("num_patches", None)  # no argument of the model
@@ -113,18 +113,21 @@ class Vision:
 
 
 def _rows(made: Mapping[str, Any], images: int) -> list[int]:
-    """Return how many rows of the pixel values belong to each image: one per patch, one per tile, or a single row.
-    made: the output of the image processor. images: the number of images."""
+    """Return how many rows of the pixel values belong to each image: as many as patches or tiles, or one. made: the
+    output of the image processor. images: the number of images."""
     if "image_grid_thw" in made:
         return [int(rows) for rows in made["image_grid_thw"].prod(-1)]
     return [int(rows) for rows in made.get("num_patches", [1] * images)]
 
 
 def check_markers(turns: Iterable[Turn], question: str) -> None:
-    """Raise UserError unless every turn with images holds `IMAGE` once for each. question: its name, for messages."""
+    """Raise UserError unless the text of each turn with images holds one `IMAGE` per image.
+
+    question: the question's name, for messages.
+    """
     for turn in turns:
         if turn.images and (markers := turn.user.count(IMAGE)) != len(turn.images):
             raise UserError(
                 f"{question} has a turn with {counted(len(turn.images), 'image')}, but "
-                f"{counted(markers, 'place')} for images in its text."
+                f"{counted(markers, 'place')} for images in its text. Give one place per image."
             )

@@ -227,14 +227,14 @@ def test_wrong_images_get_a_line(reader: ModelReader, turn: Turn, message: str) 
 
 @pytest.mark.parametrize("multi_turn", ["keep", "reset"])
 def test_the_image_token_in_a_later_turn_s_text_is_refused_in_the_plan(reader: ModelReader, multi_turn: str) -> None:
-    with pytest.raises(UserError, match=r"'a': its prompt by .* holds '<.image_pad.>' 2 times, not once per image"):
+    with pytest.raises(UserError, match=r"'a': the prompt made by .* holds '<.image_pad.>' 2 times, not once per"):
         prompt(reader, asked(WIDE), Turn(question="what is <|image_pad|>?"), multi_turn=multi_turn)
 
 
 def test_prompts_with_images_are_not_cut(reader: ModelReader) -> None:
     spec = {"truncate": "middle"}
     assert prompt(reader, asked(LARGE), spec=spec).cut == 0
-    with pytest.raises(UserError, match=r"a prompt with images has \d+ tokens and the limit is 20: .* not cut"):
+    with pytest.raises(UserError, match=r"a prompt with images has \d+ tokens, more than the limit of 20"):
         prompt(reader, asked(LARGE), spec=spec, max_prompt_tokens=20)
 
 

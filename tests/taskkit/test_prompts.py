@@ -89,7 +89,7 @@ def test_earlier_messages_of_a_conversation_stand_before_the_question():
     assert text == "<|system|>S\n<|user|>Hello 1+1?\n<|assistant|>Hi\n<|user|>1+1?\n<|assistant|>\n"
     _, leading = encode_to_context(tok, text, asked.turns[0], True)
     assert text[:leading].endswith("Hi\n<|user|>")  # a token is a character here
-    with pytest.raises(UserError, match=r"^question 'q' is the end of a conversation, which only a chat template"):
+    with pytest.raises(UserError, match=r"^question 'q' continues a conversation, which only a chat template"):
         render(asked, tok, chat=False)
 
 

@@ -75,9 +75,8 @@ def test_a_pattern_stands_behind_the_name_only(name: str):
 @pytest.mark.parametrize("length", ["abc", "0", "4kk", "", "-1", "4.5k", "8*", "1234567890"])
 def test_what_is_no_length_says_what_is_one(length: str):
     text = (
-        f"'ruler/vt@{length}': '{length}' is no length. A length is a number of tokens, k for 1,024, "
-        "or * for all that the "
-        "task lists: ruler@4096, ruler@4k, ruler@*."
+        f"'ruler/vt@{length}': '{length}' is no length. Give a number of tokens, as in ruler@4096 or "
+        "ruler@4k (k means 1,024), or * for all lengths of the task, as in ruler@*."
     )
     for use in (expand, get_task):
         with pytest.raises(UserError, match=f"^{re.escape(text)}$"):

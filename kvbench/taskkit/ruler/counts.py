@@ -1,9 +1,9 @@
-"""Count the tokens of texts, and store the numbers on disk for later runs.
+"""Count the tokens of texts, and store the counts on disk for later runs.
 
 Most of the time to make a set of prompts goes into counting tokens: seconds at 4K, many minutes at 128K. The file holds
-numbers by the hash of each text, not the prompts (gigabytes of copyrighted texts). A number depends on the text and the
-tokenizer only, and the file's name holds the tokenizer's hash, so the numbers stay valid when the generator, the seed
-or the number of prompts changes. A lost or damaged file only costs time.
+a count per hash of a text, not the texts (gigabytes, copyrighted). A count depends on the text and the tokenizer only,
+and the file's path holds the tokenizer's hash, so the counts stay valid when the generator, the seed or the number of
+prompts changes. A lost or damaged file only costs time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvbench.sources.data.cache import folder, keeping
 class TokenCounts:
     """Counts the tokens of texts, each text once. It is used in a ``with`` block.
 
-    file: holds the numbers of earlier runs, and gets the new ones at the end of the block; None: no numbers are stored.
+    file: holds the counts of earlier runs, and gets the new counts at the end of the block; None: store no counts.
     """
 
     def __init__(self, count: Callable[[str], int], file: Path | None) -> None:
@@ -42,12 +42,12 @@ class TokenCounts:
 
     def __exit__(self, *error: object) -> None:
         if self.file and self.new:
-            with suppress(SetupError), keeping(self.file) as stream:  # a full or read-only disk keeps no counts
+            with suppress(SetupError), keeping(self.file) as stream:  # on a full or read-only disk, store no counts
                 stream.write(json.dumps(self.known).encode())
 
 
 def cache_file(tokenizer: Any, prompts: str, length: int) -> Path | None:
-    """Return the path of the file with token counts for a tokenizer, a kind of prompt and a length.
+    """Return the path of the file with token counts for a tokenizer, a kind of prompt (`prompts`) and a length.
 
     None for a tokenizer that cannot be hashed.
     """

@@ -12,7 +12,7 @@ from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Filled, Row
 
 COMMON = 10
 STEP = 10
-SAMPLE = 4096  # words in the draw that measures the tokens per word
+SAMPLE = 4096  # words in the draw by which tokens per word are measured
 
 
 @dataclass(kw_only=True)
@@ -23,8 +23,8 @@ class CommonWords:
     def __post_init__(self) -> None:
         self.random = random.Random(SEED)
         long = self.room.asked >= 4096
-        self.repeats = (30, 3) if long else (6, 1)  # of each common word, of each other word
-        self.example = (40, (10, 3)) if long else (20, (3, 1))  # number of words, and repeats as above
+        self.repeats = (30, 3) if long else (6, 1)  # occurrences of each common word, and of each other word
+        self.example = (40, (10, 3)) if long else (20, (3, 1))  # number of words, and their `repeats`
 
     def rows(self, n: int) -> list[Row]:
         room = self.room
@@ -43,7 +43,7 @@ class CommonWords:
 
     def _list(self, size: int, repeats: tuple[int, int]) -> tuple[str, list[str]]:
         """Draw a numbered list of `size` different words; return the list and its ten most common words. repeats: how
-        often each of these ten words occurs, and how often each other word."""
+        often each of the ten occurs, and how often each other word."""
         pool = self._words if size <= len(self._words) else self._more_words
         drawn = self.random.sample(pool, size)
         common, others = drawn[:COMMON], drawn[COMMON:]

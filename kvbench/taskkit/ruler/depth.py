@@ -26,19 +26,19 @@ STEP = 10  # sentences
 
 @dataclass(kw_only=True)
 class Grid:
-    """Makes the prompts of one length; each hides a needle at some depth of a haystack."""
+    """The prompts of one length, each with a needle at some depth of a haystack."""
 
     room: Room
     material: Material
-    essays: bool  # the haystack is essays, otherwise RULER's noise sentences
-    needle: Callable[[str], Needle]  # of `needles`
+    essays: bool  # True: the haystack is essays; False: RULER's noise sentences
+    needle: Callable[[str], Needle]  # one of the functions of the module `needles`
 
     def __post_init__(self) -> None:
         self._sizes = cache(self._size)
 
     def row(self, depth: int, number: int) -> Row:
-        """Return the prompt that hides a needle at `depth` per cent of a haystack. number: which of the prompts with
-        this depth; it also determines where in the text the haystack starts."""
+        """Return the prompt that hides a needle at `depth` per cent of a haystack. number: the prompt's number at this
+        depth, which also determines where in the text the haystack starts."""
         return self.room.fit(partial(self._prompt, depth, number), self._sizes(number), 1, needle=True)
 
     def _size(self, number: int) -> int:
@@ -47,7 +47,7 @@ class Grid:
     def _prompt(self, depth: int, number: int, size: int) -> Filled:
         hay = self._hay(number, size)
         needle = self.needle(f"niah-{self.room.asked}-{depth}-{number}")
-        apart = 100 / (len(needle.others) + 1)  # the other sentences follow at equal distances, round the end
+        apart = 100 / (len(needle.others) + 1)  # other sentences follow at equal distances, and wrap around at the end
         depths = [depth, *((depth + apart * n) % 100 for n in range(1, len(needle.others) + 1))]
         places = [boundary(hay, of_sentence) for of_sentence in depths]
         for place, sentence in sorted(zip(places, (needle.sentence, *needle.others), strict=True), reverse=True):

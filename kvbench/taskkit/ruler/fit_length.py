@@ -17,13 +17,13 @@ from kvbench.errors import UserError, quote
 from kvbench.taskkit.ruler.recipes import SEED, Filled, Row
 
 Item = TypeVar("Item")
-DRAWS = 100  # of the smallest size before a prompt fails; the tokens of draws of one size differ a little
+DRAWS = 100  # prompts of the smallest size to try; their numbers of tokens differ a little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The number of tokens that a task's prompt and answer may have together; `size` and `fit` search for prompts that
-    nearly fill this number. asked: the length in the task's name. wrapping: tokens of the chat template or, without
+    """The number of tokens that a task's prompt and answer may have together; `size` and `fit` search for the largest
+    prompts within this number. asked: the length in the task's name. wrapping: tokens of the chat template or, without
     one, the special tokens. new_tokens: tokens reserved for the answer."""
 
     name: str  # of the task, for messages
@@ -53,17 +53,17 @@ class Room:
     def fit(self, draw: Callable[[int], Filled], size: int, step: int, *, needle: bool = False) -> Row:
         """Draw prompts until one fits, and return it.
 
-        The first prompt has haystack size `size`. The size of each later one is smaller by `step`, until it is at most
-        `step`: of this last size `DRAWS` prompts are drawn. Raises UserError if none of all these prompts fits.
+        The first prompt has haystack size `size`. Each later prompt is smaller by `step`, down to a size of at most
+        `step`, of which `DRAWS` prompts are drawn. Raises UserError if no prompt fits.
 
-        needle: also count the tokens before the place in the prompt where the first right answer stands.
+        needle: also count the tokens before the first right answer in the prompt.
         """
         shortest: int | None = None
         draws = 0
         while draws < DRAWS:
             try:
                 prompt = draw(size)
-            except ValueError:  # too little hay for the needles; handled like a draw that is too long, as officially
+            except ValueError:  # haystack too small for the needles; go on as officially
                 pass
             else:
                 tokens = self.tokens(prompt)
@@ -86,7 +86,7 @@ class Room:
         enough = 1024
         while enough < needed or enough <= self.asked:
             enough *= 2
-        made = f"; the shortest prompt takes {needed}" if shortest else ""
+        made = f"; the shortest prompt with its answer takes {needed}" if shortest else ""
         return UserError(
             f"task {quote(self.name)} does not fit into {self.asked} tokens with this tokenizer{made}. "
             f"Give the task a greater length, such as @{enough}."
@@ -109,8 +109,7 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def shuffled(items: Sequence[Item]) -> list[Item]:
-    """Return the items in the order that a new ``random.Random(SEED)`` gives them; this order depends only on the
-    number of items."""
+    """Return the items in an order that depends only on their number: the shuffle of a new ``random.Random(SEED)``."""
     return [items[i] for i in _order(len(items))]
 
 

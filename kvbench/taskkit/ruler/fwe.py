@@ -4,7 +4,7 @@ Frequencies follow a zeta distribution. The most frequent word of all does not c
 to ignore it.
 
 The official script sets the seed, then imports transformers and thereby rich, which draws one random number on import.
-To match the official rows, this module draws one number too and drops it.
+To make the official prompts, this module draws one number too and drops it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes the prompts of any RULER subtask."""
+"""Make the prompts of any RULER subtask."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from kvbench.taskkit.ruler.vt import VariableTracking
 
 
 def make_rows(subtask: str, room: Room, material: Material, n: int) -> list[Row]:
-    """Return the first `n` prompts of a RULER subtask. room: how long they may be. material: the texts that they are
-    made of.
+    """Return the first `n` prompts of a RULER subtask. room: how long the prompts may be. material: the source texts.
 
     Raises SetupError if words, essays or documents are unavailable, and UserError if prompts do not fit into the
     length, or if there are fewer than `n` questions.
     """
     if room.length <= room.new_tokens:
         raise room.too_short()
-    if not room.count("word"):  # with an empty tokenizer no text would ever be long enough
+    if not room.count("word"):  # a tokenizer without tokens would let a prompt grow for ever
         raise UserError(
             f"task {quote(room.name)}: the tokenizer gives no tokens for a word; check the model's tokenizer files."
         )

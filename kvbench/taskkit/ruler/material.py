@@ -1,4 +1,4 @@
-"""The material of RULER's prompts: word lists, essays, question-answering sets, a sentence splitter.
+"""The source texts of RULER's prompts: word lists, essays and question-answering sets; and a sentence splitter.
 
 Words come from the package wonderwords, whose lists define the keys of RULER's needles. The sentence splitter is
 nltk's. All other texts come from the run's data source, so a data folder may hold them:
@@ -9,8 +9,8 @@ nltk's. All other texts come from the run's data source, so a data folder may ho
     ruler/english_words.json      cwe only, where a prompt needs more words than wonderwords has
 
 The essays are under their author's copyright and never bundled. By default kvbench takes them from the hub data set
-that lm-eval reads. Its text differs slightly from that of NVIDIA's download script, so a run records from where it took
-the essays.
+that lm-eval reads. Their text differs slightly from that of NVIDIA's download script, so a run records the source of
+its essays.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _words(name: str) -> list[str]:
     try:
         text = (files("wonderwords.assets") / f"{name}.txt").read_text(encoding="utf-8")
     except ModuleNotFoundError:
-        raise SetupError(f"RULER's keys are words of the package wonderwords, which is missing. {EXTRA}") from None
+        raise SetupError(f"RULER's words come from the package wonderwords, which is missing. {EXTRA}") from None
     found = [line.rstrip() for line in text.splitlines()]
     if hashlib.sha256("\n".join(found).encode()).hexdigest() != WORD_LISTS[name]:
         raise SetupError(
@@ -148,7 +148,7 @@ def _splitter() -> Callable[[str], list[str]]:
         split: Callable[[str], list[str]] = PunktTokenizer("english").tokenize
     except LookupError:
         raise SetupError(
-            "nltk has no model 'punkt_tab' on this machine, which splits essays into sentences. "
-            "Run 'python -m nltk.downloader punkt_tab' (NLTK_DATA names another folder)."
+            "nltk's model 'punkt_tab', which splits essays into sentences, is not on this machine. Run "
+            "'python -m nltk.downloader punkt_tab', or set NLTK_DATA to the folder that holds the model."
         ) from None
     return split

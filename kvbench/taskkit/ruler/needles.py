@@ -1,9 +1,9 @@
 """The sentences that the task "needle in a haystack" hides, with the questions about them.
 
 A paraphrased needle states a fact about a person, and the question asks for the person in words that the sentence does
-not have, as in NoLiMa (Modarressi et al. 2025, arXiv:2502.05167). Sentences and names are kvbench's own, for NoLiMa's
-may not be used for every purpose. Facts about three other persons are hidden too, so that the answer is not simply the
-only name in the text.
+not have, as in NoLiMa (Modarressi et al. 2025, arXiv:2502.05167). Sentences and names are kvbench's own, because
+NoLiMa's licence does not allow every use. Facts about three other persons are hidden too, so that the answer is not
+simply the only name in the text.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class Needle:
     """A needle and the texts of its prompt.
 
     Attributes:
-        sentence: the needle; others: further sentences hidden in the text, which do not answer the question.
+        sentence: the needle. others: further sentences hidden in the text, which do not answer the question.
         outputs: the strings that the answer must contain.
-        before: text before the haystack; end: text between the haystack and the question.
-        question: asks for the needle; answer_prefix: the words with which the model's answer begins.
+        before: text before the haystack. end: text between the haystack and the question.
+        question: asks for the needle. answer_prefix: the words with which the model's answer begins.
     """
 
     sentence: str
@@ -64,7 +64,7 @@ NAMES = (
     *("Ambrose", "Beatrix", "Casimir", "Dorothea", "Emeric", "Fenella", "Gideon", "Henrietta", "Ignatius", "Jocasta"),
     *("Leopold", "Marigold", "Nikolai", "Ottoline", "Percival", "Quentin", "Rosalind", "Sigmund", "Thaddeus", "Ursula"),
 )
-FACTS = {  # what a sentence says of a person -> how the question names it
+FACTS = {  # a fact in the words of the needle -> the same fact in the words of the question
     "eats nothing that comes from an animal": "is a vegan",
     "mends broken pipes and dripping taps for a living": "works as a plumber",
     "gets up before dawn to put loaves into the oven": "is a baker",
@@ -78,7 +78,7 @@ FACTS = {  # what a sentence says of a person -> how the question names it
     "has been behind bars since the robbery": "is in prison",
     "wears a crown and lives in a palace": "belongs to a royal family",
 }
-OTHERS = 3  # further persons
+OTHERS = 3  # persons with a hidden fact about whom the prompt does not ask
 
 
 def paraphrase(key: str) -> Needle:

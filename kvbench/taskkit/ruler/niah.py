@@ -22,15 +22,15 @@ from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Filled, Row
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
-DEPTHS = [round(i * 100 / 39) for i in range(40)]  # per cent of the haystack's sentences, for essays
+DEPTHS = [round(i * 100 / 39) for i in range(40)]  # for essays: per cent of sentences before a needle
 
 
 @dataclass(kw_only=True)
 class Needles:
-    """Makes the prompts of a needle subtask. It draws random numbers in the same order as NVIDIA's generator.
+    """The prompts of a needle subtask. Random numbers are drawn in the same order as in NVIDIA's generator.
 
-    keys, values: what they are: words, numbers or uuids. keys_hidden: number of keys in the text. values_per_key:
-    number of needles with the same key. keys_asked: number of keys in the question.
+    keys, values: the kind of the needles' keys and values: words, numbers or uuids. keys_hidden: number of keys in the
+    text. values_per_key: number of needles with the same key. keys_asked: number of keys in the question.
     """
 
     room: Room
@@ -114,11 +114,11 @@ class Needles:
 
 
 class _Pairs(Sequence[str]):
-    """All six million strings "adjective-noun" in sorted order; most are built only when they are read."""
+    """All six million strings "adjective-noun" in sorted order; most strings are built only when they are indexed."""
 
     def __init__(self, adjectives: list[str], nouns: list[str]) -> None:
         self.nouns = sorted(set(nouns))
-        # Pairs sort by adjective, except where one adjective begins with another and a hyphen (blue, blue-eyed).
+        # Strings sort by adjective, except where an adjective begins with another one and a hyphen (blue, blue-eyed).
         groups: list[list[str]] = []
         for adjective in sorted({f"{adjective}-" for adjective in adjectives}):
             if groups and adjective.startswith(groups[-1][0]):

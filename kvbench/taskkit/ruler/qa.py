@@ -17,11 +17,11 @@ STEP = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question of the data set, its answers, and the indices of the documents that belong to it.
+    """A question of the data set, its answers (`outputs`), and the indices of the documents that belong to it.
 
-    `own`: documents that every prompt of the question holds: SQuAD's paragraph with the answer, or all paragraphs that
-    HotpotQA lists for it. `near`: other documents of the same article, which fill a prompt before documents of other
-    articles do.
+    own: the documents in every prompt of the question: SQuAD's paragraph with the answer, or all paragraphs that
+    HotpotQA lists for the question. near: other documents of the same article, which are added to a prompt before
+    documents of other articles.
     """
 
     query: str

@@ -1,5 +1,4 @@
-"""Connects tasks with RULER's generators: computes how many tokens a prompt may have, and turns prompts into
-documents."""
+"""Connect tasks with RULER's generators: compute how many tokens a prompt may have, and turn prompts into documents."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from kvbench.taskkit.ruler.recipes import Row
 def room_for(task: Task, new_tokens: int) -> Iterator[Room]:
     """Yield the `Room` of a task: a prompt with its answer may have `task.length` tokens.
 
-    new_tokens: how many of these tokens are for the answer.
+    new_tokens: the tokens among them that are reserved for the answer.
 
     The chat template's tokens are counted with thinking off. Raises UserError if the model's context is shorter than
     `task.length`, or if the task has no reader.
@@ -41,15 +40,14 @@ def room_for(task: Task, new_tokens: int) -> Iterator[Room]:
 
 
 def document(doc_id: str, row: Row, category: str) -> Doc:
-    """Return a generated prompt as a document with one turn."""
+    """Return a generated prompt (`row`) as a document with one turn."""
     prompt = row.prompt
     meta = {"category": category} | ({} if row.needle_at is None else {"needle_at": row.needle_at})
     return Doc(doc_id=doc_id, turns=(prompt,), reference=prompt.outputs, meta=meta, cluster_id=prompt.cluster)
 
 
 def place_of_needle(doc: Doc) -> dict[str, float]:
-    """Return {"needle_at": N}, where N tokens of the prompt come before the first right answer; {} for a prompt without
-    a needle.
+    """Return {"needle_at": N}: N tokens of the prompt come before the first right answer. {} without a needle.
 
     NVIDIA calls this number `token_position_answer`.
     """

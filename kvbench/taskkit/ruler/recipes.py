@@ -1,4 +1,4 @@
-"""RULER's 13 subtasks and their prompts, which are of five kinds.
+"""RULER's 13 subtasks, and the five kinds of prompts (families) that they use.
 
 Prompts and settings are NVIDIA/RULER's (`scripts/data/synthetic/constants.py`, `scripts/synthetic.yaml`; Apache-2.0).
 """
@@ -19,7 +19,7 @@ LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 class Filled(Turn):
     """A prompt whose template is filled in, with the right answers.
 
-    `cluster` names the source text that several prompts share.
+    cluster: the name of the source text, which several prompts may share; "": none.
     """
 
     outputs: tuple[str, ...]
@@ -35,7 +35,7 @@ class Row:
     """A generated prompt that fits into the length of its task, with its number of tokens."""
 
     prompt: Filled
-    tokens: int  # of the prompt, the chat template and the answer together
+    tokens: int  # tokens of the prompt, the chat template and the answer together
     needle_at: int | None = None  # tokens before the first answer (needle subtasks only)
 
 
@@ -43,8 +43,8 @@ class Row:
 class Family:
     """A kind of prompt: its template, and how its answers are scored.
 
-    `any_reference`: if true, an answer that contains any reference gets the full score; otherwise the score is the
-    share of references that the answer contains.
+    any_reference: True: an answer that contains any reference gets the full score. False: the score is the share of
+    references that the answer contains.
     """
 
     new_tokens: int
@@ -57,8 +57,8 @@ class Family:
     ) -> Filled:
         """Return the template filled with `context` and `words`; the template's text after the context is the question.
 
-        outputs: the right answers; singular: the question asks for one answer, so the template is worded in the
-        singular; cluster: see `Filled`.
+        outputs: the right answers. singular: whether the question asks for one answer, so that the template must be
+        worded in the singular. cluster: see `Filled`.
         """
         parts = (*self.template.split("{context}"), self.answer_prefix)
         before, after, prefix = (_singular(part) if singular else part for part in parts)

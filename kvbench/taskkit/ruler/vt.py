@@ -29,7 +29,7 @@ class VariableTracking:
         import numpy as np
 
         self.random = random.Random(SEED)
-        self.numbers = np.random.RandomState(SEED)  # draws the values of variables; `random` draws all else
+        self.numbers = np.random.RandomState(SEED)  # draws the variables' values only
 
     def rows(self, n: int) -> list[Row]:
         room = self.room

@@ -1,7 +1,8 @@
 """`chain`: the prompt lists a plan of additions; the solution (the right output) reads each plan line exactly once.
 
 This tests foresight: past attention does not show which plan line comes next, and may point at lines already done. The
-task suits methods that predict future attention; alone, it is unfair to methods that use past attention.
+task suits methods that predict future attention; a comparison on this task alone is unfair to methods that use past
+attention.
 
 Sums are digit by digit without carry; with `carry=True` they are modulo 100 (the shipped model was not trained on
 this). The last plan line is the word "Answer", so the model reads from the plan where to stop and need not count steps.
@@ -30,7 +31,7 @@ class Knobs:
 
     def __post_init__(self) -> None:
         if self.n_facts < 2 or self.n_steps < 1 or min(self.n_distract, self.n_filler) < 0:
-            raise ValueError(f"chain needs n_facts >= 2, n_steps >= 1 and no negative counts, not {self}")
+            raise ValueError(f"chain needs n_facts >= 2, n_steps >= 1, and n_distract and n_filler >= 0, not {self}")
         if self.n_facts + self.n_distract + self.n_steps > len(NAMES):
             raise ValueError(f"n_facts + n_distract + n_steps must be at most {len(NAMES)}, the number of names")
         if not 1 <= self.s0 <= len(LABELS) - self.n_steps:

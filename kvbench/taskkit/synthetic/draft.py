@@ -1,6 +1,6 @@
-"""Builds a problem piece by piece: `ask` adds to the prompt, `write` to the solution (the right output).
+"""Build a problem piece by piece: `ask` adds to the prompt, `write` to the solution (the right output).
 
-Every piece must be one token of the vocabulary; `vocabulary.ids` and a test check this.
+A piece is the text of one token of the vocabulary; `vocabulary.ids` and a test check this.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Draft:
 
 
 def number(value: int) -> tuple[str, str]:
-    """Return the tens and the units of a two-digit number as two pieces, which are one token each."""
+    """Return the tens and the units of a two-digit number as two pieces."""
     return f" {value // 10}", str(value % 10)
 
 
 def filler(draw: Draw) -> tuple[str, ...]:
-    """Return a random filler sentence, about which no question asks, in seven pieces of one token each."""
+    """Return a random filler sentence, about which no question asks, as seven pieces."""
     words = [*(draw.pick(choices) for choices in OPENING), "the", draw.pick(PLACES)]
     return *(f" {word}" for word in words), "."
 

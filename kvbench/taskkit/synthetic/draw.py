@@ -42,7 +42,7 @@ class Draw:
             left -= share
             if left < 0:
                 return item
-        return item  # reached only by rounding at the upper end of the range
+        return item  # reached only if rounding leaves a share of the sum
 
     def sample(self, items: Sequence[T], k: int) -> list[T]:
         """Return `k` different items in random order (a partial Fisher-Yates shuffle)."""

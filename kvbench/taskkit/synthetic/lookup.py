@@ -24,9 +24,9 @@ class Knobs:
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_ask <= self.n_facts <= len(NAMES):
-            raise ValueError(f"lookup needs 1 <= n_ask <= n_facts <= {len(NAMES)}, not {self.n_ask} and {self.n_facts}")
+            raise ValueError(f"lookup needs 1 <= n_ask <= n_facts <= {len(NAMES)}, not {self}")
         if self.n_filler < 0:
-            raise ValueError(f"n_filler must not be negative, not {self.n_filler}")
+            raise ValueError(f"n_filler must be at least 0, not {self.n_filler}")
 
 
 def generate(seed: int, knobs: Knobs = Knobs()) -> Problem:

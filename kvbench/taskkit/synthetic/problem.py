@@ -1,10 +1,10 @@
 """A synthetic problem: the prompt, its solution (the whole right output), the final answer, and the score of an output.
 
-Each text is also stored as pieces of one token each. Every piece of the solution has a kind, which says what a model
-must do to generate the piece; only training uses kinds, to weigh and report its loss. Problems with the same knobs have
-equally long prompts and equally long solutions, so batches need no padding.
+Prompt and solution are also stored as pieces, the texts of single tokens. Every piece of the solution has a kind, which
+says what a model must do to generate the piece; only training uses kinds, to weigh and report its loss. Problems with
+the same knobs have equally long prompts and equally long solutions, so batches need no padding.
 
-`draft` builds problems; `walk`, `chain` and `lookup` define what they ask.
+`draft` builds problems; `walk`, `chain` and `lookup` define their questions.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from kvbench.taskkit.synthetic.vocabulary import END
 
-HELD_OUT = 10**9  # evaluation problem i has the seed HELD_OUT + i; training draws its seeds at random from 40 bits
+HELD_OUT = 10**9  # evaluation problem i has the seed HELD_OUT + i; training draws random seeds of 40 bits
 
 FORM = "form"  # punctuation, and tokens that follow from the tokens just before them
-PLAN = "plan"  # copied from elsewhere: the plan, the question, a register
+PLAN = "plan"  # copied from the plan, the question or a register
 FACT = "fact"  # looked up by name
 RESULT = "result"  # computed
 STEP = "step"  # a digit of `walk`: looked up and computed at once
@@ -40,7 +40,7 @@ class Problem:
     prompt: str
     solution: str  # without the end token that follows it
     answer: str
-    steps: tuple[str, ...]  # the scored units of the solution, in order
+    steps: tuple[str, ...]  # the parts of the solution that are scored, in order
     tail: str  # the solution after the last step
     prompt_pieces: tuple[str, ...]
     solution_pieces: tuple[str, ...]
@@ -63,7 +63,7 @@ def right_steps(problem: Problem, text: str) -> int:
 
 
 def boxed(text: str) -> str | None:
-    """Return what stands in the first ``\\boxed{...}`` of a text, without outer blanks; None if no box is closed."""
+    """Return the content of the first ``\\boxed{...}`` in a text, without outer blanks; None if no box is closed."""
     _, _, rest = text.partition("\\boxed{")
     inside, closed, _ = rest.partition("}")
     return inside.strip() if closed else None

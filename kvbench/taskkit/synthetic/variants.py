@@ -1,6 +1,7 @@
-"""The variants of the synthetic tasks, and the score that a method reaches whatever it evicts (`floor`).
+"""The variants of the synthetic tasks, and `floor`, the score that every method reaches whatever it evicts.
 
-A variant's `budgets` (in cache entries) are suggestions: at these, methods were seen to differ. No code enforces them.
+A variant's `budgets` (in cache entries) are suggestions: at these budgets the scores of methods were seen to differ. No
+code enforces them.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def floor(knobs: Knobs, budget: int, interval: int) -> float:
 
 
 def _tail_pieces(problem: Problem) -> int:
-    """Return how many pieces (of one token each) a problem's solution has after its last step."""
+    """Return how many pieces, the texts of single tokens, a problem's solution has after its last step."""
     count = length = 0
     while length < len(problem.tail):
         count += 1

@@ -1,9 +1,9 @@
 """The words of the synthetic tasks and their token ids.
 
 `TOKENS[i]` is the text of token `256 + i`; ids 0..255 are the single bytes, so any UTF-8 text can be encoded.
-`ids(pieces)` returns the ids of a problem's pieces. A blank belongs to the token of the word after it. A digit with a
-blank before it is a different token from the bare digit, so tens and units differ and the model need not learn place
-value.
+`ids(pieces)` returns the ids of a problem's pieces, the texts of single tokens. A blank belongs to the token of the
+word after it. A digit with a blank before it is a different token from the bare digit, so tens and units differ and the
+model need not learn place value.
 
 This module does not split free text; the tokenizer that ships with the model does, and a test checks that both agree.
 """
@@ -45,5 +45,5 @@ END_ID, PAD_ID = _ID[END], _ID[PAD]
 
 
 def ids(pieces: Iterable[str]) -> list[int]:
-    """Return the token ids of pieces. Raises KeyError, with the piece, if a piece is not exactly one token."""
+    """Return the token ids of pieces. Raises KeyError, with the piece, if a piece is not the text of one token."""
     return [_ID[piece] for piece in pieces]

@@ -26,19 +26,19 @@ from kvbench.taskkit.synthetic.vocabulary import NAMES, REGISTER
 class Digits:
     """Settings of a walk in which each step is one digit.
 
-    shuffle: facts in random order, not sorted by key. The shipped model was trained on 8 to 500 steps and 0 to 8 filler
-    sentences.
+    shuffle: True: list the facts in random order; False: sorted by key. The shipped model was trained on 8 to 500 steps
+    and 0 to 8 filler sentences.
     """
 
     n_steps: int = 300
     n_filler: int = 0
-    shuffle: bool = True  # facts in random order instead of sorted by key
+    shuffle: bool = True  # list the facts in random order instead of sorted by key
 
     def __post_init__(self) -> None:
-        if not 1 <= self.n_steps <= 900:  # of 1,000 states; longer cycles are too rare to search for
+        if not 1 <= self.n_steps <= 900:  # a walk has 1,000 states; longer cycles are too rare to search for
             raise ValueError(f"n_steps must be 1 to 900, not {self.n_steps}")
         if self.n_filler < 0:
-            raise ValueError(f"n_filler must not be negative, not {self.n_filler}")
+            raise ValueError(f"n_filler must be at least 0, not {self.n_filler}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +51,14 @@ class Lines:
 
     n_lines: int = 30
     n_filler: int = 0
-    n_distract: int = 0  # facts without an index, never used
+    n_distract: int = 0  # number of facts without an index, which no line uses
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.n_lines <= 90:  # 100 states
+        if not 1 <= self.n_lines <= 90:  # a register has 100 values
             raise ValueError(f"n_lines must be 1 to 90, not {self.n_lines}")
         if self.n_filler < 0 or not 0 <= self.n_distract <= len(NAMES) - 10:
-            raise ValueError(f"n_filler must not be negative and n_distract must be 0 to {len(NAMES) - 10}, not {self}")
+            raise ValueError(f"n_filler must be at least 0 and n_distract must be 0 to {len(NAMES) - 10}, not {self}")
 
 
 Knobs = Digits | Lines
@@ -85,11 +85,11 @@ def _digits(seed: int, knobs: Digits) -> Problem:
 
 
 def _cycle_through_000(n_steps: int, draw: Draw) -> tuple[list[int], list[int]]:
-    """Draw the facts v and the digits of a walk that reaches 0 0 0 only at its end.
+    """Draw the facts v and the digits x of a walk that reaches 0 0 0 only at its end.
 
-    The walk has three digits to start, then `n_steps`. For every v, (x[n-2], x[n-1], x[n]) -> (x[n-1], x[n], x[n+1]) is
-    a permutation of 1,000 states. So the walk back from 000 is unique, and on a cycle longer than the walk no state
-    repeats: the model cannot copy an earlier period.
+    The walk has three first digits, then `n_steps` digits. For every v, (x[n-2], x[n-1], x[n]) -> (x[n-1], x[n],
+    x[n+1]) is a permutation of 1,000 states. So the walk back from 000 is unique, and on a cycle longer than the walk
+    no state repeats: the model cannot copy an earlier period.
     """
     while True:
         values = [draw.below(10) for _ in range(10)]

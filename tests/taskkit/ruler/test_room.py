@@ -72,7 +72,7 @@ def test_fit_draws_the_smallest_again_then_gives_up():
         room("vt", 100, wrapping=20).fit(build, 9, 5)
     assert made == [9] + [4] * DRAWS
     assert str(caught.value) == (
-        "task 'vt' does not fit into 100 tokens with this tokenizer; the shortest prompt takes 655. "
+        "task 'vt' does not fit into 100 tokens with this tokenizer; the shortest prompt with its answer takes 655. "
         "Give the task a greater length, such as @1024."
     )
 
