@@ -1,5 +1,5 @@
-"""Teacher-forced replay: the model reads finished answers again under each method.
+"""Replay: the model reads finished answers again under each method (teacher forcing).
 
-At every token, the model's prediction under the method is compared with its prediction with the full cache. Imports the
-engine and the runner's workload. docs/replay.md describes the figures.
+At every token, the model's prediction under the method is compared with its prediction with the full cache.
+docs/replay.md describes the figures. The package imports the engine, and the workload from the runner.
 """

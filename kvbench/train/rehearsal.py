@@ -1,7 +1,7 @@
-"""A rehearsal of a training's computations on the meta device, where tensors have a size and no memory.
+"""Counts the memory of a training's computations on the meta device, where tensors have a size but no values.
 
 The recipe's own code runs; every tensor that an operation returns is counted from its creation until the code drops it.
-`kvbench.engine.meta.Answers` are the values that the code reads from these tensors.
+Where the code reads values of these tensors, it gets made-up ones (`kvbench.engine.meta.Answers`).
 
 Not counted: scratch memory inside an operator, and what an allocator adds.
 """
@@ -18,17 +18,17 @@ import torch
 from kvbench.engine.meta import Answers, MetaBytes
 from kvbench.engine.model.load import LoadedModel
 
-Kind = Callable[[torch.Tensor], str]  # names the part of a plan to which a tensor belongs
+Kind = Callable[[torch.Tensor], str]  # returns the name of the part of memory to which a tensor belongs
 Parts = Counter[str]  # bytes by part
 COPIES, LOGITS, CACHE = "scratch as large as weights", "logits", "keys and values"
 ATTENTION, ACTIVATIONS = "attention tables", "activations"
 
 
 class Segment(NamedTuple):
-    """A segment of a computation, from one mark to the next.
+    """A segment of a computation: what happens between two calls of `Ledger.mark`.
 
-    label: the mark at which it began. points: records of the live bytes by part, the first made at the mark, one more
-    whenever a tensor was created.
+    label: the label of the first of these calls. points: the live bytes by part, recorded at the beginning and after
+    each new tensor.
     """
 
     label: str
@@ -42,8 +42,8 @@ class Segment(NamedTuple):
 class Ledger(MetaBytes):
     """Counts the live bytes of meta tensors by part (weights, activations, ...), and records them in segments.
 
-    A segment lasts from one call of `mark` to the next. kind: returns the part of a new tensor; `name` can move the
-    tensor to another part later. answers: the values that the code reads from meta tensors.
+    A segment lasts from one call of `mark` to the next. kind: decides to which part a new tensor belongs; the method
+    `name` can move it to another part. answers: the values that the code gets when it reads meta tensors.
     """
 
     def __init__(self, kind: Kind, answers: Answers) -> None:
@@ -55,17 +55,17 @@ class Ledger(MetaBytes):
         self.mark("")
 
     def mark(self, label: str) -> None:
-        """End the current segment and begin one with this label."""
+        """End the current segment and begin a new segment with this label."""
         self.segments.append(Segment(label, [Counter(self.parts)]))
 
     def taken(self) -> list[Segment]:
-        """Return the segments since the last call, and begin a new one."""
+        """Return the segments since the last call of this method, and begin a new segment."""
         done, self.segments = self.segments, []
         self.mark("")
         return done
 
     def name(self, tensors: Iterable[torch.Tensor], part: str) -> None:
-        """Count these tensors in the part with this name from now on, also tensors made before the ledger's block."""
+        """Count these tensors in the part `part` from now on, even those made before the ledger's block."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if tensor.is_meta and (known := self._named.get(storage)) is not None:
@@ -81,7 +81,7 @@ class Ledger(MetaBytes):
 
     def _add(self, storage: torch.UntypedStorage, part: str) -> None:
         size, named = storage.nbytes(), [part]
-        self._known.add(storage)  # also if no operation inside the block made it
+        self._known.add(storage)  # known even if it was made outside the ledger's block
         self._named[storage] = named
         self.now += size
         self.parts[part] += size
@@ -94,7 +94,7 @@ class Ledger(MetaBytes):
 
 
 def part_by_shape(loaded: LoadedModel) -> Kind:
-    """Return a function that tells from a tensor's shape in which part of memory a ledger counts the tensor."""
+    """Return a function that decides by a tensor's shape to which part of memory a ledger counts the tensor."""
     parameters = {p.shape for p in loaded.model.parameters()}
     vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
     heads = {(g.kv_heads, size) for g in loaded.geometry for size in (g.head_dim, g.value_dim)}

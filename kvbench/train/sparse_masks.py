@@ -1,12 +1,13 @@
 """Attention masks that reproduce evictions in one plain forward pass over a finished sequence.
 
-An evicted entry never returns, so a mask needs one number per entry: the first token that no longer sees the entry.
+An evicted entry never returns. So one number per entry, `until`, describes the mask: the position of the first token
+that no longer sees the entry.
 
     query t sees entry j   <=>   j <= t < until_j
 
-`until` has n numbers per head, where a mask has n x n. Masks are built inside a layer's attention, for one block of
-queries at a time, and differ between layers. The engine logs the entries that an eviction leaves: after an eviction
-with n tokens read, token n is the first to see fewer entries; token n - 1 still saw all.
+`until` has n numbers per head, but a mask has n x n. So masks are built inside each layer's attention, for one block of
+queries at a time. The engine logs which entries each eviction keeps. If m tokens were read before an eviction, the
+token at position m is the first that sees only the kept entries; the token at position m - 1 still saw all.
 
 Letters: b sequences, H heads of the cache (KV heads, or query heads for methods that keep entries per query head), n
 tokens, t queries of a block.
@@ -23,11 +24,11 @@ import torch
 from kvbench.engine.attention.interface import AttentionCall
 from kvbench.train.forward import ROWS, in_blocks
 
-NEVER = torch.iinfo(torch.int32).max  # `until` of entries that were not evicted
+NEVER = torch.iinfo(torch.int32).max  # the value of `until` for entries that are never evicted
 
 
 class Lifetimes:
-    """Records when each entry was evicted. Pass an object of this class as the `log` of an engine or trace reader."""
+    """Records when each entry was evicted. Pass it as `log` to an engine or a trace reader."""
 
     def __init__(self) -> None:
         self._until: dict[int, dict[int, torch.Tensor]] = defaultdict(dict)  # noise key -> layer -> [H, tokens seen]
@@ -44,7 +45,7 @@ class Lifetimes:
     def rehearse(self, key: int, layers: Mapping[int, int], seen: int, budget: int, device: torch.device) -> None:
         """Record a made-up eviction after `seen` tokens that leaves `budget` entries in each head.
 
-        key: the noise key of the sequence. layers: how many heads each layer has, by the layer's index.
+        key: the noise key of the sequence. layers: number of heads by layer index.
         """
         for layer, heads in layers.items():
             self(key, seen, layer, [torch.zeros(budget, dtype=torch.int64, device=device)] * heads)
@@ -55,7 +56,7 @@ class Lifetimes:
     def tables(self, keys: Sequence[Sequence[int]], length: int) -> dict[int, torch.Tensor]:
         """Return, for every layer with evictions, `until` [b, H, length]: the first token that no longer sees an entry.
 
-        keys: the two names of each sequence in the log: the noise keys of its prompt and of its sample.
+        keys: for each sequence, the noise keys of its prompt and of its sample, under which the log has its evictions.
         """
         layers: dict[int, torch.Tensor] = {}
         for row, key in ((row, key) for row, names in enumerate(keys) for key in names):
@@ -71,8 +72,8 @@ class Lifetimes:
 def visible(until: torch.Tensor, first: int, count: int, window: int | None = None) -> torch.Tensor:
     """Return the mask [b, H, count, first + count] that says which entries each query sees.
 
-    The queries have the positions `first` to first + count - 1. until: [b, H, first + count or more], for each entry
-    the position of the first query that no longer sees it. window: the length of the layer's sliding window.
+    The queries have the positions `first` to first + count - 1. until: for each entry, the position of the first query
+    that no longer sees it, [b, H, first + count or more]. window: the length of the layer's sliding window.
     """
     queries = torch.arange(first, first + count, device=until.device)[:, None]
     age = queries - torch.arange(first + count, device=until.device)
@@ -81,10 +82,10 @@ def visible(until: torch.Tensor, first: int, count: int, window: int | None = No
 
 
 class SparseAttention:
-    """Computes attention in which every query sees only the entries that its head held at that time.
+    """Computes attention in which every query sees only the entries that were not yet evicted from its head.
 
     Args:
-        until: from `Lifetimes.tables`; layers without a table use the model's causal attention.
+        until: the tables of `Lifetimes.tables` by layer; layers without a table use the model's causal attention.
         rows: queries per attention call.
     """
 

@@ -22,18 +22,18 @@ from kvbench.train.forward import forward, recompute
 from kvbench.train.logits import by_blocks, final_states, logits_of
 from kvbench.train.sparse_masks import Lifetimes, SparseAttention
 
-LARGE = 100_000_000  # parameters from which on `recompute=auto` recomputes activations
+LARGE = 100_000_000  # `recompute=auto` recomputes activations of models with at least so many parameters
 RECOMPUTE = ("auto", "on", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """A prompt with an answer that was generated or read under eviction, and the weight of the answer in the loss."""
+    """A prompt, an answer to it that was generated or read under eviction, and the answer's weight in the loss."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
-    keys: tuple[int, int]  # noise keys under which the log holds the evictions of the prompt and of the answer
-    weight: float = 1.0  # of each answer token in the loss
+    keys: tuple[int, int]  # noise keys under which the log has the evictions of the prompt and those of the answer
+    weight: float = 1.0  # weight of each answer token in the loss
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -41,10 +41,11 @@ class Answered:
 
 
 class Part:
-    """A micro-batch of sequences, `ids` [b, S]. Shorter sequences are padded at the end; no answer token sees padding.
+    """A micro-batch of sequences as token ids, `ids` [b, S]. Shorter sequences are padded at the end, where no answer
+    token sees the padding.
 
-    targets: [b, n] the tokens that the last n logits predict. weights: [b, n] the weight of each target in the loss; 0
-    for tokens that belong to no answer.
+    targets: [b, n], the last n tokens, which include every answer. weights: [b, n], the weight of each target in the
+    loss; 0 for tokens that belong to no answer.
     """
 
     def __init__(self, sequences: Sequence[Answered], device: torch.device) -> None:
@@ -61,12 +62,12 @@ class Part:
     def states(self, model: Any, until: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """Return the hidden states [b, n, D] from which the model predicts `targets`, with evicted entries masked.
 
-        until: by layer, the first token that no longer sees each entry [b, H, S - 1], from `Lifetimes.tables`.
+        until: by layer, from `Lifetimes.tables`: the first token that no longer sees each entry, [b, H, S - 1].
         """
         return final_states(model, SparseAttention(until), last=self.targets.shape[1], input_ids=self.ids[:, :-1])
 
     def logits(self, model: Any, until: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Return all logits [b, n, V] of the model's own forward pass in float32: slow, to check `add_up` by."""
+        """Return all logits [b, n, V] in float32. Tests compare `add_up` with them; they take more memory."""
         handler = SparseAttention(until)
         return forward(model, handler, input_ids=self.ids[:, :-1], logits=self.targets.shape[1]).float()
 
@@ -74,10 +75,10 @@ class Part:
         return lifetimes.tables([s.keys for s in self.sequences], self.ids.shape[1] - 1)
 
 
-# Receives logits [b, t, V], the tokens [b, t] that they predict and, if there is a teacher, its logits [b, t, V].
-# Returns the loss [b, t] of each prediction.
+# Computes the loss [b, t] of each prediction from logits [b, t, V], the tokens [b, t] that they predict and, if there
+# is a teacher, the teacher's logits [b, t, V].
 Objective = Callable[..., torch.Tensor]
-Teacher = Callable[[], AbstractContextManager[Any]]  # the block in which its model gives the teacher's predictions
+Teacher = Callable[[], AbstractContextManager[Any]]  # opens a block and yields the model that is the teacher inside it
 
 
 def add_up(
@@ -90,22 +91,24 @@ def add_up(
     again: bool,
     teacher: Teacher | None = None,
 ) -> torch.Tensor:
-    """Sum an objective over all answer tokens, and add the sum's gradient to the gradients of the model's parameters.
+    """Compute the weighted sum of a loss over all answer tokens, and add its gradient to those of the parameters.
 
-    Each token's loss counts with its answer's weight. Returns the weighted sum, without a graph.
+    The weight of a token is that of its answer. Returns the sum, without a graph.
 
     Args:
-        lifetimes: when the entries of these sequences were evicted.
+        lifetimes: the log of the evictions in these sequences.
+        objective: the loss of each token.
         micro: sequences per micro-batch.
-        again: recompute a layer's activations for its gradient instead of holding them.
-        teacher: opens a block and yields the model that predicts with the full cache inside it; None: no teacher.
+        again: recompute activations in the backward pass instead of keeping them.
+        teacher: opens a block and yields the model that, inside it, gives predictions with the full cache; None: no
+            teacher.
     """
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)
     for start in range(0, len(sequences), micro):
         part = Part(sequences[start : start + micro], device)
         until = part.tables(lifetimes)
-        # The backward pass recomputes layers, so it needs the same attention.
+        # The backward pass may recompute layers, so it must run while the attention is replaced.
         with recomputed(model, again), route(model, SparseAttention(until)):
             states = [part.states(model, until), *_teacher_states(teacher, part)]
             losses = by_blocks(partial(_losses, model, teacher, objective, part.targets), *states)
@@ -135,14 +138,14 @@ def _losses(
 
 
 def recomputes(model: Any, choice: str) -> bool:
-    """Return whether a training recomputes activations, for the value of its option `recompute` (of RECOMPUTE).
+    """Return whether a training recomputes activations (gradient checkpointing). choice: its option `recompute`.
 
-    auto: for a model of at least LARGE parameters, where the model's layers support it. Raises UserError for "on" if no
-    layer does.
+    "auto": yes if the model has at least LARGE parameters and its layers support it. Raises UserError for "on" if no
+    layer supports it.
     """
     possible = bool(_recomputable(model))
     if choice == "on" and not possible:
-        raise UserError(f"{quote(type(model).__name__)} has no layers that can be recomputed; use --opt recompute=off.")
+        raise UserError(f"the layers of {quote(type(model).__name__)} cannot be recomputed; use --opt recompute=off.")
     return choice == "on" or (choice == "auto" and possible and sum(p.numel() for p in model.parameters()) >= LARGE)
 
 
@@ -157,7 +160,7 @@ def recomputed(model: Any, on: bool) -> Iterator[None]:
     try:
         for layer in layers:
             layer._gradient_checkpointing_func = recompute
-            # Layers recompute only in training mode. Their children, dropout among them, stay in evaluation mode.
+            # Layers recompute only in training mode. Their submodules, such as dropout, stay in evaluation mode.
             layer.gradient_checkpointing = layer.training = True
         yield
     finally:

@@ -1,7 +1,7 @@
-"""Estimates tables of heads, which methods read, from a model's attention or queries on texts. Nothing is trained; a
-CPU is enough.
+"""Estimates the tables that some methods need (numbers per head) from a model's attention or queries on texts. Nothing
+is trained; a CPU is enough.
 
-`TABLES` names the tables and the functions that estimate them from a model and its texts.
+`kvbench.train.catalogue.TABLES` lists the tables, and for each the function that estimates it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kvbench.engine.model.weights import Base, save_weights
 from kvbench.sources.models import describe
 from kvbench.train.catalogue import TABLES
 
-OnExample = Callable[[int], None]  # receives the number of texts read
+OnExample = Callable[[int], None]  # called with the number of texts read so far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What was estimated: the tensors of a table, and facts for its card.
+    """The result of an estimate: the tensors of a table, and facts for its card (`made`).
 
-    heads: a number per query head for people to read, [L, Hq]; what: the name of this number.
+    heads: a number per query head, [L, Hq], to print; what: the name of this number.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -37,7 +37,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that was written, with its file and its card."""
+    """A table that was written: the path of its file, the estimate, and the card."""
 
     path: Path
     estimate: Estimate
@@ -60,7 +60,7 @@ def make(
     """Estimate a table of a model ("tiny", a folder or a hub name), and write it to the folder `out`.
 
     samples: how many texts the model reads. on_example: called with the number of texts read so far. Raises SetupError
-    or UserError when the model cannot be loaded, or when the table cannot be estimated for it.
+    or UserError when the model cannot be loaded, or when this table cannot be estimated for this model.
     """
     loaded = load(str(describe(model).folder or model), device=device)
     refuse_training(loaded)

@@ -1,4 +1,4 @@
-"""The questions that recipes train on, and the traces: questions with the model's own or with given answers.
+"""The questions that recipes train on, and traces: questions with an answer of the model or from the data.
 
 Problems of built-in tasks have a seed. Recipes train on problems with 29-bit seeds. Evaluations and held-out figures
 use larger seeds, from `HELD_OUT` on, so they never ask a problem on which a recipe trains.
@@ -33,10 +33,10 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt, and the most tokens that its answer may have.
+    """A prompt to answer, with at most `max_new_tokens` tokens.
 
-    judge: says whether a text is a right answer; None if no right answer is known. reference: the right answer of a
-    question that comes from a file. given: an answer that training uses instead of the model's own.
+    judge: returns whether a text is a right answer; None if no right answer is known. reference: the right answer that
+    a data file states. given: an answer from the data file that training uses instead of an answer of the model.
     """
 
     name: str
@@ -47,14 +47,14 @@ class Question:
     given: tuple[int, ...] | None = None
 
     def is_right(self, answer: str) -> bool:
-        """Return whether the question's judge finds the answer right; call it only for questions with a judge."""
+        """Return whether the question's judge finds `answer` right. Only for questions with a judge."""
         assert self.judge is not None
         return self.judge(answer)
 
     def given_answer(self) -> Answer:
-        """Return the given answer, cut to the most tokens that an answer may have; call it only if there is one.
+        """Return the answer `given`, cut to `max_new_tokens`. Only for questions with a given answer.
 
-        It counts as right without a comparison.
+        It counts as right; the judge does not see it.
         """
         assert self.given is not None
         return Answer(self.given[: self.max_new_tokens], right=True, ended=len(self.given) <= self.max_new_tokens)
@@ -62,7 +62,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A prompt and its answer, the model's own or a given one, up to the end token or to the length limit."""
+    """A prompt with an answer of the model or from the data, up to the end token or to the length limit."""
 
     name: str
     prompt: tuple[int, ...]
@@ -73,9 +73,9 @@ class Trace:
         return self.prompt + self.answer
 
     def forced(self, seed: int = 0) -> ForcedTrace:
-        """Return the trace in the form that a replay reads: a request that brings its answer.
+        """Return the trace in the form that a replay reads: a request that contains its answer.
 
-        seed: the seed of the method's random draws.
+        seed: the seed of random draws by the eviction method.
         """
         request = Request(task="train", doc_id=self.name, prompt_ids=self.prompt, max_new_tokens=len(self.answer))
         return ForcedTrace(request=replace(request, forced=self.answer, seed=seed), cluster=self.name)
@@ -84,9 +84,9 @@ class Trace:
 def built_in(
     tasks: Sequence[str], count: int, seed: int, loaded: LoadedModel, *, held_out: bool = False
 ) -> list[Question]:
-    """Return `count` problems of the built-in tasks as questions, taken from the tasks in turn.
+    """Return `count` problems of the tasks as questions: one problem of each task in turn.
 
-    held_out: use the problems that evaluations use, for held-out figures.
+    held_out: take problems that no training uses.
     """
     drawn = [get_task(name) for name in tasks]
     if unknown := [t.name for t in drawn if t.suite != "synthetic"]:
@@ -109,10 +109,10 @@ def _exact(variant: Variant, number: int) -> Judge:
 
 
 def judge(reference: str, thinks: bool | None = None) -> Judge:
-    """Return a function that says whether a text gives the right answer `reference` (LaTeX or a number).
+    """Return a function that decides whether a text states the right answer `reference` (LaTeX or a number).
 
-    It compares as the mathematics tasks do. A comparison that takes too long counts as wrong. thinks: whether the text
-    begins with a thinking block; None if unknown.
+    It compares as the mathematics tasks do. If a comparison takes too long, the text counts as wrong. thinks: whether
+    the text begins with a thinking block; None if unknown.
     """
     doc = Doc(doc_id="", turns=(), reference=reference)
 
@@ -141,13 +141,14 @@ def collect(
 ) -> list[Trace]:
     """Let the model answer the questions with the full cache; return the usable answers in the questions' order.
 
-    Questions with a given answer are not asked. Several processes share the others out; each then has all answers.
+    The model does not answer questions that have a given answer. Several processes divide the other questions among
+    them; at the end each process has all answers.
 
     Args:
         seed: the seed of the sampling noise.
-        file: answers in it are not generated again; new ones are added to it. Several processes need it.
-        on_answer: called with the number of answers so far: those stored before, and this process's own.
-        on_drop: called for every answer that is not used, with the reason.
+        file: stores the answers; stored ones are not generated again. Several processes need it.
+        on_answer: called with the number of answers so far: those stored earlier, and new ones of this process.
+        on_drop: called with the reason for every answer that training does not use.
     """
     collection, asked = collection or Collection(), {q.name: q for q in questions}
     answers = {q.name: q.given_answer() for q in asked.values() if q.given is not None}
@@ -164,7 +165,7 @@ def collect(
 
 
 def unusable(answer: Answer, collection: Collection) -> str:
-    """Return why training does not use an answer; "" if it uses the answer."""
+    """Return why training cannot use an answer; "" if it can."""
     if not answer.ids or (not answer.right and collection.wrong == "drop"):
         return "wrong" if answer.ids else "failed"
     if not answer.ended and collection.unfinished == "drop":
@@ -181,7 +182,7 @@ def _ask(
     processes: Processes,
     on_answer: Callable[[int], None] | None,
 ) -> Answers:
-    """Let the model answer this process's share of the questions that have no stored answer; return all answers."""
+    """Let the model answer this process's share of the questions without a stored answer; return all answers."""
     answers: Answers = file.gather() if file else {}
     todo = [
         Request(
@@ -196,7 +197,8 @@ def _ask(
         if q.name not in answers
     ][processes.rank :: processes.count]
     if todo:
-        # Sizes as if this process answered all: the last bits of logits depend on the shapes of the batch.
+        # Slots as if this process answered all questions, so that its share does not change the answers: the last bits
+        # of logits depend on the batch size.
         longest = max(len(q.ids) + q.max_new_tokens for q in asked.values())
         how = collecting(longest, len(asked))
         slots = slots_for(loaded, how)
@@ -213,8 +215,8 @@ def _ask(
         answers = file.gather()
         if lacking := len(asked.keys() - answers.keys()):
             raise SetupError(
-                f"{lacking} answers of other processes are not in {quote(file.common.path)}; give an --out that all "
-                "processes share."
+                f"{lacking} answers of other processes are not in {quote(file.common.path)}; give an --out in a "
+                "folder that all processes share."
             )
         if on_answer:
             on_answer(len(answers))

@@ -17,8 +17,7 @@ from kvbench.store.files import reason, replacing
 
 
 def model_files(loaded: LoadedModel) -> Callable[[Path], None]:
-    """Return a function that writes a model into a folder, so that transformers can load it: configuration, weights and
-    tokenizer."""
+    """Return a function that writes configuration, weights and tokenizer of a model into a folder, for transformers."""
 
     def write(folder: Path) -> None:
         loaded.model.save_pretrained(folder)
@@ -30,7 +29,7 @@ def model_files(loaded: LoadedModel) -> Callable[[Path], None]:
 def save_folder(
     folder: Path, write: Callable[[Path], None], base: Base, *, made: Mapping[str, Any]
 ) -> tuple[Path, dict[str, Any]]:
-    """Let `write` fill a folder, replacing any folder there, and write a card beside it; return folder and card.
+    """Replace a folder by one that `write` fills, and write a card beside it; return folder and card.
 
     base: the model before the training. made: facts about the training for the card. Raises SetupError when a file
     cannot be written.

@@ -390,6 +390,6 @@ def test_answers_are_compared_as_mathematics(loaded, tmp_path):
 
 
 def test_recomputing_is_refused_where_no_layer_can() -> None:
-    with pytest.raises(UserError, match="'Linear' has no layers that can be recomputed; use --opt recompute=off"):
+    with pytest.raises(UserError, match="the layers of 'Linear' cannot be recomputed; use --opt recompute=off"):
         sparse_pass.recomputes(torch.nn.Linear(2, 2), "on")
     assert not sparse_pass.recomputes(torch.nn.Linear(2, 2), "auto")

@@ -57,7 +57,7 @@ def raise_kill():
 
 def test_a_checkpoint_of_another_seed_is_refused(tmp_path):
     small().save(tmp_path / "checkpoint.pt")
-    with pytest.raises(UserError, match="another recipe or seed"):
+    with pytest.raises(UserError, match="other settings or another seed"):
         Trainer(seed=1, scale=TINY_SCALE, batch_tokens=512).restore(tmp_path / "checkpoint.pt")
 
 
@@ -137,7 +137,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         tiny.main()
     assert stop.value.code == 2
-    assert "another recipe or seed" in capsys.readouterr().err
+    assert "other settings or another seed" in capsys.readouterr().err
 
 
 def test_export_loads_with_the_stock_classes(tmp_path, monkeypatch):

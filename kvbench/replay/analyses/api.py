@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from kvbench.report.plots.figure import Figure
 
 WINDOW = 16  # queries per window; G-KV and R-KV also score entries by 16 queries
-MASS = 0.9  # attended tokens are the fewest tokens that together get this share of the attention
+MASS = 0.9  # "attended tokens" are the fewest tokens that together get this share of the attention
 
 Row = dict[str, Any]
-Table = tuple[list[str], list[list[str]]]  # head and lines; the first column is text, the others are numbers
+Table = tuple[list[str], list[list[str]]]  # header and lines; the first column has text, the others have numbers
 A = TypeVar("A", bound="type[Analysis]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """The facts about one task that an analysis gets before the first trace is read: the task's traces and settings."""
+    """The traces and settings of one task, which an analysis gets before the first trace is read."""
 
     task: str
     traces: Sequence[ForcedTrace]
     interval: int
     text: Callable[[int], str] = str  # the text of a token id
-    # By (doc_id, sample), whether the answer's score is 1; empty unless an analysis has `scored`.
+    # By (doc_id, sample): whether the answer's score is 1. Empty unless an analysis sets `scored`.
     right: Mapping[tuple[str, int], bool] = field(default_factory=dict)
-    # Answers that a run generated with each method, see `correctness.own_ratios`; empty without a run.
+    # Facts about the answers that a run generated with each method (`correctness.own_ratios`); empty without a run.
     own: Mapping[Chosen, Sequence[tuple[str, float | None]]] = field(default_factory=dict)
 
 
@@ -57,8 +57,8 @@ class Window:
 
     layer: int  # index in the model
     traces: list[int]  # indices into `Study.traces` of the b traces read together
-    index: int  # the window's number from 0; windows come in order per layer
-    count: int  # windows of the answer
+    index: int  # number of the window in the answer, from 0; each layer's windows come in order
+    count: int  # number of windows of the answer
     first: int  # position of the first query
     weights: torch.Tensor  # [b, Hq, w, N] float32, N = first + w tokens
     kv_heads: int
@@ -68,27 +68,29 @@ class Window:
 class Moment:
     """The entries that a method holds for b traces at one moment of their answers.
 
-    index: the moment is the beginning of this block of the answers; None: the end of the answers.
+    index: number of the block of the answers that begins at this moment; None: the moment is the end of the answers.
     """
 
     chosen: Chosen
     bounded: bool  # whether the method also evicts while decoding
     traces: list[int]  # indices into `Study.traces`
-    layers: list[int]  # model indices of the L layers that are evicted
-    index: int | None  # the block's number from 0
-    count: int  # blocks of the answer
+    layers: list[int]  # indices, in the model, of the L layers in which methods evict
+    index: int | None  # from 0
+    count: int  # number of blocks of the answer
     prompt: int  # tokens of the prompt
     seen: int  # tokens read so far
     held: torch.Tensor  # [L, b, Hk, seen], see `kvbench.replay.comparison.held_tokens`
-    copies: int  # heads of the cache per KV head
+    copies: int  # heads of the cache per KV head of the model
     # [L, b, Hk, seen] attention that the block's queries pay to every token under the full cache, summed over queries
     # and divided by the interval; None at the end
     paid: torch.Tensor | None
 
     @property
     def due(self) -> bool:
-        """Return whether more tokens were read than fit into the budget; True without a budget. The result is the same
-        for all methods at one budget."""
+        """Whether more tokens were read than the budget has entries; True without a budget.
+
+        It is the same for all methods at one budget.
+        """
         return self.chosen.budget is None or self.seen > entries(self.chosen.budget, self.prompt)
 
 
@@ -104,15 +106,15 @@ class Look:
     traces: list[int]
     layer: int
     first: int
-    weights: torch.Tensor  # [b, Hq, w, n] float32, n places of entries
-    visible: torch.Tensor  # [b, Hq, w, n] whether the query sees an entry there
+    weights: torch.Tensor  # [b, Hq, w, n] float32, for n places that may have an entry
+    visible: torch.Tensor  # [b, Hq, w, n] whether the place has an entry that the query sees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
     """Negative log-likelihoods in nats of t successive tokens of b answers, under a method and with the full cache.
 
-    chosen, traces: as in `Moment`. first: the first token's number in the answer, from 0.
+    chosen, traces: as in `Moment`. first: number of the first of these tokens in the answer, from 0.
     """
 
     chosen: Chosen
@@ -130,7 +132,7 @@ class Analysis(ABC):
 
     name: ClassVar[str] = ""
     about: ClassVar[str] = ""  # one line for ``--help``
-    file: ClassVar[Literal["csv", "parquet"]] = "csv"  # Parquet for tables with many rows or with text of a model
+    file: ClassVar[Literal["csv", "parquet"]] = "csv"  # format of the table; parquet: for many rows, or text of a model
     scored: ClassVar[bool] = False  # whether the analysis needs to know which answers are right
     plotted: ClassVar[bool] = True  # whether the analysis has figures, which need the extra `report`
 
@@ -139,11 +141,11 @@ class Analysis(ABC):
 
     @abstractmethod
     def rows(self) -> list[Row]:
-        """Return the results as the rows of a table, after all traces were read."""
+        """Return the results as rows of a table. Called after all traces were read."""
 
     @staticmethod
     def figures(rows: Sequence[Row]) -> list[Figure]:
-        """Return the figures of the analysis, without those that would be empty. rows: the results of all tasks."""
+        """Return the figures of the analysis, except empty figures. rows: the results of all tasks."""
         return []
 
     @staticmethod
@@ -158,22 +160,22 @@ class Analysis(ABC):
 
 
 class AttentionAnalysis(Analysis):
-    """The base class of analyses of the full cache's attention. Their method `window` gets the attention of 16
-    queries at a time."""
+    """The base class of analyses of the attention with the full cache. `window` receives the attention of 16 queries
+    at a time."""
 
     @abstractmethod
     def window(self, window: Window) -> None: ...
 
 
 class MethodAnalysis(Analysis):
-    """The base class of analyses that observe answers being read with a method. Subclasses override the methods that
-    they need."""
+    """The base class of analyses that observe an eviction method while it reads answers. Subclasses override the
+    Python methods that they need."""
 
     def moment(self, moment: Moment) -> None:
-        """Receive the entries that the method holds, when a block of the answer begins and at the end."""
+        """Receive the entries that the eviction method holds, at the beginning of a block or at the end."""
 
     def attended(self, look: Look) -> None:
-        """Receive the attention of at most 16 successive queries to the entries that the method holds."""
+        """Receive the attention of at most 16 successive queries to the entries that the eviction method holds."""
 
     def predicted(self, losses: Losses) -> None:
         """Receive the losses of successive tokens of the answers."""
@@ -200,7 +202,7 @@ def analyses() -> dict[str, type[Analysis]]:
 
 
 def choose(names: Sequence[str]) -> list[type[Analysis]]:
-    """Return the class of each analysis in `names`, without repetitions. Raises UserError when a name is unknown."""
+    """Return the classes of the analyses in `names`, each once. Raises UserError when a name is unknown."""
     known = analyses()
     chosen = []
     for name in dict.fromkeys(name.strip().lower() for name in names):
@@ -244,8 +246,8 @@ def fixed(value: float | None, digits: int = 3) -> str:
 
 
 def cells(row: Row, *names: str, digits: int = 3) -> list[str]:
-    """Return the values in the columns `names` of a row of results as text.
+    """Return the values of a row of results in the columns `names`, as text for a table.
 
-    Fractions have `digits` decimals, and None is "-".
+    Floats get `digits` decimals, and None becomes "-".
     """
     return [fixed(v, digits) if v is None or isinstance(v, float) else str(v) for v in map(row.__getitem__, names)]

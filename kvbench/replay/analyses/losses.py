@@ -1,13 +1,15 @@
 """Finds the tokens whose loss rises most under eviction, by method.
 
 After ForesightKV (arXiv 2602.03203, Table 8). The rise of a token of an answer is its negative log-likelihood under
-eviction minus its negative log-likelihood with the full cache, and at least 0. Rises are added up over all places where
-the same token of the vocabulary stands. The table has, per method, the `MOST` tokens with the largest sums:
+eviction minus its negative log-likelihood with the full cache, or 0 if this is negative. The rises of all occurrences
+of a vocabulary token are added up. The table has, per method, the `MOST` vocabulary tokens with the largest sums:
 
-    count   places where the token stands; questions: number of questions whose answers have it
-    rise    mean rise in nats; full: mean loss with the full cache
-    share   the sum of the token's rises, divided by the sum of all tokens' rises under the method
-    most    the largest rise, in the answer to `doc_id` at place `position`
+    count      number of occurrences
+    questions  number of questions whose answers have the token
+    rise       mean rise in nats
+    full       mean loss with the full cache
+    share      the sum of the token's rises, divided by the sum of all tokens' rises under the method
+    most       the largest rise; it occurs in the answer to `doc_id`, at place `position`
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ MOST, SHOWN = 50, 8
 
 @dataclass(slots=True)
 class _Sums:
-    """The sums of one token of the vocabulary under one method."""
+    """The sums over all occurrences of one vocabulary token under one method."""
 
     count: int = 0
     rise: float = 0.0
     full: float = 0.0
     questions: set[str] = field(default_factory=set)
-    most: tuple[float, int, int] = (-1.0, 0, 0)  # largest rise, index of its trace, place in the answer
+    most: tuple[float, int, int] = (-1.0, 0, 0)  # largest rise, index of the trace, place in its answer
 
 
 @register("losses")

@@ -73,7 +73,7 @@ class GateRecipe(TraceRecipe):
         self.rules = Rules(method=method, budget=None, interval=self.interval, weights=self.trained)
 
     @property
-    def at_once(self) -> int | None:  # type: ignore[override]  # a property, because it depends on the length of the traces
+    def at_once(self) -> int | None:  # type: ignore[override]  # depends on the traces' length
         return None if self.settings.batch * self.longest <= MOST_TOKENS else 1
 
     @classmethod

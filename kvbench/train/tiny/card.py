@@ -28,15 +28,15 @@ def export(trainer: Trainer, folder: Path, n_problems: int) -> dict[str, Any]:
     build_tokenizer().save_pretrained(folder, save_jinja_files=False)
     card = describe(trainer, folder) | {"accuracy": accuracy(folder, n_problems)}
     for file in folder.iterdir():
-        file.chmod(0o644)  # safetensors writes files that only the owner can read
+        file.chmod(0o644)  # safetensors creates files that only the owner can read
     (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n")
     return card
 
 
 def accuracy(folder: Path, n_problems: int) -> dict[str, dict[str, float]]:
-    """Return, for every variant of a task, the share of held-out problems that the model's greedy answers get right.
+    """Return, for every variant of every synthetic task, how many of its held-out problems the model solves.
 
-    The model answers with the full cache. n_problems: the number of problems of each variant.
+    The figures are shares of right greedy answers with the full cache (`summary`). n_problems: problems per variant.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -1,9 +1,9 @@
 """Training data of the built-in model: the stages of training, their tasks, and each task's levels of difficulty.
 
-A task climbs a level when, for each kind of token in `GATES`, the model's accuracy is above the kind's threshold, and
-the task has had `PATIENCE` batches at its level. A batch is a pure function of (seed, step, stage, levels), so a
-resumed training draws the same batches. All problems of a batch have one task and the same generator settings (knobs),
-so they have equal length and no padding.
+A task climbs to the next level when it has had `PATIENCE` batches at its level, and the model's accuracy on each kind
+of token in `GATES` is above that kind's threshold. A batch is a pure function of (seed, step, stage, levels), so a
+resumed training draws the same batches. All problems of a batch have the same task and the same generator settings
+(knobs), so they have equal length and need no padding.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ STAGES = (
     Stage(name="base", steps=2600, mixture={"chain": 0.75, "lookup": 0.25}, muon_lr=0.015),
     Stage(name="lines", steps=400, mixture={"lines": 0.6, "chain": 0.3, "lookup": 0.1}, muon_lr=0.012),
     Stage(name="joint", steps=1600, mixture={"digits": 0.5, "lines": 0.2, "chain": 0.2, "lookup": 0.1}, muon_lr=0.012),
-    # Rates fall in this stage. Copying a chain's plan is learned last: so chain has a large share, and half of the
-    # batches come from lower levels.
+    # The learning rates fall in this stage. The model learns last to copy the plan of a `chain` problem: so `chain`
+    # has a large share, and half of the batches come from lower levels.
     Stage(name="settle", steps=2200, mixture=SETTLE, muon_lr=0.012, review=0.5),
 )
 
 Range = tuple[int, int]
 
-# one row per level: facts, steps, distractors, fillers
+# for each level, the ranges of facts, steps, distractors and fillers
 CHAIN: tuple[tuple[Range, Range, Range, Range], ...] = (
     ((3, 5), (2, 3), (0, 0), (0, 1)),
     ((3, 6), (3, 6), (0, 6), (0, 8)),
@@ -54,7 +54,7 @@ CHAIN: tuple[tuple[Range, Range, Range, Range], ...] = (
     ((3, 7), (10, 20), (0, 8), (0, 12)),
     ((3, 7), (18, 32), (0, 8), (0, 12)),
 )
-# facts, asked, fillers
+# for each level, the ranges of facts, asked keys and fillers
 LOOKUP: tuple[tuple[Range, Range, Range], ...] = (
     ((3, 6), (1, 3), (0, 2)),
     ((4, 12), (1, 8), (0, 8)),
@@ -70,8 +70,8 @@ GATES = {
     "digits": {STEP: 0.98},
     "lines": dict.fromkeys((FACT, PLAN, RESULT), 0.97),
 }
-PATIENCE = 40  # batches at a level before it can be left
-MEMORY = 0.9  # of the running accuracy
+PATIENCE = 40  # least number of batches at a level
+MEMORY = 0.9  # weight of the earlier batches in a running accuracy
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Ladder:
         """
         task = batch.task
         if batch.level != self.level[task]:
-            return False  # the running accuracies are those of the current level
+            return False  # a batch for review: running accuracies are only those of the current level
         running = self.accuracy[task]
         for kind, share in right.items():
             running[kind] = MEMORY * running[kind] + (1 - MEMORY) * share if kind in running else share
@@ -106,8 +106,8 @@ class Ladder:
 class Batch:
     task: str
     level: int
-    tokens: np.ndarray  # [rows, prompt + solution] int64
-    kinds: np.ndarray  # [solution] index into KINDS; the same for every row
+    tokens: np.ndarray  # [problems, prompt + solution] int64
+    kinds: np.ndarray  # [solution] index into KINDS; the same for every problem
     n_prompt: int
 
 

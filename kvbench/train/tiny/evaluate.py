@@ -21,19 +21,19 @@ from kvbench import tiny
 from kvbench.taskkit.synthetic.problem import HELD_OUT, Score
 from kvbench.taskkit.synthetic.variants import VARIANTS, Variant
 
-SLACK = 8  # tokens beyond the true solution, so that a late stop counts as wrong
+SLACK = 8  # tokens that an answer may exceed the solution by: one that does not stop in time counts as wrong
 
 
 @torch.inference_mode()
 def solve(model: Any, tokenizer: Any, variant: Variant, n_problems: int, first: int = 0) -> list[Score]:
-    """Let the model solve `n_problems` problems of a variant, from number `first` on; return the scores."""
+    """Let the model solve `n_problems` held-out problems of a variant, from number `first` on; return their scores."""
     problems = [variant.generate(HELD_OUT + first + i) for i in range(n_problems)]
     prompts = tokenizer([p.prompt for p in problems], return_tensors="pt")["input_ids"]  # [problems, prompt]
     length = prompts.shape[1]
     limit = len(problems[0].solution_pieces) + 1 + SLACK
     mask = torch.ones_like(prompts)
     output = model.generate(prompts, attention_mask=mask, max_new_tokens=limit, do_sample=False)[:, length:]
-    texts = tokenizer.batch_decode(output)  # the scorers stop at the end token; padding follows it
+    texts = tokenizer.batch_decode(output)  # the scorers ignore padding: they read up to the end token
     return [variant.score(problem, text) for problem, text in zip(problems, texts, strict=True)]
 
 

@@ -1,8 +1,8 @@
 """The tokenizer of the built-in model: one token per word of the synthetic tasks, bytes for everything else.
 
-Byte-level BPE without merges: a pattern cuts text into words with their leading blank, single digits and single signs.
-A piece in the vocabulary is one token; other pieces are spelled in bytes. So every UTF-8 text is decoded unchanged, but
-text outside the tasks costs about one token per byte.
+It is a byte-level BPE without merges. A pattern cuts text into pieces: words with their leading blank, single digits
+and single signs. A piece that the vocabulary has is one token; other pieces have a token per byte. So decoding returns
+any UTF-8 text unchanged, but text that is not from the tasks takes about one token per byte.
 """
 
 from __future__ import annotations

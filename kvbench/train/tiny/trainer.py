@@ -1,7 +1,7 @@
 """The training of the built-in model: its steps and its checkpoints.
 
-Muon trains the matrices; AdamW trains the head, the norms and the embedding. Data and learning rates are functions of
-seed, step and ladder (the tasks' levels). The checkpoint holds all three, so a restored training gives the same model.
+Muon trains the matrices; AdamW trains the head, the norms and the embedding. Seed, step and ladder (the tasks' levels)
+determine data and learning rates. A checkpoint holds all three, so a restored training gives the same model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvbench.train.tiny.data import BATCH_TOKENS, STAGES, WEIGHTS, Batch, Ladder
 from kvbench.train.tiny.warmstart import warm_start
 
 WARMUP = 50  # steps
-DECAY_FROM, FLOOR = 0.1, 0.02  # share of the last stage from which rates fall linearly, and the share of the peak left
+DECAY_FROM, FLOOR = 0.1, 0.02  # rates fall linearly after this share of the last stage, down to this share of the peak
 ADAM_LR, EMBED_LR = 3e-3, 18e-3
 WEIGHT = torch.tensor([WEIGHTS[kind] for kind in KINDS])
 
@@ -42,8 +42,9 @@ class Trainer:
         matrices = [w for name, w in self.model.named_parameters() if w.ndim == 2 and ".layers." in name]
         head_and_norms = [w for w in self.model.parameters() if w.ndim == 1] + [self.model.lm_head.weight]
         embedding = [self.model.model.embed_tokens.weight]
-        self.clipped = head_and_norms + embedding  # Muon's step does not depend on the size of the gradient
-        # Muon scales a rate by sqrt(max(1, rows / columns)). Projections are separate matrices, so none needs a split.
+        self.clipped = head_and_norms + embedding  # only AdamW's: Muon's step does not depend on the gradient's norm
+        # Muon scales its rate by sqrt(max(1, rows / columns)) of a matrix. The model has its projections in separate
+        # matrices, so none has to be split for Muon.
         self.muon = torch.optim.Muon(matrices, momentum=0.95, nesterov=True, ns_steps=5, weight_decay=0.02)
         groups = [{"params": head_and_norms, "peak": ADAM_LR}, {"params": embedding, "peak": EMBED_LR}]
         self.adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
@@ -55,7 +56,7 @@ class Trainer:
             if left < length:
                 return stage, left / length
             left -= length
-        raise IndexError(f"step {self.step} is past the last stage")
+        raise IndexError(f"step {self.step} is beyond the last step of the training")
 
     def train_step(self) -> dict[str, Any]:
         stage, done = self.stage()
@@ -86,7 +87,7 @@ class Trainer:
             group["lr"] = pace * group["peak"]
 
     def recipe(self) -> dict[str, Any]:
-        """Return the settings in which a checkpoint and a training that continues from it must agree."""
+        """Return the settings of this training; a training continues only from a checkpoint with equal settings."""
         return {
             "seed": self.seed,
             "steps_scale": self.scale,
@@ -108,7 +109,7 @@ class Trainer:
     def restore(self, path: Path) -> None:
         state = torch.load(path, weights_only=True)
         if state["recipe"] != self.recipe():
-            raise UserError(f"{path} belongs to a training with another recipe or seed; choose another --out.")
+            raise UserError(f"{path} belongs to a training with other settings or another seed; choose another --out.")
         for name in ("model", "muon", "adam"):
             getattr(self, name).load_state_dict(state[name])
         for name in ("step", "tokens", "seconds", "climbs"):
@@ -121,9 +122,9 @@ def batch_loss(model: Qwen3ForCausalLM, batch: Batch) -> tuple[torch.Tensor, dic
 
     Every token is predicted after the right earlier ones (teacher forcing).
     """
-    tokens = torch.from_numpy(batch.tokens)  # [rows, prompt + solution]
+    tokens = torch.from_numpy(batch.tokens)  # [problems, prompt + solution]
     hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
-    logits = model.lm_head(hidden[:, batch.n_prompt - 1 :])  # [rows, solution, 512]: the prompt needs no logits
+    logits = model.lm_head(hidden[:, batch.n_prompt - 1 :])  # [problems, solution, 512]: the prompt needs no logits
     target = tokens[:, batch.n_prompt :]
     kinds = torch.from_numpy(batch.kinds)  # [solution]
     weight = WEIGHT[kinds]

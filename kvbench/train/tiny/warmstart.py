@@ -2,8 +2,8 @@
 
 From random weights, training stalls for two reasons: with QK-norm and head size 32 a head cannot become sharp enough to
 attend to the previous token alone, and digit sums give no gradient until a head attends to both operands at once. So
-some heads start by attending to fixed offsets, and one starts as an induction head. Nothing is frozen. Other values,
-outputs and feed-forward layers are learned from scratch.
+some heads initially attend to fixed offsets, and one head is initially an induction head. All weights are trained, and
+all others begin at random.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from kvbench.taskkit.synthetic.vocabulary import END_ID, PAD_ID
 
 HEAD, Q_HEADS, KV_HEADS, HIDDEN = 32, 4, 2, 128
-PAIRS = HEAD // 2  # RoPE turns channels (p, p + PAIRS) together; p = 0 is the fastest pair
-FAST = 3  # pairs 0, 1, 2 turn by 1.0, 0.53 and 0.28 rad per token: sharp enough to tell neighbours apart
-SLOW = 7  # pairs from here on turn by at most 0.011 rad per token: contents can be matched across a prompt
-CONSTANT = 0  # embedding channel with one value for all tokens: the source of queries and keys without content
+PAIRS = HEAD // 2  # RoPE rotates channels p and p + PAIRS as a pair; pair p = 0 is the fastest
+FAST = 3  # pairs 0, 1, 2 rotate by 1.0, 0.53 and 0.28 rad per token: enough to tell neighbouring tokens apart
+SLOW = 7  # pairs from this one on rotate by at most 0.011 rad per token, so they match contents at any distance
+CONSTANT = 0  # embedding channel with the same value for all tokens; queries and keys made from it ignore content
 
 THETA = 30000.0
 
@@ -66,7 +66,7 @@ def warm_start(seed: int) -> Qwen3ForCausalLM:
     first, second = layers[0], layers[1]
     _look_back(first, kv_head=0, offsets=(1, 2), gen=gen)
     identity = _orthonormal(HEAD, HIDDEN, gen)  # [32, 128] reads a token's identity
-    written = _orthonormal(HEAD, HIDDEN, gen)  # [32, 128] the channels to which head 0 writes the previous token's
+    written = _orthonormal(HEAD, HIDDEN, gen)  # [32, 128] where head 0 writes the previous token's identity
     first.v_proj.weight[:HEAD] = identity
     first.o_proj.weight[:, :HEAD] = 2.0 * written.T
     _induct(second, identity, written, gen)
@@ -78,8 +78,9 @@ def warm_start(seed: int) -> Qwen3ForCausalLM:
 def _look_back(attention: Qwen3Attention, kv_head: int, offsets: tuple[int, int], gen: torch.Generator) -> None:
     """Make the two query heads of one KV head attend to the tokens at given offsets before the query.
 
-    All tokens have the same key, and each query is this key turned back by the offset. Under RoPE their product is the
-    sum, over the fast pairs of dimensions, of cos(angle * (distance - offset)), which is largest at the offset.
+    All tokens have the same key, and each query is this key rotated back by the offset. Under RoPE, the product of
+    query and key is the sum, over the fast pairs of dimensions, of cos(angle * (distance - offset)). It is largest at
+    the offset.
     """
     angles = THETA ** (-torch.arange(FAST) / PAIRS)  # [FAST] rad per token
     key = torch.zeros(HEAD)
@@ -101,8 +102,8 @@ def _set_constant(weight: torch.Tensor, head: int, vector: torch.Tensor, gen: to
 def _induct(attention: Qwen3Attention, identity: torch.Tensor, written: torch.Tensor, gen: torch.Generator) -> None:
     """Make head 0 an induction head: a token's query matches the keys of positions whose previous token is the same.
 
-    Queries and keys use only the pairs of dimensions that RoPE turns slowly. identity: the directions that tell a
-    token's identity. written: those to which an earlier layer writes the previous token's identity.
+    Queries and keys use only the pairs of dimensions that RoPE rotates slowly. identity: the directions in the hidden
+    state that encode the token. written: the directions to which an earlier layer writes the previous token.
     """
     slow = [*range(SLOW, PAIRS), *range(PAIRS + SLOW, HEAD)]
     for weight, reader in ((attention.q_proj.weight, identity), (attention.k_proj.weight, written)):
