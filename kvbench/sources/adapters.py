@@ -1,7 +1,7 @@
-"""Finds a LoRA adapter on the disk and identifies it by its files. No torch, no peft.
+"""Finds a LoRA adapter on the disk and identifies it by its files. Imports neither torch nor peft.
 
-An adapter is a folder as peft writes it: `CONFIG` and `WEIGHTS`. kvbench never looks an adapter up on the hub, nor the
-base model that its configuration names.
+An adapter is a folder as peft writes it, with the files `CONFIG` and `WEIGHTS`. kvbench looks neither for an adapter on
+the hub, nor for the base model that the adapter's configuration names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 LORA = "LORA"
-PROMPTS = (  # types that learn a prompt beside the model's weights, which peft cannot merge either
+PROMPTS = (  # types of adapters that learn a prompt, which peft cannot merge into the model's weights either
     *("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT"),
 )
 MERGE = "Merge it with peft (merge_and_unload, save_pretrained) and give the merged folder with --model"
@@ -40,15 +40,15 @@ class Adapter:
 
     @property
     def identity(self) -> str:
-        """The folder's name and a hash over the files, as rows store them: ``my-lora@0123456789abcdef``."""
+        """The folder's name and a hash over the files, in the form that rows store: ``my-lora@0123456789abcdef``."""
         return f"{self.folder.name}@{model_files.combined(self.files)}"
 
 
 def find(name: str | None) -> Adapter | None:
-    """Find the adapter in the folder that --adapter names; None without a name.
+    """Find the adapter in the folder that --adapter names. name: the value of --adapter; None: return None.
 
-    Raises SetupError if the folder or peft is missing, or a file is missing or damaged, UserError for an adapter that
-    is not a LoRA.
+    Raises SetupError if the folder, a file or peft is missing, or a file is damaged, UserError for an adapter that is
+    not a LoRA.
     """
     if name is None:
         return None
@@ -60,7 +60,7 @@ def find(name: str | None) -> Adapter | None:
         raise SetupError(f"{quote(name)} has no {CONFIG}; it is not an adapter of peft.")
     config = model_weights.read_json(folder / CONFIG)
     if (kind := config.get("peft_type")) != LORA:
-        cure = "Its learned prompt has no place in the weights; train a LoRA adapter" if kind in PROMPTS else MERGE
+        cure = "Its learned prompt cannot be merged into weights; train a LoRA adapter" if kind in PROMPTS else MERGE
         raise UserError(f"adapter {quote(name)} is of type {quote(kind)}; kvbench merges {LORA} only. {cure}.")
     if not (folder / WEIGHTS).is_file():
         if (folder / PICKLE).is_file():

@@ -1,7 +1,7 @@
 """Asks the Hugging Face hub whether a repository exists, at which commit, and with which files.
 
-The hub's libraries retry a refused connection for half a minute per file. kvbench asks first, with at most `TRIES`
-attempts, so that the user learns of a wrong name or a missing network within seconds.
+The hub's libraries retry a refused connection for half a minute per file. Before it calls them, kvbench asks the hub
+itself with at most `TRIES` attempts, so that the user learns of a wrong name or a missing network within seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Answer:
 
 
 class HubError(Exception):
-    """The hub gave no usable reply; `why` is the reason."""
+    """The error for a request to which the hub gave no usable reply; `why` is the reason."""
 
     def __init__(self, why: Why, error: Exception) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -54,8 +54,9 @@ _named: Collection[str] | None = None  # models and tasks that kvbench may downl
 def only(names: Collection[str] | None) -> Iterator[None]:
     """While the block runs, let kvbench download only these models and the data of these tasks; None: anything.
 
-    A run's folder from another person may name a model; kvbench must not download it unasked. With an empty collection,
-    the hub's libraries also are in offline mode, in this process and its children.
+    This protects users who continue someone else's run: its folder may name any model, and kvbench must not download it
+    unless the user names it. If `names` is empty, the hub's libraries are also put into offline mode, in this process
+    and its children.
     """
     global _named
     before, _named = _named, names
@@ -96,7 +97,7 @@ def ask(kind: Kind, name: str, revision: str | None) -> Answer:
     """Return the commit and the file names that a repository has at a revision. Raises HubError."""
     if kind == "model" and not may_ask(name):
         raise HubError(
-            "unnamed", PermissionError(f"only a run's folder names {name}, not the user; it is not downloaded")
+            "unnamed", PermissionError(f"{name} is not downloaded, because only a run's folder names it, not the user")
         )
     import huggingface_hub
 
@@ -118,7 +119,7 @@ def ask(kind: Kind, name: str, revision: str | None) -> Answer:
 def may_read(kind: Kind, name: str, file: str, commit: str) -> None:
     """Raise HubError if the hub refuses a file because the repository is gated or the token is wrong.
 
-    `ask` cannot tell: the hub lists the files of a gated repository to everyone.
+    `ask` does not notice this, because the hub lists the files of a gated repository to everyone.
     """
     import huggingface_hub
 
@@ -143,7 +144,7 @@ def hush() -> None:
 
 
 def is_name(name: str) -> bool:
-    """Return whether huggingface_hub accepts this name of a repository."""
+    """Return whether huggingface_hub accepts `name` as the name of a repository."""
     return len(name) <= LONGEST and _NAME.fullmatch(name) is not None and "--" not in name and ".." not in name
 
 
@@ -162,8 +163,8 @@ def is_commit(revision: str | None) -> bool:
 def why(error: Exception) -> Why:
     """Return the reason for an exception of huggingface_hub, datasets or transformers.
 
-    Reads class names, status codes and messages of the whole exception chain: no other field tells the reasons apart,
-    and the libraries wrap each other's exceptions.
+    The function reads class names, status codes and messages of the whole exception chain, because the libraries wrap
+    each other's exceptions and no other field distinguishes the reasons.
     """
     chain: list[BaseException] = []
     link: BaseException | None = error

@@ -1,4 +1,4 @@
-"""Reads image files of questions into RGB pixels, with limits: formats, number of pixels, whole files only."""
+"""Reads image files of questions into RGB pixels, if format, number of pixels and completeness of the file allow it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pixels:
 def read(image: Image) -> Pixels:
     """Read and decode an image.
 
-    Raises UserError for a file that cannot be read, is no whole PNG, JPEG or WebP, is too large, or changed since it
+    Raises UserError for a file that cannot be read, is no complete PNG, JPEG or WebP, is too large, or changed since it
     was hashed; SetupError if Pillow is missing.
     """
     data = _bytes(image)
@@ -44,7 +44,7 @@ def read(image: Image) -> Pixels:
 
 
 def encoded(image: Image) -> bytes:
-    """Return the bytes of an image's file, after the checks of `read` on the same bytes. Raises as `read` does."""
+    """Return the bytes of an image's file, after the checks that `read` makes. Raises as `read` does."""
     data = _bytes(image)
     read(replace(image, path=None, data=data))
     return data

@@ -21,20 +21,20 @@ TEMPLATES = "additional_chat_templates"  # the only subfolder that transformers 
 _NOT_READ_FOR_PROMPTS = ("*.safetensors", "*.index.json", "adapter_*", "generation_config*")
 WHOLE = 64 << 20  # bytes; larger weight files are hashed in parts
 BLOCK = 4096
-BLOCKS = 1024  # per sampled file, divided among its tensors
-LEAST = 3  # blocks per tensor: its start, middle and end
+BLOCKS = 1024  # blocks to hash per large file, divided among its tensors
+LEAST = 3  # fewest blocks to hash per tensor: its start, middle and end
 _LONGEST_HEADER = 100_000_000
-_LARGEST = 1 << 60  # bytes; an offset beyond this means a broken header
+_LARGEST = 1 << 60  # a header with an offset beyond this many bytes is broken
 
-Span = tuple[int, int]  # bytes of a tensor in its file: start, end
+Span = tuple[int, int]  # a tensor's byte range in its file: start, end
 
 
 def names(folder: Path) -> list[str]:
     """Return the names of the files that transformers may read from a model's folder, sorted.
 
-    Only files that match `PATTERNS`, and the chat templates in `TEMPLATES`, are named: notes, logs, pickles and results
-    of other tools do not affect tokens and must not stop a run. A method's weights (with a card beside them) do not
-    belong to the model.
+    These are the files that match `PATTERNS`, and the chat templates in `TEMPLATES`. Notes, logs, pickles and results
+    of other tools are left out, because they do not affect tokens and their change must not stop a run. A method's
+    weights (with a card beside them) are left out, because they do not belong to the model.
     """
     top = [path.name for path in folder.iterdir() if path.is_file() and not is_of_a_method(path)]
     chosen = [name for name in top if any(fnmatchcase(name, pattern) for pattern in PATTERNS)]
@@ -43,7 +43,7 @@ def names(folder: Path) -> list[str]:
 
 
 def is_of_a_method(path: Path) -> bool:
-    """Return whether a safetensors file holds a method's weights, which a card (NAME.json) beside the file shows."""
+    """Return whether a safetensors file holds a method's weights: a card (NAME.json) then lies beside it."""
     return path.suffix == ".safetensors" and path.with_suffix(".json").is_file()
 
 
@@ -53,25 +53,26 @@ def makes_prompts(name: str) -> bool:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Return a hash of each file of `names`. Raises SetupError if a file cannot be read.
+    """Return {file name: hash} of the files that `names` lists. Raises SetupError if a file cannot be read.
 
-    For a file of up to `WHOLE` bytes this is its SHA-256. For a larger safetensors file the hash covers the file's
+    For a file of up to `WHOLE` bytes, the hash is its SHA-256. For a larger safetensors file, it covers the file's
     size, its header, and some blocks of every tensor, evenly spaced from the tensor's first to its last byte; for any
-    other large file, its size and blocks that are evenly spaced over the file. This detects a tensor that was trained
-    further, merged or replaced, but not changes of single bytes between the blocks.
+    other large file, the file's size and blocks that are evenly spaced over the file. These hashes detect a tensor that
+    was trained further, merged or replaced, but not changes of single bytes between the blocks.
     """
     return {name: file_hash(folder / name) for name in names(folder)}
 
 
 def combined(files: Mapping[str, str]) -> str:
-    """Return one hash, of 16 hex digits, over the names and hashes of all files."""
+    """Return one hash, of 16 hex digits, over the names and hashes in `files`."""
     lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(files.items()))
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def tensors(file: BinaryIO) -> tuple[int, list[Span]] | None:
-    """Return the offset at which the data of a safetensors file begin, and each tensor's byte range; None for a broken
-    header."""
+    """Return the offset at which the data of a safetensors file begin, and each tensor's byte range; None if its header
+    is broken.
+    """
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= _LONGEST_HEADER:
@@ -114,10 +115,10 @@ def _content_hash(path: Path) -> str:
 
 
 def _blocks(spans: list[Span]) -> Iterator[int]:
-    """Yield the offset of each block to hash: all blocks of a small tensor, some of a large one. spans: the byte range
-    of each tensor.
+    """Yield the offset of each block to hash: all blocks of a small tensor, some blocks of a large tensor. spans: the
+    byte range of each tensor.
 
-    A large tensor gets an odd number of blocks, so that one is in its middle.
+    Of a large tensor, an odd number of blocks is hashed, so that one block is in its middle.
     """
     most = max(LEAST, BLOCKS // max(1, len(spans))) | 1
     for start, end in sorted(spans):

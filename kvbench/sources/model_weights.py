@@ -1,4 +1,6 @@
-"""Checks a model folder's weights: only safetensors, no file of the index missing, no file truncated."""
+"""Checks a model folder's weights: they must be safetensors, no file that the index names may be missing, and no file
+may be truncated.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _CONVERT = "kvbench loads safetensors only; convert it, for example with 'save_p
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files with the model's own weights, not a method's."""
+    """Return the files with the model's weights, without files that hold a method's weights."""
     return [path for path in sorted(folder.glob("*.safetensors")) if not model_files.is_of_a_method(path)]
 
 
@@ -47,7 +49,7 @@ def none_there(name: str, files: Sequence[Path]) -> SetupError:
 
 
 def lacking(folder: Path) -> list[str]:
-    """Return the names of the weight files that the folder should have but lacks."""
+    """Return the names of the weight files that the folder lacks, according to its index."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return [] if weight_files(folder) else ["model.safetensors"]
@@ -57,7 +59,9 @@ def lacking(folder: Path) -> list[str]:
 
 
 def _safetensors_size(path: Path) -> int | None:
-    """Return a file's length in bytes according to its header; None for a broken header."""
+    """Return the length in bytes that a safetensors file must have according to its header; None if the header is
+    broken.
+    """
     with path.open("rb") as file:
         layout = model_files.tensors(file)
     return None if layout is None else max((end for _, end in layout[1]), default=layout[0])

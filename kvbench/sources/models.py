@@ -1,7 +1,8 @@
 """Finds a model and reads its configuration, without torch and without weights.
 
 A name that looks like a path is never sent to the hub. For a hub name, `describe` reads only the local cache; facts
-that the cache lacks are None until `fetched` asks the hub. Damaged and pickled weights raise an error before loading.
+that the cache lacks are None until `fetched` asks the hub. Damaged and pickled weights raise an error here, before any
+weights are loaded.
 """
 
 from __future__ import annotations
@@ -83,9 +84,10 @@ def is_path(name: str) -> bool:
 
 
 def describe(name: str, revision: str | None = None, *, weights: bool = True) -> ModelInfo:
-    """Describe a model from local files. Raises SetupError for an unusable folder, UserError for an invalid name.
+    """Return the facts about a model from local files. Raises SetupError for an unusable folder, UserError for an
+    invalid name.
 
-    weights: whether a folder without weights is unusable.
+    weights: whether the folder must have weights.
     """
     if name == TINY:
         from kvbench import tiny
@@ -115,7 +117,9 @@ def _local(name: str, folder: Path, *, weights: bool = True) -> ModelInfo:
 
 
 def _refuse_adapter(name: str, files: Iterable[str]) -> None:
-    """Raise SetupError for a model with an adapter among its files, which transformers would load without asking."""
+    """Raise SetupError for a model with an adapter among its files, because transformers would load the adapter
+    unasked.
+    """
     if adapters.CONFIG in files:
         raise SetupError(
             f"{quote(name)} holds an adapter ({adapters.CONFIG}); give its base model with --model and its folder with "
@@ -124,13 +128,14 @@ def _refuse_adapter(name: str, files: Iterable[str]) -> None:
 
 
 def check_tokenizer(name: str, folder: Path) -> None:
-    """Raise SetupError if the folder has no tokenizer files: for some models transformers makes an empty tokenizer."""
+    """Raise SetupError if the folder has no tokenizer files, because transformers may then make an empty tokenizer."""
     if not any((folder / file).is_file() for file in TOKENIZERS):
         raise SetupError(f"model {quote(name)} has no tokenizer files ({TOKENIZERS[0]}). Copy them beside its weights.")
 
 
 def located(name: str, revision: str | None = None) -> ModelInfo:
-    """Describe a model; download its configuration first if the local cache does not hold the whole model.
+    """Return the facts about a model; download its configuration first if the local cache does not hold the whole
+    model.
 
     Raises SetupError if the hub refuses the model or the model has no safetensors weights.
     """
@@ -141,7 +146,9 @@ def located(name: str, revision: str | None = None) -> ModelInfo:
 
 
 def fetched(name: str, revision: str | None = None) -> ModelInfo:
-    """Describe a model as `located` does. Raises SetupError also for a model that needs code from its repository."""
+    """Return the facts about a model as `located` does. Raises SetupError also for a model that needs code from its
+    repository.
+    """
     info = located(name, revision)
     if info.config.get("auto_map"):
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -156,7 +163,7 @@ def reading(name: str, where: str) -> Iterator[None]:
     """While the block reads a model, turn an exception of transformers into a SetupError of one line. where: the folder
     or hub name that transformers reads.
 
-    Failures of the machine, such as too little memory, stay as they are.
+    Exceptions for failures of the machine, such as too little memory, are not changed.
     """
     try:
         yield
@@ -169,7 +176,9 @@ def reading(name: str, where: str) -> Iterator[None]:
 
 
 def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
-    """Download a hub model's configuration, check the model's list of files, and describe the model again."""
+    """Download a hub model's configuration, check the model's list of files, and return the facts about the model
+    anew.
+    """
     name = info.name
     import huggingface_hub
 
@@ -188,7 +197,9 @@ def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
 
 
 def _check_files(name: str, files: tuple[str, ...]) -> None:
-    """Raise SetupError unless a hub model's list of files has a config.json and safetensors weights."""
+    """Raise SetupError unless the list of a hub model's files has a config.json and safetensors weights, and no
+    adapter.
+    """
     _refuse_adapter(name, files)
     if "config.json" not in files:
         raise SetupError(f"{quote(name)} has no config.json on the hub; it is not a model of transformers.")
@@ -199,19 +210,20 @@ def _check_files(name: str, files: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The identity of a model's content. `revision`: the hub's commit or, for a local folder, one hash over all files.
-    `files`: the hash of each file by its name; empty for a hub model."""
+    """Identifies the content of a model. `revision`: the hub's commit or, for a local folder, one hash over its files.
+    `files`: {file name: hash}; empty for a hub model.
+    """
 
     revision: str | None
     files: Mapping[str, str] = field(default_factory=dict)
 
 
 def state(info: ModelInfo) -> State:
-    """Return the commit of a hub model; for a local folder, the hashes of all files that affect which tokens the model
-    generates.
+    """Return what identifies a model: the commit of a hub model or, for a local folder, the hashes of all files that
+    affect which tokens the model generates.
 
-    `kvbench.sources.model_files` selects these files and hashes only parts of large ones. For a hub model, the local
-    cache is trusted to match its commit.
+    `kvbench.sources.model_files` chooses these files and hashes only parts of large files. The local cache of a hub
+    model is not hashed: it is trusted to match its commit.
     """
     if info.folder is None or info.commit is not None:
         return State(info.commit)
@@ -225,7 +237,7 @@ def revision(info: ModelInfo) -> str | None:
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
-    """Return the folder of a hub model in the local cache, or None."""
+    """Return the folder of a hub model in the local cache, or None if its config.json is not cached."""
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(name, "config.json", revision=revision)

@@ -1,4 +1,4 @@
-"""Reads the numbers that papers print, from the one file that holds them: kvbench/bundled/published/published.csv."""
+"""Reads the numbers that papers print from kvbench/bundled/published/published.csv."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _ENTRIES = re.compile(r"(\d+)(K?)\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A number as a paper prints it. `notes`: its source beyond the table, hardware, and what the paper leaves open."""
+    """A number as a paper prints it. `notes`: further facts on its source, the hardware, and what the paper does not
+    state.
+    """
 
     paper: str
     table_or_figure: str
@@ -29,7 +31,7 @@ class Published:
 
     @property
     def entries(self) -> int | None:
-        """The budget in entries, ``1K`` as 1,024; None where none is printed, as for the full cache."""
+        """The budget in entries, with ``1K`` as 1,024; None if the paper prints no budget, as for the full cache."""
         found = _ENTRIES.match(self.budget)
         return None if found is None else int(found[1]) * (1024 if found[2] else 1)
 

@@ -1,8 +1,9 @@
-"""Weights that are stored quantised: which forms kvbench loads, what each needs, and their bytes. No torch.
+"""Weights that are stored quantised: which forms kvbench loads, which packages each form needs, and how many bytes the
+weights take. Imports no torch.
 
 Some forms stay in memory as they are stored; transformers converts the others to ordinary weights while loading them.
-FP8 and MXFP4 are always converted, because for their matrix products transformers would download code from the hub and
-run it.
+FP8 and MXFP4 are always converted, because otherwise transformers would download code for their matrix products from
+the hub and run it.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from safetensors import safe_open
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.sources import model_weights
 
-PLAIN = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes; types of weights that are not quantised
-EXPERTS = ".experts."  # part of the names of a routed expert's tensors
+PLAIN = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # number types of unquantised weights -> bytes per number
+EXPERTS = ".experts."  # every name of a routed expert's tensor has this part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """A form of quantised weights, named as in a model's config.json.
 
-    packages: modules that transformers imports to load it. kept: the weights stay in this form in memory.
+    packages: modules that transformers imports to load this form. kept: whether the weights stay in this form in
+    memory.
     """
 
     name: str
@@ -35,7 +37,7 @@ class Form:
     kept: bool
 
     def missing(self) -> str:
-        """Return which packages are missing and how to install them; "" if none is."""
+        """Return a sentence that names the missing packages and how to install them; "" if none is missing."""
         lacking = [name for name in self.packages if importlib.util.find_spec(name) is None]
         names = " and ".join(name.replace("_", "-") for name in lacking)
         return f"weights stored as {self.name} need {names}: pip install 'kvbench[{self.name}]'." if lacking else ""
@@ -63,8 +65,7 @@ FORMS = {
 def form_of(config: Mapping[str, Any]) -> Form | None:
     """Return the form of quantised weights that a config.json describes; None if the weights are not quantised.
 
-    Raises UserError for a form that kvbench does not load, because transformers would read its tensors as ordinary
-    weights.
+    Raises UserError for a form that kvbench does not load: transformers would read its tensors as ordinary weights.
     """
     told = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
     if not told:
@@ -80,8 +81,9 @@ def form_of(config: Mapping[str, Any]) -> Form | None:
 
 
 def silence_bitsandbytes() -> None:
-    """Silence a line that bitsandbytes logs on import. It advises installing a package whose CPU code comes from the
-    hub."""
+    """Silence a line that bitsandbytes logs on import: advice to install a package whose CPU code comes from the
+    hub.
+    """
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
@@ -95,9 +97,9 @@ class StoredBytes:
 
 
 def stored_bytes(folder: Path, element: int) -> StoredBytes | None:
-    """Return the bytes of a model's weights from the headers of its files; None if files are missing.
+    """Return the bytes that a model's weights take in memory, from the headers of its files; None if files are missing.
 
-    element: bytes per number, in memory, of the weights that are not quantised.
+    element: bytes per number in memory for weights that are not quantised.
     """
     if model_weights.lacking(folder):
         return None
@@ -113,8 +115,9 @@ def stored_bytes(folder: Path, element: int) -> StoredBytes | None:
 
 
 def _bytes(kind: str, shape: list[int], element: int) -> int:
-    """Return a tensor's bytes in memory. Unquantised matrices are converted while they are loaded, to `element` bytes
-    per number. kind: the number type in the file."""
+    """Return a tensor's bytes in memory. kind: the number type in the file. element: bytes per number to which
+    unquantised matrices are converted while they are loaded.
+    """
     count = 1
     for size in shape:
         count *= size

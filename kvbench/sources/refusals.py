@@ -33,19 +33,20 @@ def own_code(name: str) -> SetupError:
 
 
 def refused(what: str, reason: hub.Why, revision: str | None = None) -> str:
-    """Return the message for a refusal by the hub whose reason is the same for models and data sets (missing, unknown
-    revision, bad token); "" for any other reason. what: the model or data set in words."""
+    """Return the message for a refusal by the hub, if its reason occurs with models and data sets alike (missing,
+    unknown revision, bad token); "" for any other reason. what: the model or data set in words.
+    """
     named = quote(revision) if revision else "that revision"
     sentences: dict[str, str] = {
         "missing": f"the hub has no {what} (or it is private and HF_TOKEN is not set).",
         "revision": f"{what} has no revision {named} on the hub.",
-        "token": f"the hub refuses the token of this machine for {what}. Set HF_TOKEN anew.",
+        "token": f"the hub refuses the token of this machine for {what}. Set HF_TOKEN to a valid token.",
     }
     return sentences.get(reason, "")
 
 
 def refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupError | None:
-    """Return the error for the hub's refusal of a model; None if there is no message for the reason."""
+    """Return the error for the hub's refusal of a model; None if kvbench has no message for the reason."""
     model = quote(name)
     if sentence := refused(f"model {model}", reason, revision):
         return SetupError(sentence)
@@ -79,12 +80,14 @@ WITH_IMAGES = frozenset(
         *("qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
     }
 )
-BOTH_WAYS = frozenset({"gemma3", "gemma4", "gemma4_unified", "paligemma"})  # between the tokens of an image
+# Model types whose attention between the tokens of an image is not causal.
+BOTH_WAYS = frozenset({"gemma3", "gemma4", "gemma4_unified", "paligemma"})
 
 
 def check_images_of(config: Mapping[str, Any], name: str = "") -> None:
-    """Raise UserError unless the engine can show images to a model. config: the content of config.json; name: the
-    model's name."""
+    """Raise UserError unless the engine supports images with this model. config: the content of config.json; name: the
+    model's name.
+    """
     kind = str(config.get("model_type", ""))
     what = f"model {quote(name)} (model type {quote(kind)})" if name else f"model type {quote(kind)}"
     if kind in WITH_IMAGES:
@@ -99,4 +102,4 @@ def check_images_of(config: Mapping[str, Any], name: str = "") -> None:
             "Use a model that reads images causally, such as Qwen3-VL."
         )
     served = ", ".join(sorted(WITH_IMAGES))
-    raise UserError(f"images of {what} are not supported; those of {served} are.")
+    raise UserError(f"kvbench does not support images with {what}. It supports them with the model types {served}.")

@@ -11,8 +11,9 @@ from kvbench.store.strict_json import lenient
 
 
 def check(tokens: int | None, embeddings: int | None) -> None:
-    """Raise SetupError if there are more tokens than embeddings. If a number is None, which means unknown, nothing is
-    checked."""
+    """Raise SetupError if there are more tokens than embeddings. None stands for an unknown number; nothing is checked
+    then.
+    """
     if tokens is not None and embeddings is not None and tokens > embeddings:
         raise SetupError(
             f"the tokenizer has {tokens} tokens and the model {embeddings} embeddings; they do not belong together. "
@@ -28,14 +29,17 @@ def end_ids(owners: Iterable[Any]) -> frozenset[int]:
         named = getattr(owner, "eos_token_id", None)
         ids = named if isinstance(named, (list, tuple)) else [] if named is None else [named]
         if any(type(i) is not int for i in ids):
-            raise SetupError(f"eos_token_id of the model is {quote(str(named))}; it must be whole numbers.")
+            raise SetupError(
+                f"eos_token_id of the model is {quote(str(named))}; it must be a whole number or a list of them."
+            )
         end_tokens.update(ids)
     return frozenset(end_tokens)
 
 
 def check_folder(folder: Path, config: Mapping[str, Any]) -> None:
-    """Check that the config.json of a folder has an embedding for every token of its tokenizer.json, if both state a
-    size. Raises SetupError."""
+    """Check that a model folder's tokenizer.json has no more tokens than its config.json has embeddings (vocab_size).
+    Raises SetupError. If one of the files does not state its number, nothing is checked.
+    """
     size = (config.get("text_config") or config).get("vocab_size")
     check(tokens(folder), size if type(size) is int else None)
 

@@ -34,7 +34,7 @@ REFUSED = {
         2,
         "error: architecture 'MambaForCausalLM' is not supported: 2 of 2 layers have neither a KV cache",
     ),
-    "B068 pipe": ("--task-file pipe", 2, "error: --task-file pipe is a pipe."),
+    "B068 pipe": ("--task-file pipe", 2, "error: --task-file pipe is a pipe, not a file."),
     "B070": (
         "--task gpqa",
         3,
@@ -72,8 +72,8 @@ REFUSED = {
     "other rows": (
         "--task gsm8k --data d",
         3,
-        "(--data) are not the expected ones: 2 rows instead of 1319. Point --data or KVBENCH_DATA to the right ones; "
-        "--allow-data-mismatch uses these and records the mismatch.",
+        "(--data) are not the expected ones: 2 rows instead of 1319. Point --data or KVBENCH_DATA to the right data; "
+        "--allow-data-mismatch uses the present data and records the mismatch.",
     ),
     "no JSON": (
         "--task math500 --data d",

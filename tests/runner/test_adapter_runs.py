@@ -139,7 +139,7 @@ def test_wrong_adapters_get_a_line_each(command, tmp_path):
         (
             "--adapter prompt",
             2,
-            "merges LORA only. Its learned prompt has no place in the weights; train a LoRA adapter.",
+            "merges LORA only. Its learned prompt cannot be merged into weights; train a LoRA adapter.",
         ),
         ("--adapter ia3", 2, "adapter 'ia3' is of type 'IA3'; kvbench merges LORA only. Merge it with peft"),
         ("--adapter pickled", 3, "adapter 'pickled' has only pickle weights (adapter_model.bin)"),

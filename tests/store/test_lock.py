@@ -115,7 +115,7 @@ def test_f13_another_host_must_be_taken_over_by_hand(path: Path, changes: dict[s
         RunLock(path, "r1").acquire()
     assert caught.value.exit_code == 6
     lock = RunLock(path, "r1")
-    assert "as asked" in lock.acquire(take_over=True)[0]
+    assert "because --take-over was given" in lock.acquire(take_over=True)[0]
     lock.release()
 
 

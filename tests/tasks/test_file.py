@@ -149,9 +149,9 @@ def test_what_is_no_plain_file_is_never_read():
     with open("big", "wb") as stream:
         stream.truncate(50 * 10**9)
     for path, text in (
-        ("folder", "--task-file folder is a folder."),
-        ("fifo", "--task-file fifo is a pipe."),
-        ("/dev/zero", "--task-file /dev/zero is a device."),
+        ("folder", "--task-file folder is a folder, not a file."),
+        ("fifo", "--task-file fifo is a pipe, not a file."),
+        ("/dev/zero", "--task-file /dev/zero is a device, not a file."),
         ("none", "--task-file none does not exist."),
         ("a\x1b[2J", "--task-file a\\x1b[2J does not exist."),
         ("big", "big has 50.0 GB; the limit is 0.5 GB. Give a smaller file."),

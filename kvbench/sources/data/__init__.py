@@ -1,8 +1,9 @@
-"""Task data from a folder, the bundled files or the hub; kvbench never falls back to another source silently.
+"""Finds, downloads and reads task data: from a user's folder, kvbench's bundled files or the hub.
 
-Order: ``--data``, ``KVBENCH_DATA``, bundled, hub. If the user gives a folder that lacks the task's file, this is an
-error, and kvbench does not try the next source. Row count and ids are compared with the task's manifest. Inside a data
-folder, a sample named in the manifest replaces a missing file; a note and the run's record say so.
+Sources are tried in this order: ``--data``, ``KVBENCH_DATA``, bundled files, hub. If the user gives a folder that lacks
+the task's file, kvbench reports an error and does not try the next source. The number of data rows and their ids are
+compared with the task's manifest. Inside a data folder, a sample of the data that the manifest names replaces a missing
+file; a note to the user and the run's record say so.
 """
 
 from __future__ import annotations

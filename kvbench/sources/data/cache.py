@@ -1,7 +1,8 @@
 """The download cache, and downloads from web addresses.
 
-The cache is the folder ``kvbench`` in ``XDG_CACHE_HOME`` (``~/.cache``). The hub's library has its own cache. Downloads
-use https, or http to localhost. A file that is too large or has a different hash is never kept.
+The cache is the folder ``kvbench`` in ``XDG_CACHE_HOME`` (default: ``~/.cache``). The hub's library has its own cache.
+Downloads use https, or http to localhost. A downloaded file that is too large or has another hash than expected is not
+kept.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from kvbench.console.faults import words
 from kvbench.errors import SetupError, quote
 from kvbench.store.files import replacing
 
-LIMIT = 2 * 1024**3  # bytes of a download; the largest download of kvbench's own tasks has 21 MB
-SECONDS = 30.0  # longest time without a byte
+LIMIT = 2 * 1024**3  # most bytes of a download; the largest download of kvbench's own tasks has 21 MB
+SECONDS = 30.0  # a download fails after this time without a byte
 CHUNK = 1 << 20
 HERE = ("localhost", "127.0.0.1", "::1")
 
 
 class Unreachable(SetupError):
-    """The host cannot be reached."""
+    """The error for a download whose host cannot be reached."""
 
 
 Bar = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in total
@@ -38,7 +39,7 @@ def folder() -> Path:
 
 @contextlib.contextmanager
 def keeping(file: Path) -> Iterator[BinaryIO]:
-    """Yield a stream for the new content of a file. The file is replaced when the block ends without an error.
+    """Yield a stream for the new content of a file, which replaces the file when the block ends without an error.
 
     Raises SetupError if the file cannot be written.
     """
@@ -52,7 +53,7 @@ def keeping(file: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def filling(folder: Path) -> Iterator[Path]:
-    """Yield the path of a temporary folder for the block to fill; then rename it to `folder`, unless that exists.
+    """Yield the path of a temporary folder for the block to fill; then rename it to `folder`, unless `folder` exists.
 
     Raises SetupError if the folder cannot be written.
     """
@@ -68,7 +69,7 @@ def filling(folder: Path) -> Iterator[Path]:
 
 
 def place(url: str) -> Path:
-    """Return the path that the cache has for the file at a web address."""
+    """Return the path in the cache at which the file from a web address is or will be stored."""
     name = Path(urlsplit(url).path).name or "file"
     return folder() / "files" / hashlib.sha256(url.encode()).hexdigest()[:16] / name
 
@@ -76,8 +77,8 @@ def place(url: str) -> Path:
 def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None = None) -> Path:
     """Download the file at a web address unless the cache has it; return its path in the cache. Raises SetupError.
 
-    sha256: the hash that a downloaded file must have; "": any. limit: most bytes of the file. bar: called with the file
-    name, the bytes so far and the bytes in total (None: unknown).
+    sha256: the hash that a downloaded file must have; "": not checked. limit: most bytes of the file. bar: called with
+    the file name, the bytes so far and the bytes in total (None: unknown).
     """
     target = place(url)
     if target.is_file():
@@ -98,7 +99,7 @@ def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None 
                 for block in answer.iter_bytes(CHUNK):
                     size += len(block)
                     if size > limit:
-                        raise SetupError(f"{quote(url)} is larger than {limit:,} bytes; it was not kept.")
+                        raise SetupError(f"{quote(url)} is larger than {limit:,} bytes; the download was not kept.")
                     digest.update(block)
                     file.write(block)
                     if bar is not None:
@@ -110,7 +111,7 @@ def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None 
                     )
     except httpx.HTTPStatusError as error:
         raise SetupError(
-            f"{quote(url)} cannot be downloaded: the server answers {error.response.status_code}."
+            f"{quote(url)} cannot be downloaded: the server answers with HTTP status {error.response.status_code}."
         ) from None
     except httpx.TransportError as error:
         raise Unreachable(f"{quote(url)} cannot be reached: {quote(words(error))}.") from None

@@ -1,8 +1,8 @@
 """Copies task data from the hub into a folder for ``--data``, for machines without a network.
 
-Raw files are copied unchanged: to the manifest's `path` if they are one file that kvbench can read there, else beside
-this path under their own names. Tables, and rows with renamed columns, become JSON lines. Correct files in the folder
-stay, so a repeated command continues an interrupted one.
+Raw files are copied unchanged: to the manifest's `path` if the data are one file that kvbench can read there, otherwise
+beside this path under their own names. Tables, and data whose columns are renamed, become JSON lines. Files that are
+already in the folder and correct are kept, so a repeated command continues an interrupted one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kvbench.task import Manifest
 
 
 def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = None, bar: Bar | None = None) -> DataUsed:
-    """Put a task's data into the folder `out` unless they are there, and read them once to check them.
+    """Put a task's data into the folder `out` unless they are there, and read the written data once to check them.
 
-    revision: the revision on the hub to take instead of the one that the manifest pins. The files are then written even
-    if `out` has them, and their rows may differ from the manifest. Raises SetupError if the data cannot be downloaded
-    or written; without `revision`, also if they differ from the manifest.
+    revision: the revision on the hub to use instead of the pinned revision. The files are then written even if `out`
+    has them, and their rows may differ from the manifest. Raises SetupError if the data cannot be downloaded or
+    written; without `revision`, also if they differ from the manifest.
     """
     there = Data(out, allow_mismatch=True, env={})
     if revision is None and in_folder(out, manifest, "--data") is not None:
@@ -55,8 +55,9 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
 
 
 def _here(task: str, manifest: Manifest, revision: str | None) -> Place | None:
-    """Return where a task's data are on this machine, or None; data in the folder KVBENCH_DATA count only if they match
-    the manifest."""
+    """Return where a task's data are on this machine, or None if they are not here. Data in the folder KVBENCH_DATA are
+    used only if they match the manifest.
+    """
     mine = Data(revision=revision, allow_mismatch=True)
     with contextlib.suppress(KVBenchError):
         if (used := mine.check(task, manifest)) and not used.mismatch:
@@ -65,7 +66,7 @@ def _here(task: str, manifest: Manifest, revision: str | None) -> Place | None:
 
 
 def _copy_images(place: Place, manifest: Manifest, folder: Path) -> None:
-    """Copy the image files that the rows name into the folder of the data."""
+    """Copy the image files that the data's rows name into `folder`."""
     for name in images.every_name(place.rows(place.reading(), manifest), manifest.images):
         source, target = (images.inside(root, name, "the data") for root in (place.image_folder, folder))
         if source.is_file() and source != target:
@@ -74,8 +75,7 @@ def _copy_images(place: Place, manifest: Manifest, folder: Path) -> None:
 
 
 def _copies(out: Path, manifest: Manifest, place: Place) -> dict[Path, Path | None]:
-    """Return the files to write into `out`, each with the file to copy, or with None if the rows are to be written as
-    JSON lines."""
+    """Return {file to write into `out`: file to copy}; None in place of the latter: write the rows as JSON lines."""
     path = out / manifest.path
     changed = place.table or (place.raw and (manifest.rename or manifest.hub_id))
     if changed:

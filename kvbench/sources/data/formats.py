@@ -1,8 +1,9 @@
-"""Reads the rows of files: JSON lines, a JSON list, or CSV, plain or in a zip archive; one row in memory at a time.
+"""Reads the rows of data files: JSON lines, a JSON list, or CSV, plain or in a zip archive; one row in memory at a
+time.
 
-A file whose name ends in ``.csv`` is a table with a head, a file whose first character is ``[`` is a list, any other
-file is JSON lines. Every row is an object. Infinite numbers, NaN and text that is not UTF-8 are errors. A byte-order
-mark, CRLF and blank lines are accepted.
+A file whose name ends in ``.csv`` is a table whose first line names the columns, a file whose first character is ``[``
+is a JSON list, any other file is JSON lines. Every row is an object. Infinite numbers, NaN and text that is not UTF-8
+are errors. A byte-order mark, CRLF and blank lines are accepted.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from typing import IO, Any, TextIO
 from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.store.strict_json import constant, finite, parse
 
-FILE_LIMIT = 512 * 1024 * 1024  # bytes of a user's own file
+FILE_LIMIT = 512 * 1024 * 1024  # most bytes of a file that a user gives
 CHUNK = 1 << 20
 LONGEST_FIELD = 1 << 27  # characters in a CSV field
-PARQUET_ROWS = 256  # read at once
+PARQUET_ROWS = 256  # rows read at a time
 # RuntimeError: an encrypted file, or a compression that zipfile does not know.
 BROKEN_ARCHIVE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
 
@@ -37,7 +38,8 @@ def unpackable(archive: object, error: Exception) -> str:
 
 
 class Reading:
-    """The rows of data files, one file after the other. `sha256` (of all bytes read) is complete after the last row.
+    """Iterates over the rows of data files, one file after the other. `sha256` is the hash of all bytes read so far;
+    after the last row it is the hash of the whole files.
 
     member: the file with the rows in each archive; "" if the files are not archives.
     """
@@ -81,12 +83,12 @@ class Reading:
             yield from _list_rows(text, label)
         else:
             yield from (row for _, row in _lines(buffered, label, None))
-        while buffered.read(CHUNK):  # hash the bytes after the end of a list too
+        while buffered.read(CHUNK):  # so that the hash also covers bytes after the end of a JSON list
             pass
 
 
 class _Hashing(io.RawIOBase):
-    """A stream that passes bytes on and hashes them."""
+    """A stream that hashes the bytes read through it."""
 
     def __init__(self, inner: IO[bytes], digest: Any) -> None:
         self.inner, self.digest = inner, digest
@@ -101,15 +103,15 @@ class _Hashing(io.RawIOBase):
         return len(block)
 
 
-# --- a user's own files -----------------------------------------------------------------------------------------------
+# --- files that a user gives ------------------------------------------------------------------------------------------
 
 
 def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> Iterator[tuple[int, Row]]:
-    """Yield (line number, object) for each line, except blank ones, of a JSON-lines file of at most `FILE_LIMIT` bytes.
+    """Yield (line number, object) for each line that is not blank of a JSON-lines file of at most `FILE_LIMIT` bytes.
 
     `label` is the file's name in messages. Raises UserError if the file is not a regular file, is too large or not
-    UTF-8, or has a line that is not a JSON object. If `problems` is a list, lines that are not JSON objects are skipped
-    and described there instead.
+    UTF-8, or has a line that is not a JSON object. If `problems` is given, such lines raise no error: each is skipped
+    and a message on it is appended to `problems`.
     """
     name = bare(label)
     check_plain(file, name, FILE_LIMIT)
@@ -121,11 +123,11 @@ def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> 
 
 
 def read_rows(file: Path) -> Iterator[tuple[int, Row]]:
-    """Yield (number, row) for each row of a user's table: parquet or CSV by the file's name, otherwise a JSON list or
-    JSON lines.
+    """Yield (number, row) for each row of a user's table: parquet or CSV if the file's name says so, otherwise a JSON
+    list or JSON lines.
 
-    The number is the line in JSON lines, the row's place (from 1) in other forms. Only one block of rows is in memory,
-    so that the file may have any size. Raises UserError if the file cannot be read as such a table.
+    number: the line's number in JSON lines, the row's number (from 1) in other forms. Only one block of rows is in
+    memory, so the file may have any size. Raises UserError if the file cannot be read as such a table.
     """
     name = bare(file)
     check_plain(file, name, None)
@@ -145,7 +147,9 @@ def read_rows(file: Path) -> Iterator[tuple[int, Row]]:
 
 
 def read_plain(file: Path, name: str, limit: int) -> bytes:
-    """Return the bytes of a regular file of at most `limit` bytes. Raises UserError; never opens pipes or devices."""
+    """Return the bytes of a regular file of at most `limit` bytes. Raises UserError for any other file, before opening
+    it.
+    """
     check_plain(file, name, limit)
     try:
         with file.open("rb") as stream:
@@ -155,7 +159,9 @@ def read_plain(file: Path, name: str, limit: int) -> bytes:
 
 
 def check_plain(file: Path, name: str, limit: int | None) -> None:
-    """Raise UserError unless this is a regular file of at most `limit` bytes."""
+    """Raise UserError unless `file` is a regular file of at most `limit` bytes (None: of any size). name: its name in
+    messages.
+    """
     try:
         status = file.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -167,7 +173,7 @@ def check_plain(file: Path, name: str, limit: int | None) -> None:
     if kind is None and not stat.S_ISREG(status.st_mode):
         kind = "a device"
     if kind:
-        raise UserError(f"{name} is {kind}.")
+        raise UserError(f"{name} is {kind}, not a file.")
     if limit is not None and status.st_size > limit:
         size = f"{name} has {status.st_size / 1e9:.1f} GB"
         raise UserError(f"{size}; the limit is {limit / 1e9:.1f} GB. Give a smaller file.")
@@ -204,9 +210,9 @@ def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
     held, place, number, ended = "", 0, 0, False
 
     def more() -> None:
-        """Drop the parsed text from memory and append a block that is at least as long as the unparsed text.
+        """Drop the parsed text from memory, and read a further block that is at least as long as the unparsed text.
 
-        So the time for a long row grows linearly with its length.
+        Because of this length, the time for a long row grows only linearly with the row's length.
         """
         nonlocal held, place, ended
         try:
@@ -216,8 +222,9 @@ def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
         held, place, ended = held[place:] + block, 0, not block
 
     def mark(allowed: str) -> str:
-        """Return the next character that is not blank, without consuming it. Raises UserError unless it is one of
-        `allowed`."""
+        """Return the next character that is not blank, without consuming it. Raises UserError if it is not in
+        `allowed`.
+        """
         nonlocal place
         while True:
             while place < len(held) and held[place] in " \t\r\n":
@@ -258,7 +265,7 @@ def _csv_rows(text: TextIO, name: str) -> Iterator[Row]:
         head = next(rows, [])
         for cells in filter(None, rows):  # a blank line has no cells
             if len(cells) != len(head):
-                raise UserError(f"{name}:{rows.line_num}: {len(cells)} fields; the head has {len(head)}.")
+                raise UserError(f"{name}:{rows.line_num}: {len(cells)} fields; the first line has {len(head)}.")
             yield dict(zip(head, cells))
     except csv.Error as error:
         raise UserError(f"{name}:{rows.line_num}: not CSV ({error}).") from None

@@ -1,7 +1,8 @@
 """Downloads and caches data from the hub or a web address, at the revision that a manifest pins.
 
-The `datasets` library, which knows the layout of repositories, reads a table once; kvbench keeps the rows as JSON
-lines. Raw files stay in the cache of the hub's library. A data set that needs a loading script is an error.
+A table on the hub is read once with the `datasets` library, which knows the layout of repositories; kvbench caches its
+rows as JSON lines. Raw files stay in the cache of the hub's library. A data set that needs a loading script is an
+error.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
 
 
 def cached(manifest: Manifest, revision: str | None) -> Place | None:
-    """Return where the data of a manifest are in the cache, or None if a part is missing. Sends no request. revision:
-    the commit, branch or tag to use; None: the default branch. For a table, only a commit can be in the cache."""
+    """Return where the data of a manifest are in the cache, or None if a part is missing. Sends no request.
+
+    revision: the commit, branch or tag to use; None: the default branch. Tables are cached by commit only, so for a
+    table and any other revision the result is None.
+    """
     if manifest.url:
         file = cache.place(manifest.url)
         return _from_url(manifest, file) if file.is_file() else None
@@ -45,8 +49,8 @@ def cached(manifest: Manifest, revision: str | None) -> Place | None:
 def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | None = None) -> Place:
     """Download the parts of the data that the cache lacks, and return where the data are.
 
-    task: the name of the task; "" for data of no task. revision: as for `cached`. bar: called with the file name, the
-    bytes so far and the bytes in total. Raises SetupError.
+    task: the name of the task; "" for data that belong to no task. revision: as for `cached`. bar: called with the file
+    name, the bytes so far and the bytes in total. Raises SetupError.
     """
     if (place := cached(manifest, revision)) is not None:
         return place
@@ -97,13 +101,13 @@ def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | N
 
 
 def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable") -> DataMissing:
-    """Return the error for data that are not cached and that kvbench cannot download because of `why`."""
+    """Return the error for data that are not cached and that kvbench cannot download. why: the reason, as a clause."""
     name, what = bare(task), f"task '{bare(task)}'"
     if not task:
-        what, how = f"data set {quote(manifest.hub)}", "run the command once where there is a network, or give a file"
+        what, how = f"data set {quote(manifest.hub)}", "run the command once with network access, or give a file"
     elif name.startswith("lm_eval:"):  # lm-eval downloads its own data
-        how = f"run it once where there is a network, or give a folder with {manifest.path}"
-        how += " (--data or KVBENCH_DATA); HF_HUB_OFFLINE=1 uses what is cached"
+        how = f"run it once with network access, or give a folder with {manifest.path}"
+        how += " (--data or KVBENCH_DATA); with HF_HUB_OFFLINE=1, lm-eval uses only cached data"
     else:
         how = f"'kvbench data fetch {name}' on a connected machine makes a folder with {manifest.path}"
         how += " for --data or KVBENCH_DATA"
@@ -112,7 +116,9 @@ def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable"
 
 
 def _commit(task: str, manifest: Manifest, revision: str | None) -> str | None:
-    """Return the commit to read. Offline this is the given revision, which the hub's libraries find in their caches."""
+    """Return the commit to read. Offline, this is `revision` itself, which the hub's libraries look up in their
+    caches.
+    """
     if hub.is_offline():
         if not manifest.files and not _in_datasets_cache(manifest.hub):
             raise elsewhere(task, manifest)
@@ -129,8 +135,9 @@ def _commit(task: str, manifest: Manifest, revision: str | None) -> str | None:
 
 
 def _check_table(manifest: Manifest, answer: hub.Answer) -> None:
-    """Raise SetupError or HubError for data that the `datasets` library would refuse; its import is slow, so kvbench
-    checks first."""
+    """Raise SetupError or HubError for data that the `datasets` library would refuse: data with a loading script, and
+    gated data. This check comes first because the import of `datasets` is slow.
+    """
     script = f"{PurePosixPath(manifest.hub).name}.py"
     if script in answer.files:
         raise _script(manifest, script)
@@ -148,7 +155,9 @@ def _script(manifest: Manifest, file: str) -> SetupError:
 
 
 def _in_datasets_cache(name: str) -> bool:
-    """Return whether the cache of the `datasets` library may hold a data set, which it could then read offline."""
+    """Return whether the cache of the `datasets` library may hold a data set, so that the library could read it
+    offline.
+    """
     from huggingface_hub.constants import HF_HOME
 
     root = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets").expanduser()
@@ -157,7 +166,7 @@ def _in_datasets_cache(name: str) -> bool:
 
 
 def _moved(task: str, manifest: Manifest) -> SetupError:
-    """Return the error for a pinned commit that the hub no longer has. The error names the present commit."""
+    """Return the error for a pinned commit that the hub no longer has. The error names the hub's present commit."""
     try:
         now = hub.ask("dataset", manifest.hub, None).commit
     except hub.HubError as error:
@@ -193,7 +202,9 @@ def _download(manifest: Manifest, files: tuple[str, ...], revision: str | None) 
 
 
 def _with_images(manifest: Manifest, place: Place) -> Place:
-    """Download and unpack the archive of images that belongs to a place, if there is one; return the place with it."""
+    """Download and unpack the archive with the images of the data at `place`, if the manifest has one; return
+    `place`.
+    """
     if place.images is not None and not place.images.is_dir():
         (archive,) = _download(manifest, (manifest.archive,), place.revision)
         wanted = images.every_name(place.rows(place.reading(), manifest), manifest.images)
@@ -229,8 +240,9 @@ def _table_file(manifest: Manifest, commit: str) -> Path:
 
 
 def _safe(kind: str, hub_name: str, *names: str) -> Path:
-    """Return the path in the cache for a file or folder from the hub: in the folder `kind`, under a name that joins the
-    repository's name and `names`."""
+    """Return the path in the cache for a file or folder from the hub. Its folder is `kind`; its name consists of the
+    repository's name and `names`.
+    """
     parts = (hub_name.replace("/", "--"), *names)
     return cache.folder() / kind / "__".join(re.sub(r"[^\w.-]", "-", part) for part in parts)
 
@@ -241,9 +253,11 @@ def _from_table(manifest: Manifest, file: Path, commit: str) -> Place:
 
 
 def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Place:
-    """Read a table with `datasets`, write it to the cache as JSON lines, and return where it is. commit: the commit to
-    read; None: the one that the library has cached. revision: the revision that was asked for. Raises SetupError if
-    this is the pinned commit and the library has another."""
+    """Read a table with `datasets`, write it to the cache as JSON lines, and return where it is.
+
+    commit: the commit to read; None: the commit that the library has cached. revision: the revision that the caller of
+    `fetch` wants. Raises SetupError if `revision` is the pinned commit but the library has read another commit.
+    """
     import datasets
 
     hub.hush()
@@ -252,15 +266,15 @@ def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Plac
     sources = table.info.download_checksums or {}
     read = next((m[1] for url in sources if (m := re.search(r"@([0-9a-f]{40})/", str(url)))), commit)
     if revision == manifest.revision and hub.is_commit(revision) and read != revision:
-        raise _differs(manifest, str(read))  # the libraries' cache may hold another commit
+        raise _differs(manifest, str(read))  # read from the library's cache, which may hold another commit
     if read is None:
         raise SetupError(
-            f"data set {quote(manifest.hub)} does not say at which revision it is. Name it "
+            f"the revision of data set {quote(manifest.hub)} is unknown. Give a revision "
             "(--data-revision; in kvbench train: hub:OWNER/NAME@REVISION)."
         )
     file = _table_file(manifest, read)
     rows = iter(table)
-    if manifest.pixels:  # as stored: decoding and encoding again would change the bytes
+    if manifest.pixels:  # take the stored bytes, because decoding and encoding would change them
         stored = table.cast_column(manifest.pixels, datasets.Image(decode=False))
         rows = images.encoded(stored, manifest.images, manifest.pixels, file.with_suffix(""))
     with cache.keeping(file) as stream:

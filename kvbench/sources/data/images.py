@@ -1,8 +1,7 @@
-"""The image files that a task's rows name. They are found inside one folder and hashed; only a prompt reads their
-pixels.
+"""Finds and hashes the image files that a task's data rows name. Their pixels are read only when a prompt needs them.
 
-A name is a path relative to the folder; a leading slash means the folder itself, as in MMDU's file. Names with ``..``,
-a backslash or a drive are errors. Symbolic links are followed, as they are for the files with the rows.
+A name is a path relative to one folder; a leading slash is ignored, because MMDU's file has such names. Names with
+``..``, a backslash or a drive are errors. Symbolic links are followed, as they are for the files with the rows.
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ from kvbench.sources.data.cache import keeping
 from kvbench.sources.data.formats import BROKEN_ARCHIVE, Row, check_plain, unpackable
 from kvbench.task import Image
 
-LIMIT = 64 * 1024**2  # bytes of one file in an archive
+LIMIT = 64 * 1024**2  # most bytes of one file in an archive
 
 
 class ImageFiles:
-    """Replaces the names of image files in a task's rows by `Image`s, after hashing the files. column: the column of
-    the rows that holds the names."""
+    """Replaces the names of image files in a task's data rows by `Image`s, after hashing the files. column: the column
+    that holds the names.
+    """
 
     def __init__(self, task: str, folder: Path, column: str) -> None:
         self.task, self.folder, self.column = task, folder, column
@@ -32,17 +32,17 @@ class ImageFiles:
         self._digest = hashlib.sha256()
 
     def attach(self, index: int, row: Row) -> Row:
-        """Return the row with an `Image` in place of the name in the column, or a tuple of them in place of a list.
-        Raises SetupError.
+        """Return the row with an `Image` in place of an image's name, or with a tuple of `Image`s in place of a list of
+        names. Raises SetupError.
 
-        index: the row's place in the data, from 0, for messages.
+        index: the row's number in the data, from 0, for messages.
         """
         where = f"data of task {quote(self.task)}, row {index + 1}"
         images = tuple(self._image(name, where) for name in names(row, self.column, where))
         return row | {self.column: images if isinstance(row[self.column], list) else images[0]}
 
     def sha256(self, of_rows: str | None) -> str:
-        """Return a hash of the rows' hash and of every image attached so far."""
+        """Return one hash over the rows' hash (`of_rows`) and the hashes of all images attached so far."""
         return hashlib.sha256(f"{of_rows}\n{self._digest.hexdigest()}".encode()).hexdigest()
 
     def _image(self, name: str, where: str) -> Image:
@@ -62,8 +62,9 @@ class ImageFiles:
 
 
 def names(row: Mapping[str, Any], column: str, where: str) -> list[str]:
-    """Return the names of the image files in a column of a row. Raises SetupError if there are none. where: the row in
-    words, for the message."""
+    """Return the names of the image files in a column of a row. Raises SetupError if the row names none. where: which
+    row it is, in words, for the message.
+    """
     value = row.get(column)
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list) or not all(isinstance(name, str) and name for name in listed) or not listed:
@@ -72,13 +73,14 @@ def names(row: Mapping[str, Any], column: str, where: str) -> list[str]:
 
 
 def every_name(rows: Iterable[Row], column: str) -> list[str]:
-    """Return the names of all image files in a column of a task's rows, each once."""
+    """Return the names of all image files in a column of a task's data rows, each once."""
     return list(dict.fromkeys(n for i, row in enumerate(rows) for n in names(row, column, f"row {i + 1}")))
 
 
 def inside(folder: Path, name: str, where: str) -> Path:
     """Return the path of an image file in a folder. Raises SetupError for a name that leads out of the folder. where:
-    the row in words, for the message."""
+    what names the image, in words, for the message.
+    """
     relative = name.lstrip("/")
     if not is_inside(relative):
         raise SetupError(f"{where}: image {quote(name)} is not a path inside the folder of the data.")
@@ -94,7 +96,7 @@ def is_inside(name: str) -> bool:
 def unpack(archive: Path, wanted: Iterable[str], folder: Path) -> None:
     """Write the files with these names from a zip archive into a folder. Raises SetupError.
 
-    A name that the archive lacks is left out; reading the row that names it then fails.
+    A name that the archive lacks is skipped; reading the row with this name then fails.
     """
     try:
         with zipfile.ZipFile(archive) as packed:
@@ -111,8 +113,9 @@ def unpack(archive: Path, wanted: Iterable[str], folder: Path) -> None:
 
 
 def encoded(rows: Iterable[Row], column: str, pixels: str, folder: Path) -> Iterator[Row]:
-    """Write the image of each row into a folder, and yield the row without the image. pixels: the column with the bytes
-    of the encoded image. column: the column with the name of the file to write."""
+    """Write the image of each row to a file in `folder`, and yield the row without the image. pixels: the column with
+    the bytes of the encoded image. column: the column with the name of the file to write.
+    """
     for index, row in enumerate(rows):
         where = f"row {index + 1}"
         cell = row[pixels] or {}

@@ -1,4 +1,4 @@
-"""Finds a task's rows on this disk: the files and their form."""
+"""Finds a task's data on this disk: which files hold the rows, and in which form."""
 
 from __future__ import annotations
 
@@ -18,22 +18,17 @@ FORMS = (".jsonl", ".json", ".csv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a task's rows are: the files that hold them, in reading order, and their form.
-
-    member: the file with the rows inside each archive; "" if the files are no archives. raw: the rows still have the
-    hub's column names and no ids of kvbench. table: the file is kvbench's copy of a table on the hub. sample: the path
-    of the sample that replaces the data; "" for the data themselves.
-    """
+    """Where a task's data are: the files that hold their rows, in reading order, and the form of the files."""
 
     source: Source
     files: tuple[Path, ...]
-    member: str = ""  # the file with the rows inside each file, if these are archives
-    raw: bool = False  # the rows are as on the hub, before kvbench renames columns and adds ids
-    table: bool = False  # kvbench's copy of a table on the hub, identified by its revision, not by its bytes
+    member: str = ""  # the file with the rows inside each archive; "" if the files are not archives
+    raw: bool = False  # whether the rows are as on the hub: kvbench has not renamed columns and added ids yet
+    table: bool = False  # whether it is kvbench's copy of a table on the hub, identified by revision instead of hash
     sample: str = ""  # the manifest's path of a sample that replaces the data; "" for the data themselves
     revision: str | None = None
-    name: str = ""  # in records and messages; by default the first file
-    images: Path | None = None  # the folder of the image files that the rows name; by default the first file's
+    name: str = ""  # what records and messages call it; default: the first file's path
+    images: Path | None = None  # the folder of the image files that the rows name; default: the first file's folder
 
     @property
     def location(self) -> str:
@@ -47,10 +42,7 @@ class Place:
         return Reading(self.files, self.member)
 
     def rows(self, reading: Reading, manifest: Manifest) -> Iterator[Row]:
-        """Yield the rows that belong to a task, with kvbench's column names and ids, whatever form the files have.
-
-        Raises SetupError.
-        """
+        """Yield the rows that belong to a task, with kvbench's column names and ids. Raises SetupError."""
         for index, row in enumerate(reading):
             taken = _offline(index, row, manifest) if self.raw else row
             if _fits(taken, manifest.where):
@@ -58,21 +50,22 @@ class Place:
 
 
 def holds_rows(manifest: Manifest) -> bool:
-    """Return whether the data consist of rows; otherwise they are a file that the task parses itself."""
+    """Return whether the data of a manifest consist of rows; otherwise they are a file that the task parses itself."""
     return not manifest.url or bool(manifest.member) or manifest.rows is not None
 
 
 def raw_names(manifest: Manifest) -> tuple[str, ...]:
-    """Return the names under which a data folder holds the raw files (from the hub or a web address), beside `path`."""
+    """Return the names that raw files (from the hub or a web address) have in a data folder, beside `manifest.path`."""
     if manifest.files:
         return tuple(PurePosixPath(file).name for file in manifest.files)
     return (PurePosixPath(urlsplit(manifest.url).path).name,) if manifest.url else ()
 
 
 def in_folder(folder: Path, manifest: Manifest, source: Source) -> Place | None:
-    """Find a task's rows in a data folder; None if the folder has none.
+    """Find a task's data in a data folder; None if the folder has none.
 
-    They are at the manifest's `path` in any form, or else in raw files beside it, or else in a sample of the data.
+    The function looks for a file at the manifest's `path` in any form, then for raw files beside it, then for a sample
+    of the data.
     """
     path = folder / manifest.path
     for file in (path, *(path.with_suffix(form) for form in FORMS)):
@@ -95,7 +88,7 @@ def _offline(index: int, row: Row, manifest: Manifest) -> Row:
             named["id"] = manifest.hub_id(index, row)
         except KeyError as error:
             raise SetupError(
-                f"the data for {manifest.path} have no column {error}, from which the ids of the rows are made."
+                f"the data for {manifest.path} have no column {error}, from which kvbench makes the ids of their rows."
             ) from None
     return named
 

@@ -1,6 +1,6 @@
 """Errors for data that are not on this machine.
 
-`together` joins several of these errors into one, which names the command that fetches the data of all tasks.
+`together` makes one error of several, which names the command that fetches the data of all tasks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from kvbench.task import Manifest
 class DataMissing(SetupError):
     """A task's data are not on this machine and cannot be downloaded.
 
-    where: the reason in words, "--data has no data" or "the hub is unreachable". folder: the user's data folder that
-    lacks them.
+    where: the reason in words, such as "--data has no data" or "the hub is unreachable". folder: the user's data folder
+    that lacks the data; None: the user gave no folder.
     """
 
     def __init__(self, text: str, *, task: str, manifest: Manifest, where: str, folder: Path | None = None) -> None:
@@ -25,7 +25,7 @@ class DataMissing(SetupError):
 
 
 def together(errors: Sequence[DataMissing], names: Sequence[str]) -> SetupError:
-    """Join several errors into one. `names`: the tasks' names for `kvbench data fetch`."""
+    """Return one error for several. `names`: the tasks' names for `kvbench data fetch`."""
     first = errors[0]
     if len(errors) == 1:
         return first

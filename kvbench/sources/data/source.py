@@ -1,4 +1,4 @@
-"""The data source of a run: it finds a task's data, and compares the rows with the manifest."""
+"""Finds, reads and checks the data of a run's tasks: compares their rows with the manifests."""
 
 from __future__ import annotations
 
@@ -16,33 +16,36 @@ from kvbench.sources.data.location import Place, Source, holds_rows, in_folder
 from kvbench.sources.data.missing import DataMissing
 from kvbench.task import Manifest
 
-SHOWN = 3  # samples that the note to the user names; the record names all
+SHOWN = 3  # how many samples of data the note to the user names; the run's record names all
 BUNDLED = Path(__file__).parents[2] / "bundled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataUsed:
-    """Where a task's data came from. `mismatch`: how the data differ from the manifest; "" if they do not. `sample`: a
-    sample replaced the data. `also`: further data of the same task."""
+    """Where a task's data came from, and which they are.
+
+    `mismatch`: how the data differ from the manifest; "" if they do not. `sample`: whether a sample replaced the data.
+    `also`: further data that the same task read.
+    """
 
     task: str
     source: Source
     location: str  # files, or the hub's name of the data set
     revision: str | None  # commit on the hub
-    sha256: str | None  # of the bytes that hold the rows, and of the image files that the rows name
-    ids_sha256: str | None = None  # of the sorted ids, one per line
+    sha256: str | None  # hash of the files with the rows, and of the image files that the rows name
+    ids_sha256: str | None = None  # hash of the rows' sorted ids, one per line
     rows: int | None = None
     mismatch: str = ""
     sample: bool = False
-    also: tuple[DataUsed, ...] = ()  # further data of the same task
+    also: tuple[DataUsed, ...] = ()
 
 
 class Data:
     """Finds, reads and checks the data of a run's tasks.
 
-    path: ``--data``, a folder with files at the manifests' paths, or the data file if the run has one task. revision:
-    overrides the pinned hub revisions. allow_mismatch: accept and record data whose rows or ids differ from the
-    manifest, instead of raising SetupError.
+    path: the value of ``--data``: a folder with files at the manifests' paths or, if the run has one task, the data
+    file. revision: the hub revision to use instead of those that manifests pin. allow_mismatch: accept and record data
+    whose rows or ids differ from the manifest, instead of raising SetupError.
     """
 
     def __init__(
@@ -67,8 +70,8 @@ class Data:
             where = f"{quote(place.location)} ({used.source}{f', revision {used.revision}' if used.revision else ''})"
             raise SetupError(
                 f"data of task {quote(task)} in {where} are not the expected ones: {used.mismatch}. "
-                "Point --data or KVBENCH_DATA to the right ones; --allow-data-mismatch uses these and records the "
-                "mismatch."
+                "Point --data or KVBENCH_DATA to the right data; --allow-data-mismatch uses the present data and "
+                "records the mismatch."
             )
         self._record(used)
         return rows
@@ -90,7 +93,7 @@ class Data:
         return place.files[0]
 
     def find(self, task: str, manifest: Manifest) -> Place | None:
-        """Return the location of a task's data; None for data on the hub that are not on this machine yet.
+        """Return where a task's data are on this machine; None if they are on the hub and not cached here yet.
 
         Raises SetupError if the user gave a folder that lacks the data; the next source is not tried.
         """
@@ -129,14 +132,15 @@ class Data:
         return errors
 
     def check(self, task: str, manifest: Manifest) -> DataUsed | None:
-        """Read a task's data on this machine and compare them with the manifest; None if they are not here. Raises
-        SetupError."""
+        """Read a task's data and compare them with the manifest; None if the data are not on this machine. Raises
+        SetupError.
+        """
         if (place := self.find(task, manifest)) is None:
             return None
         return _examine(task, manifest, place, None) if holds_rows(manifest) else _examine_file(task, manifest, place)
 
     def notes(self) -> list[str]:
-        """Return the notes to the user on samples and mismatches, one line each."""
+        """Return notes to the user, one line each: which data are samples, and which differ from their manifest."""
         mismatches = [part for used in self.used.values() for part in (used, *used.also) if part.mismatch]
         samples = [f"{quote(used.task)}: {used.mismatch}" for used in mismatches if used.sample]
         others = [f"data of task {quote(used.task)} differ: {used.mismatch}." for used in mismatches if not used.sample]
@@ -162,7 +166,9 @@ def _member(file: Path, manifest: Manifest) -> str:
 
 
 def _examine(task: str, manifest: Manifest, place: Place, kept: list[dict[str, Any]] | None) -> DataUsed:
-    """Read all rows and compare them with the manifest. kept: a list that receives the rows; None: drop them."""
+    """Read all rows of a task's data and compare them with the manifest. kept: a list to which the rows are appended;
+    None: the rows are dropped.
+    """
     reading = place.reading()
     images = ImageFiles(task, place.image_folder, manifest.images) if manifest.images else None
     ids: list[str] = []

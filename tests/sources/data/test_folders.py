@@ -52,7 +52,7 @@ def test_a_sample_stands_in_only_where_the_data_are_not(folder: Path) -> None:
 
 def test_a_sample_excuses_no_other_mistake(folder: Path) -> None:
     put(folder, few__jsonl=lines({"x": 1}), full__jsonl=lines({"x": 1}, {"x": 2}))
-    with pytest.raises(SetupError, match=r"2 rows instead of 3\. .*--allow-data-mismatch uses these"):
+    with pytest.raises(SetupError, match=r"2 rows instead of 3\. .*--allow-data-mismatch uses the present data"):
         Data(folder, env={}).rows("t", SAMPLED)
     with pytest.raises(SetupError, match=r"has no data for task 't': looked for '.*/t/full\.jsonl'"):
         Data(folder / "t", env={}).rows("t", SAMPLED)

@@ -95,7 +95,7 @@ def test_memory_holds_a_row_and_not_the_file(tmp_path: Path) -> None:
         ("x.json", "[1]", r"row 1: expected \{ or \], got '1'"),
         ("x.json", '[{"a": NaN}]', r"row 1: NaN is not allowed"),
         ("x.json", b'[{"a": "\xff"}]', r"x\.json is not UTF-8"),
-        ("x.csv", "a,b\n1,2\n1\n", r"x\.csv:3: 1 fields; the head has 2"),
+        ("x.csv", "a,b\n1,2\n1\n", r"x\.csv:3: 1 fields; the first line has 2"),
         ("x.csv", 'a,b\n1,"2\n', r"x\.csv:2: not CSV"),
         ("x.csv", b"a,b\n\xff,2\n", r"x\.csv is not UTF-8"),
     ],
