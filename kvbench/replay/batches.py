@@ -19,7 +19,8 @@ from kvbench.replay.traces import ForcedTrace
 class Result:
     """The results of replaying one task, as three tables.
 
-    `rows` has a row per cell. `traces` has a row per cell and trace. `heads` has a row per cell, layer and query head.
+    A table `rows` with a row per cell (method and budget), `traces` with a row per cell and trace, and `heads` with a
+    row per cell, layer and query head.
     """
 
     rows: list[dict[str, Any]]
@@ -37,10 +38,10 @@ def replay(
     max_tokens: int,
     on_read: OnRead = lambda text, traces, tokens: None,
 ) -> Result:
-    """Read every trace with every method of `chosen`, and return the figures.
+    """Read every trace with every method and budget in `chosen`, and return the figures.
 
-    In `chosen`, `golden` must come before the other methods, as in `choices.plan`. max_tokens: the number of tokens of
-    the longest prompt plus answer. on_read: called after each batch with three arguments: method and budget as one
+    In `chosen`, the oracle `golden` must come before the other methods, as in `choices.plan`. max_tokens: tokens of the
+    longest prompt plus answer. on_read: called after each batch with three arguments: method and budget as one
     text, the number of traces read, and the number of tokens of their answers.
     """
     cells: dict[Chosen, list[TraceFigures]] = {}
@@ -69,8 +70,8 @@ def _result(task: str, cells: dict[Chosen, list[TraceFigures]], kinds: dict[Chos
 
 
 def _order(row: dict[str, Any]) -> tuple[float, float, float]:
-    """Return the sort key of a row of results. Rows without a budget come first, then budgets as shares, then budgets
-    in entries. Rows at one budget are sorted by loss ratio."""
+    """Return the sort key of a row of results. Rows without a budget come first, then rows whose budget is a share of
+    the prompt, then those whose budget is a number of entries. Rows with equal budgets are sorted by loss ratio."""
     ratio = row["loss_ratio"]
     return row["budget"] or 0, row["budget_share"] or 0, float("inf") if ratio is None else ratio
 
@@ -95,10 +96,11 @@ def _of_trace(t: TraceFigures) -> dict[str, Any]:
 
 
 def _of_heads(cell: list[TraceFigures]) -> list[dict[str, Any]]:
-    """Return a dictionary per query head, with the cosine between the head's output under eviction and its output with
-    the full cache, a mean over tokens and traces.
+    """Return, for each query head, a dictionary with the cosine between its outputs under eviction and with the full
+    cache. It is a mean over tokens and traces.
 
-    cell: the figures of all traces of one method and budget. `layer` numbers only the layers that are evicted, from 0.
+    cell: the figures of all traces of one method and budget. In the results, `layer` counts only the layers in which
+    methods evict, from 0.
     """
     rows = max(1, sum(t.rows for t in cell))
     mean = sum((t.cosine for t in cell[1:]), cell[0].cosine) / rows

@@ -1,7 +1,7 @@
 """Chooses the methods and budgets that a replay compares: the methods that the user names, and two yardsticks.
 
-If the user names ``all``, every method that can run is chosen. The yardsticks are `random` and the oracle `golden`. If
-the user gives no budget, there are no yardsticks.
+If the user names ``all``, every method that can run is chosen. The yardsticks are the methods `random` and `golden`
+(the oracle). Without a budget there are no yardsticks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ORACLE, FLOOR = MethodChoice(name="golden"), MethodChoice(name="random")
 class LeftOut:
     """A method that the replay leaves out because it cannot run at this budget, and the reason.
 
-    The budget is None if the method cannot run at any of the budgets for the same reason, or if it takes no budget.
+    The budget is None if the reason is the same at all budgets, or if the method takes no budget.
     """
 
     method: str
@@ -39,14 +39,14 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A method with its options, and a budget, as one choice for a replay."""
+    """One method, with its options, at one budget (None: no budget) in a replay."""
 
     method: MethodChoice
     budget: Budget | None
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Return the values of the columns method, budget and budget_share, which name this choice in every table."""
+        """Return the columns method, budget and budget_share, which identify method and budget in every table."""
         share = self.budget if isinstance(self.budget, float) else None
         return {"method": self.method.label, "budget": self.budget if share is None else None, "budget_share": share}
 
@@ -60,12 +60,12 @@ FULL = Chosen(method=MethodChoice(name="full"), budget=None)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The facts that decide which methods can run: facts about the model, and the length of the sequences."""
+    """Facts about the model and the sequences that decide which methods can run."""
 
     geometry: Sequence[LayerGeometry]
     config: Any  # of transformers
     folder: Path | None
-    longest: int  # prompt plus answer
+    longest: int  # most tokens of a prompt plus its answer
     fingerprint: str | None = None  # known once the model is loaded
     images: bool = False  # whether any prompt has images
 
@@ -85,10 +85,10 @@ class Target:
 def plan(
     named: Sequence[MethodChoice], every: Sequence[MethodChoice], budgets: Sequence[Budget], target: Target
 ) -> tuple[list[Chosen], list[LeftOut]]:
-    """Return the pairs of method and budget to replay, the yardsticks first, and the methods that are left out.
+    """Return the pairs of method and budget to replay, the yardsticks first, and the methods to leave out.
 
-    named: methods that must run. every: methods that are left out if they cannot run. Raises KVBenchError if a method
-    in `named` cannot run.
+    named: methods that must run; raises KVBenchError if one of them cannot. every: other methods, which are left out if
+    they cannot run.
     """
     chosen: list[Chosen] = []
     left_out: list[LeftOut] = []

@@ -26,29 +26,29 @@ PER_TOKEN = ("loss", "loss_full", "entropy", "divergence", "agrees")
 
 @dataclass(slots=True, kw_only=True)
 class TraceFigures:
-    """The figures of one trace that was read under eviction: losses, agreement and others. The answer has n tokens."""
+    """The figures of one trace read under eviction, compared with the full cache. The answer has n tokens."""
 
     trace: ForcedTrace
     loss: Floats  # [n] negative log-likelihood of every token in nats, under eviction
     loss_full: Floats  # [n] the same with the full cache
-    entropy: Floats  # [n] of the full cache's predictions
+    entropy: Floats  # [n] entropy of the predictions with the full cache
     divergence: Floats  # [n] KL(full || evicted)
     agrees: Floats  # [n] 1 if both caches predict the same greedy token, else 0
-    cosine: Floats  # [L, Hq] between the outputs of attention heads under both caches, summed over `rows` tokens
-    rows: int
-    lost: float  # full cache's attention to entries not held, a mean over layers and heads, summed over `rows` tokens
-    overlap: float  # share of the oracle's entries that the method holds too, summed over `choices` blocks
+    cosine: Floats  # [L, Hq] cosine of a head's outputs with both caches, summed over `rows` tokens
+    rows: int  # number of tokens in these sums
+    lost: float  # full cache's attention to dropped entries, mean over layers and heads, summed over `rows` tokens
+    overlap: float  # share of the oracle's entries that the method holds, summed over `choices` blocks
     choices: int
-    entries: float  # held per layer and KV head, summed over `rows` tokens
-    most: float  # largest number of entries held
+    entries: float  # number of entries held per layer and KV head, summed over `rows` tokens
+    most: float  # largest number of entries held per layer and KV head
 
 
 class Comparison(Listener):
     """Compares a batch that is read under eviction with the same batch read with the full cache (`reference`).
 
-    copies: the number of the cache's heads per KV head, more than 1 for methods that keep entries per query head.
+    copies: heads of the cache per KV head of the model; more than 1 for methods that keep entries per query head.
     oracle: the entries that the oracle held at the same budget (`Reference.oracle`); None if there is no oracle. held:
-    a list to which the entries are added that the method holds at the beginning of each block (`held_tokens`).
+    a list that receives, at the beginning of each block, the entries that the method holds (`held_tokens`).
     """
 
     def __init__(self, reference: Reference, copies: int, oracle: Held | None = None, held: Held | None = None) -> None:
@@ -69,7 +69,7 @@ class Comparison(Listener):
         self._lost += lost.double().cpu()
         if self.oracle is not None:
             wanted = self.oracle[index][..., :seen]
-            if bool((wanted == 0).any()):  # else the oracle has dropped nothing yet
+            if bool((wanted == 0).any()):  # the oracle has dropped entries
                 share = (wanted * held[..., :seen]).sum(dim=-1) / wanted.sum(dim=-1)
                 self._overlap += share.mean(dim=(0, 2)).double().cpu()
                 self._choices += 1
@@ -102,7 +102,7 @@ class Comparison(Listener):
             self._most = max(self._most, after)
 
     def figures(self) -> list[TraceFigures]:
-        """Return the figures of every trace in the batch. To be called after the batch was read."""
+        """Return the figures of every trace in the batch. Call this after the batch was read."""
         columns = [torch.cat(parts, dim=1).cpu().numpy() for parts in zip(*self._tokens)]
         cosine = torch.stack(list(self._cosine.values()), dim=1).numpy()  # [b, L, Hq]
         return [
@@ -122,8 +122,7 @@ class Comparison(Listener):
 
 
 def held_tokens(cache: PromptCache, reference: Reference, total: int) -> torch.Tensor:
-    """Return a tensor [L, b, Hk, total] that says for each of `total` tokens whether the cache holds it: 1 if so, else
-    0.
+    """Return [L, b, Hk, total]: for each of the first `total` tokens, 1 if the cache holds the token's entry, else 0.
 
     If the cache keeps entries per query head, the value is the mean over the query heads of a group.
     """

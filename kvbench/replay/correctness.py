@@ -1,7 +1,7 @@
 """Finds which of the answers that a replay reads are right.
 
-Answers of a run have the run's scores. Answers that the replay generated are scored here, which is possible if the task
-needs neither a judge nor a program for its scores.
+Answers of a run have the run's scores. Answers that the replay generated are scored here; for this, the task's scores
+must need neither a judge nor programs to run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_scorable(work: TaskWork) -> None:
     if work.task.needs:
         raise UserError(
             f"task {quote(work.task.name)} needs a judge or a program to score its answers, and replay runs neither. "
-            "Give --run with a run that has scored them."
+            "Give --run with a run that has scored its answers."
         )
 
 
@@ -57,17 +57,17 @@ def scored(work: TaskWork, traces: Sequence[ForcedTrace], loaded: LoadedModel) -
 
 
 def stored_scores(folder: Path, task: str) -> Right:
-    """Return whether a run scored each answer of the full cache as right, by question and sample. An answer without a
-    score counts as wrong."""
+    """Return, by question and sample, whether the answers that a run generated with the full cache have the score 1. An
+    answer without a score counts as wrong."""
     rows = read_rows(folder)
     rows = rows[(rows["task"] == task) & (rows["method"] == "full")]
     return {(str(d), int(n)): bool(s == 1) for d, n, s in zip(rows["doc_id"], rows["sample"], rows["score"])}
 
 
 def own_ratios(folder: Path, task: str, chosen: Sequence[Chosen]) -> dict[Chosen, list[tuple[str, float | None]]]:
-    """Return, for each of these methods and budgets, a pair for every answer that a run generated with them.
+    """Return, for each of these methods and budgets, a list with a pair for every answer that a run generated with it.
 
-    The pair: the cluster of the answer's question; the Token Retention Ratio of the released script (see
+    The pair has the cluster of the answer's question, and the Token Retention Ratio of the released script (see
     `analyses.retention_ratio`), or None if the answer is not right. Methods that the run lacks are left out.
     """
     rows = read_rows(folder)

@@ -3,11 +3,12 @@
     rows = Recorder(loaded, config, inputs, say, on_read).record(work, answers(folder, "walk", names))
 
 While an answer is read, the method makes the same decisions as while the answer was generated, up to rounding
-(`kvbench.replay.reader`). Methods and budgets come from the run's configuration; a row only chooses among them.
+(`kvbench.replay.reader`). The method's options and the budget come from the cell of the run's configuration to which
+the answer's row belongs.
 
-An answer is left out if the method's version, source or artefacts (weights, plug-ins, draft models) differ from the
-row's. It is also left out if the reading has another number of tokens or evictions, or another first eviction, than the
-row states. A stored answer lacks its end token, so an eviction after the last token is not recorded.
+An answer is left out if the method's version, source or artefacts (weights, plug-ins, draft models) differ from those
+in the row. It is also left out if the reading has another number of tokens or evictions, or another first eviction,
+than the row states. A stored answer lacks its end token, so an eviction after the last token is not recorded.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Notice = Callable[[str], None]
 
 
 def check(config: RunConfig) -> None:
-    """Raise UserError if the run has a setting under which reading its answers again gives other evictions."""
+    """Raise UserError if the run has a setting with which a replay of its answers has other evictions than the run."""
     for name, value, usual in (
         ("compress", config.compress, "query-aware"),
         ("prefill", config.prefill, "full"),
@@ -50,10 +51,10 @@ def check(config: RunConfig) -> None:
 
 
 def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows whose evictions are to be recorded, with their texts.
+    """Return the rows, with their texts, whose evictions are to be recorded.
 
-    There is a row for each cell whose method evicts and each question in `names`: the row of the first sample with the
-    status "ok". A missing value in a row is None.
+    For each cell whose method evicts and each question in `names`, this is the row of the first sample with the status
+    "ok". A missing value in a row is None.
     """
     rows = read_rows(folder)
     mine = (rows["task"] == task) & rows["doc_id"].isin(names) & (rows["status"] == "ok")
@@ -65,7 +66,7 @@ def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorder:
-    """Reads answers of a run again, and records which tokens were kept at each eviction.
+    """Reads answers of a run again, and records which tokens each head kept at each eviction.
 
     say: called with a message for each answer that is left out. on_read: called after each answer, even if it is left
     out. Its arguments are the method and question as one text, the number 1 (one answer), and the number of the
@@ -80,8 +81,7 @@ class Recorder:
     _states: dict[MethodChoice, MethodState] = field(default_factory=dict)
 
     def record(self, work: TaskWork, rows: Sequence[dict[str, Any]]) -> list[Decisions]:
-        """Read the answers in `rows` again, and return which tokens each head kept at each eviction. rows: the result
-        of `answers`."""
+        """Read the answers in `rows` (from `answers`) again; return which tokens each head kept at each eviction."""
         prompts = {p.doc_id: p for p in work.prompts}
         longest = max((prompts[row["doc_id"]].max_tokens for row in rows if row["doc_id"] in prompts), default=1)
         found: list[Decisions] = []
@@ -97,8 +97,8 @@ class Recorder:
         return found
 
     def _read(self, row: dict[str, Any], trace: ForcedTrace | None, longest: int) -> list[Decisions]:
-        """Read one answer again, and return the decisions. Raises UserError if the answer cannot be read as in the run,
-        or if its evictions differ from the run's."""
+        """Read one answer again, and return which tokens each head kept. Raises UserError if the answer cannot be read
+        as in the run, or if the evictions differ from the run's."""
         cell = cell_of(row, self.config)
         state = self._state(cell.method)
         check_method(row, state)
@@ -117,7 +117,9 @@ class Recorder:
             log=log,
         )
         if reader.within is not None:
-            raise UserError("the method is an oracle: it needs future attention, which only 'kvbench replay' has.")
+            raise UserError(
+                "the method is an oracle: it needs the attention of later queries, which only 'kvbench replay' has."
+            )
         reader.read([trace], log)
         seen = log.seen()
         if not seen or not _as_in_run(row, trace, seen):
@@ -132,7 +134,7 @@ class Recorder:
 
 
 def cell_of(row: dict[str, Any], config: RunConfig) -> Cell:
-    """Return the cell of the run's grid to which a row belongs. Raises UserError if there is none."""
+    """Return the cell of the run's grid to which a row belongs. Raises UserError if there is no such cell."""
     budget = _budget(row)
     for cell in config.cells():
         same = cell.method.name == row["method"] and (type(cell.budget), cell.budget) == (type(budget), budget)
@@ -152,14 +154,14 @@ def check_method(row: dict[str, Any], state: MethodState) -> None:
 
 
 def _budget(row: dict[str, Any]) -> Budget | None:
-    """Return a row's budget as the user gave it: a number of entries, a share of the prompt, or None."""
+    """Return a row's budget in the form that the user chose: a number of entries, a share of the prompt, or None."""
     if row["budget_share"] is not None:
         return float(row["budget_share"])
     return None if row["budget"] is None else int(row["budget"])
 
 
 def _decisions(row: dict[str, Any], prompt: int, tokens: list[str], log: _Log) -> list[Decisions]:
-    """Return the logged decisions of every head, in at most MOST_LAYERS layers. prompt: number of prompt tokens."""
+    """Return the logged decisions of every head, in at most MOST_LAYERS layers. prompt: tokens of the prompt."""
     seen = log.seen()
     return [
         Decisions(
@@ -191,7 +193,7 @@ def _as_in_run(row: dict[str, Any], trace: ForcedTrace, seen: Sequence[int]) -> 
 
 
 def _spread(layers: dict[int, Any]) -> list[tuple[int, Any]]:
-    """Return all layers, or MOST_LAYERS of them: the first, the last, and others evenly spread between them."""
+    """Return all layers, or if there are more than MOST_LAYERS, so many of them, evenly spread from first to last."""
     items = sorted(layers.items())
     if len(items) <= MOST_LAYERS:
         return items
@@ -199,14 +201,14 @@ def _spread(layers: dict[int, Any]) -> list[tuple[int, Any]]:
 
 
 def _dropped(kept: dict[int, set[int]], seen: Sequence[int], count: int) -> list[int]:
-    """Return, for each token, which eviction (1: the first) dropped it from one head; 0 if none did.
+    """Return, for each token, the number of the eviction (1: the first) that dropped it from one head; 0 if none did.
 
-    seen: for each eviction, how many tokens were read before it. kept: the positions that the head kept, by the tokens
-    read before the eviction. count: the number of tokens.
+    seen: for each eviction, how many tokens were read before it. kept: for each eviction of this head, by how many
+    tokens were read before it, the positions that the head kept. count: the number of tokens.
     """
     dropped = [0] * count
     for number, read in enumerate(seen, 1):
-        left = kept.get(read, set(range(read)))  # a layer that did not evict then keeps all
+        left = kept.get(read, set(range(read)))  # no entry: the layer did not evict then
         for position in range(read):
             if dropped[position] == 0 and position not in left:
                 dropped[position] = number
@@ -217,7 +219,7 @@ class _Log(Listener):
     """Collects the positions that each head kept at every eviction (`kvbench.engine.rules.KeptLog`)."""
 
     def __init__(self) -> None:
-        self._events: dict[int, dict[int, list[set[int]]]] = {}  # by layer and tokens seen: kept positions per head
+        self._events: dict[int, dict[int, list[set[int]]]] = {}  # by layer and tokens read: kept positions per head
 
     def __call__(self, noise_key: int, seen: int, layer: int, kept: list[torch.Tensor]) -> None:
         self._events.setdefault(layer, {})[seen] = [set(positions.tolist()) for positions in kept]
@@ -226,7 +228,7 @@ class _Log(Listener):
         return sorted({seen for events in self._events.values() for seen in events})
 
     def heads(self) -> dict[int, list[dict[int, set[int]]]]:
-        """Return the kept positions: by layer, then by head, then by the number of tokens read before the eviction."""
+        """Return the kept positions by layer, then by head, then by the tokens read before the eviction."""
         return {
             layer: [
                 {seen: kept[head] for seen, kept in events.items()} for head in range(len(next(iter(events.values()))))

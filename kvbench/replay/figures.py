@@ -3,9 +3,9 @@
 Tokens of one trace are not independent, and neither are traces of one question. Standard errors therefore come from a
 jackknife over the C questions, in which each question is left out once:
 
-    se = sqrt((C - 1) / C * sum over c of (figure without c - mean of these)^2)
+    se = sqrt((C - 1) / C * sum over questions c of (figure without c - mean of the C figures without a question)^2)
 
-For a plain mean this is the clustered standard error; the formula also holds for ratios and for `gap_closed`.
+For a mean this is the clustered standard error; the formula also holds for ratios and for `gap_closed`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-LOW_SHARE = 0.8  # share of tokens: ForesightKV's reward uses the 80% with the lowest entropy under the full cache
+LOW_SHARE = 0.8  # ForesightKV's reward uses this share of the tokens: those with the lowest entropy with the full cache
 Cell = Sequence[TraceFigures]  # the traces of one method at one budget on one task
 
 
@@ -30,7 +30,8 @@ def figures(traces: Cell, yardsticks: tuple[Cell, Cell] | None) -> dict[str, Any
     """Return the figures of one method at one budget on one task, each with its standard error as ``<name>_se``.
 
     An undefined figure is None, such as a standard error over one question, or `gap_closed` without yardsticks.
-    yardsticks: the same traces under `random` and under the oracle, at the same budget; None if they were not replayed.
+    yardsticks: the figures of the same traces under `random` and under the oracle, at the same budget; None if these
+    were not replayed.
     """
     low = _low(traces)
     sums = {
@@ -87,8 +88,8 @@ def jackknife(
 ) -> tuple[float | None, float | None]:
     """Return a figure and its standard error over clusters of traces. None stands for an undefined number.
 
-    figure: a function that computes the figure from sums over traces. sums: by name, one number per trace. clusters:
-    the number of each trace's cluster, from 0.
+    sums: numbers per trace, by name. figure: computes the figure from the sums of these numbers, by the same names.
+    clusters: the number of each trace's cluster, from 0.
     """
     import numpy as np
 
@@ -107,16 +108,15 @@ def _known(value: float) -> float | None:
 
 
 def numbered(names: Iterable[Any]) -> list[int]:
-    """Return a number for each name. Distinct names are numbered from 0, in the order of their first occurrence."""
+    """Return a number for each name. Different names are numbered from 0, in the order of their first occurrence."""
     index: dict[Any, int] = {}
     return [index.setdefault(name, len(index)) for name in names]
 
 
 def _low(traces: Cell) -> list[Any]:
-    """Return a mask [n] per trace of the tokens for which the full cache's prediction is most certain.
+    """Return, for each trace, a mask [n] of the tokens whose predictions with the full cache have the lowest entropy.
 
-    These are the tokens with the lowest entropy; their share of all tokens is LOW_SHARE. Of tokens with equal entropy,
-    earlier tokens come first.
+    The masks have the share LOW_SHARE of all tokens. Of tokens with equal entropy, earlier tokens come first.
     """
     import numpy as np
 

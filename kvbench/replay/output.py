@@ -1,9 +1,9 @@
 """Prints the results of a replay, and writes them to a folder with a JSON document that says how to repeat the replay.
 
-A comparison writes four files. replay.csv has a row per task, method and budget. For each of these, traces.parquet has
-a row per trace, and heads.parquet a row per query head of each evicted layer (numbered from 0 among these). replay.json
-is the document. Analyses write their tables, figures, captions and pages (for example overlap.csv, overlap.svg,
-overlap.pdf, overlap.txt, tokens.html) and analyses.json.
+A comparison writes four files. replay.csv has a row per task, method and budget. For each of these rows, traces.parquet
+has a row per trace, and heads.parquet has a row per query head of each layer in which methods evict (`layer` counts
+only these layers, from 0). replay.json is the document. Analyses write their tables, figures, captions and pages (for
+example overlap.csv, overlap.svg, overlap.pdf, overlap.txt, tokens.html) and analyses.json.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ entries. docs/replay.md explains every column.
 
 
 def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> Path:
-    """Write the results of a comparison to the folder `out`, and return the folder. Earlier files are replaced.
+    """Write the results of a comparison to the folder `out`, replacing earlier files; return the folder.
 
     Raises SetupError or UserError if the folder cannot be written.
     """
@@ -45,8 +45,7 @@ def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> P
 
 
 def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], document: Mapping[str, Any]) -> Path:
-    """Write the tables, pages and figures of every analysis to the folder `out`, and return the folder. Earlier files
-    are replaced.
+    """Write the tables, pages and figures of every analysis to the folder `out`, replacing earlier files; return it.
 
     Raises SetupError or UserError if the folder cannot be written.
     """
@@ -61,9 +60,9 @@ def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], docu
 
 
 def _put_table(path: Path, rows: Sequence[Row], whole: Sequence[str]) -> None:
-    """Write the rows of a table to a file, as CSV if the path ends with .csv, otherwise as Parquet.
+    """Write the rows of a table to a file, as CSV if the path ends in .csv, otherwise as Parquet.
 
-    whole: columns of whole numbers, in which values may be missing.
+    whole: names of the columns that have whole numbers, perhaps with missing values.
     """
     import pandas as pd
 
@@ -128,7 +127,7 @@ ATTENTION: tuple[Shown, ...] = (
 
 
 def show_published(lines: Sequence[Mapping[str, Any]]) -> None:
-    """Print the figures for which papers print a number, and that number (`kvbench.replay.published`)."""
+    """Print the replay's figures beside the numbers that papers print for them (`kvbench.replay.published`)."""
     names = ("task", "method", "budget", "interval", "figure", "here", "error", "published", "difference", "in")
     table = terminal.grid(*names, right=("budget", "interval", "here", "error", "published", "difference"))
     for line in lines:
@@ -138,7 +137,7 @@ def show_published(lines: Sequence[Mapping[str, Any]]) -> None:
     print("Published figures beside ours:\n")
     terminal.console().print(table)
     papers = ", ".join(dict.fromkeys(line["source"].rpartition(", ")[0] for line in lines))
-    print(f"From {papers}: its own code and questions, which it does not name; no error bars.\n")
+    print(f"From {papers}: measured with other code, on questions that are not named; no error bars.\n")
 
 
 def show_analysis(kind: type[Analysis], rows: Sequence[Row]) -> None:

@@ -1,8 +1,8 @@
-"""Losses and cosines that papers print (`kvbench.sources.published`), beside the figures of a replay.
+"""Compares figures of a replay with losses and cosines that papers print (`kvbench.sources.published`).
 
-A printed number belongs to a row of the same model, task, method and budget, and of the same interval if the paper
-states one. The papers do not name the questions of these tables; `TASKS` names the tasks of kvbench's suites in their
-place.
+A printed number is compared with the row of results of the same model, task, method and budget, and of the same
+interval if the paper states one. The papers do not name the questions of these tables; instead, `TASKS` names a task
+of kvbench for each.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from kvbench.report.published import label_of, plain, without_weights
 from kvbench.sources.published import Published, published
 
-# Printed metric -> column of a replay. Table 1 of ForesightKV prints the loss that eviction adds, in percent of the
-# full cache's loss on the same tokens.
+# Metric in a paper -> column of a replay. Table 1 of ForesightKV prints the loss that eviction adds, in percent of the
+# full cache's loss on the same tokens; `Printed.value` converts it to a ratio.
 FIGURES = {
     "loss ratio vs full cache": "loss_ratio",
     "loss increase of low-entropy tokens": "loss_ratio_low",
@@ -37,8 +37,8 @@ INTERVAL = re.compile(r"L=(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A number that a paper prints, and the column of a replay (`figure`) whose figure it is compared with. interval:
-    None if the paper states none."""
+    """A number that a paper prints, and the column of a replay (`figure`) with which it is compared. interval: None if
+    the paper states no interval."""
 
     row: Published
     figure: str  # the column of the replay
@@ -51,7 +51,7 @@ class Printed:
         return 1 + value / 100 if self.row.unit == "%" else value
 
     def fits(self, model: str, row: Mapping[str, Any]) -> bool:
-        """Return whether the number belongs to a row of a replay with this model."""
+        """Return whether the number is to be compared with this row of a replay with this model."""
         theirs = MODELS.get(self.row.model, self.row.model), TASKS[self.row.task], self.method, self.row.entries
         ours = model.rsplit("/", 1)[-1], row["task"], without_weights(row["method"]), row["budget"]
         same = plain(theirs[0]) == plain(ours[0]) and theirs[1:] == ours[1:]
@@ -59,14 +59,14 @@ class Printed:
 
 
 def beside(model: str, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a line for each printed number that belongs to one of the rows: the replay's figure, the figure's standard
-    error, and the paper's number."""
+    """Return a dictionary for each pair of a row and a printed number that fits it. It has the replay's figure, the
+    figure's standard error, and the paper's number."""
     return [_line(row, printed) for row in rows for printed in every() if printed.fits(model, row)]
 
 
 @functools.cache
 def every() -> tuple[Printed, ...]:
-    """Return all numbers of papers that a figure of a replay can be compared with."""
+    """Return all numbers in papers with which a figure of a replay can be compared."""
     rows = (row for row in published() if row.metric in FIGURES)
     found = ((row, label_of(row.method.lower(), str(row.entries))) for row in rows)
     return tuple(Printed(row, FIGURES[row.metric], method, _interval(row)) for row, method in found if method)

@@ -1,7 +1,7 @@
 """Reads the traces of a task for analyses: with the full cache and, if an analysis needs it, with every chosen method.
 
-Analyses of attention get the full cache's attention for 16 successive queries at a time. Memory holds this attention,
-or the `Reference` of one batch, and the sums of the analyses.
+Analyses of attention get the full cache's attention for 16 successive queries at a time. Memory holds the sums of the
+analyses and, at any time, either this attention or the `Reference` of one batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvbench.replay.reader import CHUNK, Listener, OnRead, TraceReader
 from kvbench.replay.reference import Reference, attention_to, attention_to_held, batches, readings
 from kvbench.replay.traces import ForcedTrace
 
-SCRATCH_FLOATS = 1 << 24  # most attention weights of a window over all traces of a batch
+SCRATCH_FLOATS = 1 << 24  # most attention weights that a window of a batch has
 
 
 def read(
@@ -41,10 +41,10 @@ def read(
     max_tokens: int,
     on_read: OnRead = lambda text, traces, tokens: None,
 ) -> None:
-    """Read every trace as the analyses need it.
+    """Read every trace for the analyses.
 
-    Analyses of attention need a reading with the full cache. Analyses of methods need a reading with the full cache and
-    then a reading with every chosen method. max_tokens: the number of tokens of the longest prompt plus answer.
+    For analyses of attention, each trace is read with the full cache. For analyses of methods, it is read with the full
+    cache and then with every chosen method. max_tokens: the number of tokens of the longest prompt plus answer.
     on_read: called after each batch with three arguments: method and budget as one text, the number of traces read, and
     the number of tokens of their answers.
     """
@@ -65,8 +65,9 @@ def read(
 
 
 def _narrow(traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Iterator[list[ForcedTrace]]:
-    """Yield batches of traces. In a batch, the attention of WINDOW queries takes at most SCRATCH_FLOATS numbers; a
-    trace that needs more forms a batch alone.
+    """Yield batches of traces so small that the attention of WINDOW queries takes at most SCRATCH_FLOATS numbers.
+
+    A trace that needs more forms a batch alone.
     """
     heads = max((g.query_heads for g in loaded.geometry if g.evicts), default=1)
     for batch in batches(traces, loaded, CHUNK):
@@ -77,16 +78,16 @@ def _narrow(traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Iterator[list
 
 
 class _Windows(Listener):
-    """Gives analyses the full cache's attention, for WINDOW successive queries at a time."""
+    """A listener that passes the full cache's attention to analyses, for WINDOW successive queries at a time."""
 
     def __init__(self, batch: Sequence[ForcedTrace], places: list[int], analyses: Sequence[AttentionAnalysis]) -> None:
         self.places, self.analyses = places, analyses
         self.prompt, self.count = len(batch[0].prompt), -(-(len(batch[0].answer) - 1) // WINDOW)
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        """Give the analyses the attention of the new queries, for WINDOW queries at a time.
+        """Pass the attention of the new queries to the analyses, for WINDOW queries at a time.
 
-        first: the place of the first query in the answer. It is a multiple of WINDOW, because CHUNK is.
+        first: number of the first query in the answer, from 0. It is a multiple of WINDOW, because CHUNK is.
         """
         layer = self.cache.layers[call.layer]
         if not layer.geometry.evicts:
@@ -109,10 +110,10 @@ class _Windows(Listener):
 
 
 class _Holdings(Listener):
-    """Informs analyses about three things: the entries that a method holds at the beginning of each block of the
-    answer, the attention of queries to them, and the losses of the answer's tokens.
+    """A listener that passes three things to analyses: the entries that a method holds at the beginning of each block
+    of the answer, the attention of queries to these entries, and the losses of the answer's tokens.
 
-    `tell(None)` informs them about the entries that the method holds at the end of the answer.
+    `tell(None)` passes the entries that the method holds at the end of the answer.
     """
 
     def __init__(

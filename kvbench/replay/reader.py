@@ -1,7 +1,7 @@
 """Reads finished answers with one method at one budget: first the prompt as in a run, then the answer block by block.
 
-A forward pass reads at most CHUNK tokens, and ends at each token after which generation would evict. Between two
-evictions a cache only grows, so each token attends to the same entries as if it were read alone. Decisions and
+A forward pass reads at most CHUNK tokens, and none beyond the next token after which generation would evict. Between
+two evictions a cache only grows, so each token attends to the same entries as if it were read alone. Evictions and
 predictions therefore equal those of `Engine.generate` with `Request.forced`, up to rounding
 (`tests/replay/test_reader.py`).
 
@@ -30,48 +30,47 @@ from kvbench.replay.choices import Chosen
 from kvbench.replay.traces import ForcedTrace
 
 CHUNK = 512  # tokens per forward pass
-# Called with method and budget as one text, the number of traces that were read, and the tokens of their answers.
+# Called with method and budget as one text, the number of traces read, and the number of tokens of their answers.
 OnRead = Callable[[str, int, int], None]
 
 
 class Listener:
-    """The base class of objects that a `TraceReader` informs about a reading. Subclasses override the methods that they
-    need.
+    """The base class of objects whose methods a `TraceReader` calls while it reads traces. Subclasses override the
+    methods that they need.
 
     The tokens of an answer are numbered from 0. A block is `interval` successive tokens; the last block may be shorter.
-    cache: the cache of the traces, set by `opened`.
+    cache: the cache of the traces that are read; `opened` sets it.
     """
 
     cache: PromptCache
 
     def opened(self, cache: PromptCache) -> None:
-        """Called after the prompts were read and evicted, before the answers are read. cache: the prompts' cache."""
+        """Called after the prompts were read and evicted, before the answers. cache: the cache of the prompts."""
         self.cache = cache
 
     def block(self, index: int) -> None:
-        """Called when block `index` of the answers begins. An eviction that is due at this token has already taken
-        place.
+        """Called when block `index` of the answers begins, after any eviction at this point.
 
         The block's first token has the number `index` * interval.
         """
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        """Called for each layer of a forward pass. call: the layer's attention call. out: its output [b, t, Hq, Dv].
+        """Called for each layer of a forward pass over t answer tokens, of which the first has the number `first`.
 
-        first: the number of the first of these t tokens of the answers.
+        call: the layer's attention call. out: the call's output [b, t, Hq, Dv].
         """
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
-        """Called after each forward pass. logits: [b, t, V], the predictions of the tokens with the numbers `first` to
-        `first` + t - 1."""
+        """Called after each forward pass. logits: [b, t, V], predictions of the answer tokens with the numbers `first`
+        to `first` + t - 1."""
 
 
 class TraceReader:
     """Reads traces with one method at one budget.
 
     max_tokens: the number of tokens of the longest prompt plus answer. chunk: the most tokens per forward pass. log:
-    called with the positions that each head keeps at every eviction. Raises UserError or SetupError if the method
-    cannot serve this model, or if its weights are missing.
+    called at every eviction with the positions that each head keeps. Raises UserError or SetupError if the method
+    cannot be used with this model, or if its weights are missing.
     """
 
     def __init__(
@@ -97,25 +96,26 @@ class TraceReader:
 
     @property
     def within(self) -> str | None:
-        """The value of the option `within` if the method is the oracle `golden` or a pair that contains it, such as
-        "a+golden"; otherwise None."""
+        """The oracle's option `within`, if the method is `golden` or a pair that contains it, such as "a+golden".
+
+        None for other methods.
+        """
         parts = (self.method.during("prefill"), self.method.during("decode"))
         return next((str(part.options()["within"]) for part in parts if part.oracle), None)
 
     @property
     def together(self) -> bool:
-        """Return whether the method can read several traces in one batch. A method with probes for the prompt
-        cannot."""
+        """Whether several traces can be read in one batch: only with a method that has no probes for the prompt."""
         return not self.method.during("prefill").needs().probes
 
     @torch.inference_mode()
     def read(
         self, traces: Sequence[ForcedTrace], listener: Listener, future: Mapping[str, torch.Tensor] | None = None
     ) -> None:
-        """Read traces whose prompts and answers are equally long, and inform the listener about every step.
+        """Read traces whose prompts and answers are equally long, and call the listener's methods on the way.
 
-        A trace with images is read alone. future: the future attention that an oracle reads as its weights
-        (`Reference.future`).
+        A trace with images must be the only one. future: the attention of later queries, which an oracle reads as its
+        weights (`Reference.future`).
         """
         rules = self.setup.rules_for_prompt(len(traces[0].prompt))
         rules = replace(rules, weights={**rules.weights, **(future or {})})
@@ -128,7 +128,7 @@ class TraceReader:
             self._read_answers(cache, [t.answer for t in traces], listener)
 
     def _read_answers(self, cache: PromptCache, answers: Sequence[Sequence[int]], listener: Listener) -> None:
-        clock, end = 0, len(answers[0]) - 1  # the last token predicts no token of the answer
+        clock, end = 0, len(answers[0]) - 1  # the last token is not read: it predicts no token of the answer
         while clock < end:
             if clock % self.interval == 0:
                 listener.block(clock // self.interval)
@@ -142,10 +142,10 @@ class TraceReader:
                     cache.tick(self.trigger.growth)
 
     def _until_next(self, clock: int, end: int) -> int:
-        """Return how many tokens the next forward pass reads. It ends at the next eviction, the next block or the end
-        of the answers, and reads at most a chunk.
+        """Return how many tokens the next forward pass reads: at most a chunk, and none beyond the next eviction, the
+        block or the end of the answers.
 
-        clock: the number of answer tokens read so far. end: the number of answer tokens to read in all.
+        clock: number of answer tokens read so far. end: number of answer tokens to read in all.
         """
         most = min(self.interval - clock % self.interval, self.chunk, end - clock)
         return next((ahead for ahead in range(1, most) if self.trigger.due(clock + ahead)), most)

@@ -1,8 +1,8 @@
-"""Reads a batch of traces with the full cache, and keeps a record of this reading for readings under eviction and for
-the oracle.
+"""Reads a batch of traces with the full cache, and keeps a record of this reading. Readings under eviction are compared
+with the record, and the oracle decides by it.
 
-For a trace of n answer tokens and T tokens in all, the record has n V numbers for logits (V: vocabulary). In addition
-it has per layer n Hq D numbers for outputs, and at most 4 T Hk numbers per block for attention. `batches` therefore
+For a trace of n answer tokens and T tokens in all, the record has n V numbers for logits (V: vocabulary). Per layer it
+also has n Hq D numbers for outputs, and at most 4 T Hk numbers for the attention of each block. Therefore `batches`
 puts fewer traces into a batch if they are long.
 """
 
@@ -24,20 +24,20 @@ from kvbench.replay.choices import FULL, Chosen
 from kvbench.replay.reader import Listener, TraceReader
 from kvbench.replay.traces import ForcedTrace
 
-# One tensor [L, b, Hk, T] per block: 1 for tokens that are held when the block begins, else 0 or a share
-# (`held_tokens`).
+# One tensor [L, b, Hk, T] per block: 1 for tokens whose entry is held when the block begins, 0 for others; shares if
+# entries are held per query head (`held_tokens`).
 Held = list[torch.Tensor]
-MOST_BYTES = 1 << 30  # largest size of the record of a batch
+MOST_BYTES = 1 << 30  # largest record of a batch
 MOST_TRACES = 64  # most traces of a batch
 
 
 class FutureAttention(Listener):
     """Records the attention of a batch read with the full cache: b traces with P prompt and n answer tokens each.
 
-    Attributes (attention and most are dictionaries by layer, for the layers that are evicted):
+    Attributes (both by layer, for the layers in which methods evict):
         attention: [b, Hk, blocks, T] float32, T = P + n - 1: the attention that the queries of each block of the answer
             pay to each token, summed over queries and divided by the interval, as in `kvbench.eviction.terms.golden`.
-        most: as `attention`, but the largest attention that a query of the block pays; empty unless `extreme`.
+        most: as `attention`, but the largest attention that any query of the block pays; empty unless `extreme`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FutureAttention(Listener):
 
     @property
     def total(self) -> int:
-        """Return how many tokens of prompt and answer the model reads: all but the last, which predicts no token."""
+        """How many tokens of prompt and answer the model reads: all but the last, which predicts no token."""
         return self.prompt + self.length - 1
 
     def opened(self, cache: PromptCache) -> None:
@@ -79,7 +79,7 @@ class FutureAttention(Listener):
     def future(self) -> dict[str, torch.Tensor]:
         """Return the tables of future attention that the oracle `golden` reads as its weights, by name.
 
-        Each table has one more block than the answer. This block is 0, because no attention comes after the last block.
+        Each table has one block more than the answer. Its values are 0, because no query follows the last block.
         """
         tables = {"interval": torch.tensor(self.interval, device=self.device)}
         for name, table in (("mean", self.attention), ("max", self.most)):
@@ -90,14 +90,13 @@ class FutureAttention(Listener):
 
 
 class Reference(FutureAttention):
-    """The record of a batch read with the full cache, for comparisons.
+    """The record of a batch read with the full cache, with which readings under eviction are compared.
 
-    Attributes, beside those of `FutureAttention`:
-        targets: [b, n], the answers.
-        logits: [b, n, V], the predictions of the answers' tokens.
-        outputs: by layer, [b, n - 1, Hq, Dv], the outputs of the attention heads for every token of the answer but the
-            last.
-        oracle: the entries that the oracle holds at each budget, after a `Comparison` has read with the oracle.
+    Attributes beside those of `FutureAttention`:
+        targets: [b, n], the tokens of the answers.
+        logits: [b, n, V], the logits that predict these tokens.
+        outputs: by layer, [b, n - 1, Hq, Dv], the outputs of the attention heads for all answer tokens but the last.
+        oracle: by budget, the entries that the oracle holds. They are there once the batch was read with the oracle.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class Reference(FutureAttention):
         self._logits.append(logits)
 
     def close(self) -> None:
-        """Join the logits of all blocks, and release the cache. To be called after the traces were read."""
+        """Concatenate the logits of all blocks, and release the cache. Call this after the traces were read."""
         self.logits = torch.cat(self._logits, dim=1)
         self._logits.clear()
         del self.cache
@@ -151,8 +150,8 @@ def attention_to(
 ) -> torch.Tensor:
     """Return the attention that queries pay to all tokens read so far.
 
-    query: [b, Hq, t, D]; the first of the t queries is at position `first`. reduce_g, reduce_q: how the weights are
-    reduced over the query heads of a group and over queries; None: not at all.
+    query: [b, Hq, t, D]; the first of the t queries is at position `first`. reduce_g, reduce_q: how the
+    attention weights are reduced over the query heads of a group, and over queries; None: not reduced.
     """
     end = first + query.shape[2]
     return window_attention(
@@ -170,7 +169,7 @@ def attention_to(
 
 def attention_to_held(layer: PromptLayer, call: AttentionCall, query: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """Return the attention [b, Hk, g, w, n] that queries [b, Hq, w, D] at the positions `at` [w] pay to the entries
-    held. n: number of the layer's places for entries; a place without an entry, or with a later entry, gets 0."""
+    held. n: number of places for entries in the layer. A place without an entry, or with a later entry, gets 0."""
     return window_attention(
         query,
         layer.keys[:, :, : layer.rows],
@@ -187,7 +186,7 @@ def attention_to_held(layer: PromptLayer, call: AttentionCall, query: torch.Tens
 def read_full(reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bool = False) -> Reference:
     """Read a batch with the full cache, and return the record of this reading.
 
-    reader: a reader with the method `full`. extreme: whether the record has `Reference.most`.
+    reader: a reader with the method `full`. extreme: whether to record `Reference.most`.
     """
     reference = Reference(traces, reader.interval, reader.loaded.device, extreme=extreme)
     reader.read(traces, reference)
@@ -198,9 +197,9 @@ def read_full(reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bo
 def read_future(
     reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Read a batch with the full cache, and return the oracle's tables of future attention; nothing else is kept.
+    """Read a batch with the full cache, and return only the oracle's tables of future attention.
 
-    reader: a reader with the method `full`. extreme: whether there are tables of the largest attention.
+    reader: a reader with the method `full`. extreme: whether to return tables of the largest attention too.
     """
     record = FutureAttention(traces, reader.interval, reader.loaded.device, extreme=extreme)
     reader.read(traces, record)
@@ -210,11 +209,11 @@ def read_future(
 def readings(
     loaded: LoadedModel, traces: Sequence[ForcedTrace], chosen: Sequence[Chosen], *, interval: int, max_tokens: int
 ) -> Iterator[tuple[Chosen, TraceReader, Reference, dict[str, torch.Tensor]]]:
-    """Read each batch of traces with the full cache, and yield the methods that are to read the batch next.
+    """Read each batch of traces with the full cache, and yield the readings under eviction that the caller is to do.
 
-    Yields (method and budget, its reader, the record of the batch with the full cache, the oracle's weights). The
-    weights are empty for methods other than the oracle. For a method with probes, there is a tuple for each trace of
-    the batch, with the record of this trace.
+    Each is a tuple: method and budget, a reader with them, the record of the batch with the full cache, and the
+    oracle's weights, which are empty for other methods. A method with probes gets one tuple for each trace of the
+    batch, with the record of this trace.
     """
     full = TraceReader.of(loaded, FULL, interval=interval, max_tokens=max_tokens)
     readers = {c: TraceReader.of(loaded, c, interval=interval, max_tokens=max_tokens) for c in chosen}
@@ -233,7 +232,8 @@ def readings(
 def batches(traces: Sequence[ForcedTrace], loaded: LoadedModel, interval: int) -> Iterator[list[ForcedTrace]]:
     """Yield batches of traces whose prompts and answers are equally long.
 
-    A batch is as large as MOST_BYTES and MOST_TRACES allow, and has at least one trace. A trace with images is alone.
+    A batch is as large as MOST_BYTES and MOST_TRACES allow, and has at least one trace. A trace with images forms a
+    batch alone.
     """
     yield from ([trace] for trace in traces if trace.request.images)
     alike: dict[tuple[int, int], list[ForcedTrace]] = {}

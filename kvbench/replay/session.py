@@ -27,12 +27,12 @@ Plans = dict[str, dict[int, list[Chosen]]]  # task -> interval -> methods and bu
 
 
 class Session:
-    """One replay of all tasks. `run` fills `results` (for a comparison) or `rows` (for analyses), and `left_out`, the
-    methods that cannot run.
+    """One replay of all tasks. `run` stores `results` (for a comparison) or `rows` (for analyses), and in both cases
+    `left_out`, the methods that cannot run.
 
     folder: the folder of the run whose answers are read; None: the model first answers the questions.
 
-    Raises KVBenchError if a named method, a task or the model cannot be used.
+    Raises KVBenchError if a method that the user names, a task or the model cannot be used.
     """
 
     def __init__(self, config: RunConfig, inputs: Inputs, work: Work, folder: Path | None, progress: Readings) -> None:
@@ -67,7 +67,7 @@ class Session:
     def _load(self) -> tuple[LoadedModel, Plans]:
         """Load the model. Return it, and the methods and budgets to replay on each task at each interval.
 
-        Raises KVBenchError if a named method cannot run, if possible before the model is loaded.
+        Raises KVBenchError if a method that the user names cannot run; if possible, before it loads the model.
         """
         config, inputs = self.config, self.inputs
         load_model = partial(
@@ -89,7 +89,7 @@ class Session:
 
     def _plans(self, target: Target) -> Plans:
         """Return the methods and budgets to replay, from all grids of the configuration; store in `left_out` those that
-        cannot run. Raises KVBenchError if a named method cannot run."""
+        cannot run. Raises KVBenchError if a method that the user names cannot run."""
         plans: Plans = {name: {} for name in self.works}
         left_out: list[LeftOut] = []
         for grid in self.config.grids:

@@ -1,8 +1,8 @@
-"""Gets the traces that a replay reads: finished answers that the full cache generates now, or generated in an earlier
-run.
+"""Gets the traces that a replay reads: answers that the model, with the full cache, generates now or has generated in
+an earlier run.
 
-If answers are generated now, the model answers only the first turn of each question. In both cases an answer depends on
-task, model, sampling settings and seed, not on the methods that read it.
+Now, the model answers only the first turn of each question. In both cases an answer depends on task, model, sampling
+settings and seed, but not on the methods with which it is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Notice = Callable[[str], None]
 class ForcedTrace:
     """A trace as the engine reads it: a request that contains its answer (`Request.forced`).
 
-    `cluster`: the name of the source that the question shares with other questions (`Doc.cluster`).
+    cluster: the name of the source that the question shares with other questions (`Doc.cluster`).
     """
 
     request: Request
@@ -58,9 +58,9 @@ def answer_with_full_cache(
 ) -> list[ForcedTrace]:
     """Let the model answer every question of a task once. Return the answers in the order of the questions.
 
-    Sampling settings are the task's. Questions that are too long and answers that failed are left out. say: called with
-    a message if any are left out. on_read: called after each answer with "", 1, and the number of its tokens. Raises
-    UserError if no question fits the model's context.
+    The task's sampling settings apply. Questions that are too long and answers that failed are left out. say: called
+    with a message about what is left out. on_read: called after each answer with "", 1, and the number of its tokens.
+    Raises UserError if no question fits the model's context.
     """
     prompts = {p.doc_id: p for p in work.prompts if p.ids and p.max_tokens <= loaded.context}
     if not prompts:
@@ -89,7 +89,7 @@ def answer_with_full_cache(
 
 
 def _engine(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Engine:
-    """Return an engine with the full cache, and with as many slots as fit into memory and are needed."""
+    """Return an engine with the full cache, and a slot per prompt or as many slots as fit into memory."""
     longest = max(len(p.ids) + p.max_new_tokens for p in prompts)
     method = registry.methods.get("full")()
     plan = plan_cell(
@@ -114,7 +114,7 @@ def stored_answers(
     """Return the answers that a run generated with the full cache, as traces.
 
     The answers lack the end token, because stored texts lack it. Answers that cannot be read again are left out. say:
-    called with a message if any are left out. Raises UserError if no answer to this task is left.
+    called with a message about what is left out. Raises UserError if no answer to this task remains.
     """
     rows = read_rows(folder).merge(read_texts(folder), on="row_key")
     rows = rows[(rows["task"] == work.task.name) & (rows["method"] == "full") & (rows["status"] == "ok")]
@@ -126,7 +126,7 @@ def stored_answers(
         name = quote(work.task.name)
         say(
             f"task {name}: {prompt_mismatch} answers of {quote(folder)} are left out: they are empty, or their "
-            "question has several turns, or its prompt has changed since."
+            "question has several turns, or its prompt has changed since the run."
         )
     if not traces:
         raise UserError(
@@ -139,10 +139,9 @@ def stored_answers(
 def read_trace(
     row: Mapping[str, Any], prompt: Prompt | None, work: TaskWork, tokenizer: Any, context: int, seed: int
 ) -> ForcedTrace | None:
-    """Return the answer of a stored row in the form of a trace.
+    """Return the answer of a stored row as a trace; cut it to the model's context.
 
-    None if the answer is empty, if the row's prompt differs from `prompt`, or if the question has several turns. An
-    answer that exceeds the model's context is cut.
+    Returns None if the answer is empty, the row's prompt differs from `prompt`, or the question has several turns.
     """
     text = row["output"]
     ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) and text else []

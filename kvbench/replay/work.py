@@ -1,4 +1,4 @@
-"""The settings that only a replay has, and the progress line of a replay.
+"""The settings that a replay has and a run has not, and the progress line of a replay.
 
 This module does not import torch, because the settings are checked before torch is loaded.
 """
@@ -18,26 +18,26 @@ class Work:
 
     named: list[MethodChoice]  # methods that must run; others are left out if they cannot run
     run: str | None  # the run whose answers are read; None: the model answers
-    most: int | None  # answers per task to take from the run
+    most: int | None  # most answers per task to take from the run; None: all
     kinds: list[type[Analysis]]  # analyses to make; empty: compare methods instead
     sample: str | None  # id of the only question to read; None: all questions
 
     @property
     def attention(self) -> bool:
-        """Return whether one of the analyses needs the attention of the full cache."""
+        """Whether one of the analyses needs the attention of the full cache."""
         return any(issubclass(kind, AttentionAnalysis) for kind in self.kinds)
 
     @property
     def methods(self) -> bool:
-        """Return whether the answers must be read with the chosen methods.
+        """Whether the answers must be read with the chosen methods.
 
-        The comparison and the analyses of methods need this.
+        The comparison and the analyses of methods need these readings.
         """
         return not self.kinds or not all(issubclass(kind, AttentionAnalysis) for kind in self.kinds)
 
 
 class Readings(Progress):
-    """The progress line of a replay. It counts answers that were read, and not rows as a run's line does. It shows no
+    """The progress line of a replay. It counts answers that were read, where a run's line counts rows; it shows no
     memory."""
 
     _name = _unit = ""

@@ -3,9 +3,10 @@ cache.
 
 After ForesightKV (arXiv 2602.03203, Figure 1). The answer is the first of the task; `--sample ID` names another
 question. Queries (tokens of the answer) and tokens (prompt and answer) are each cut into at most `SIDE` stretches of
-equal length. A square is the attention that the queries of one stretch pay to the tokens of another. It is summed over
-the tokens and averaged over the queries and over the query heads of a group, so a row adds up to 1. The table has all
-layers and KV heads, the figure up to `LAYERS` layers and `HEADS` heads of each, evenly spread.
+equal length. A square of the map is the attention that the queries of one stretch pay to the tokens of another. It is
+summed over the tokens and averaged over the queries and over the query heads of a group, so the squares of a stretch of
+queries add up to 1. The table has all layers and KV heads. The figure has up to `LAYERS` layers with up to `HEADS` KV
+heads each, evenly spread.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Maps(AttentionAnalysis):
     def rows(self) -> list[Row]:
         """Return a row of results per layer, KV head and square.
 
-        Columns: row, column (the stretches' numbers from 0), query, token (the positions of their first tokens), share.
+        Columns: row, column (numbers, from 0, of the stretches of queries and of tokens), query, token (positions of
+        their first tokens), share.
         """
         trace, step = self.study.traces[0], _width(self._queries)
         place = {"task": self.study.task, "doc_id": trace.request.doc_id, "sample": trace.sample}
@@ -89,7 +91,7 @@ class Maps(AttentionAnalysis):
 
 
 def _width(tokens: int) -> int:
-    """Return the length of a stretch that cuts `tokens` tokens into at most SIDE stretches."""
+    """Return the length of the stretches when `tokens` tokens are cut into at most SIDE stretches."""
     return max(1, -(-tokens // SIDE))
 
 

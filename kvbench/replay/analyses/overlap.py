@@ -1,5 +1,5 @@
-"""Measures how long attention stays on the same tokens: which share of a window's attended tokens is attended again
-later.
+"""Measures how long attention stays on the same tokens: the share of a window's attended tokens that later windows
+attend to again.
 
 A window is 16 successive queries (`api.WINDOW`). Its attended tokens S are, per KV head, the fewest older tokens that
 carry 90% of the window's attention to older tokens (`api.MASS`). This attention is a mean over the window's queries and
@@ -10,8 +10,8 @@ over the query heads of a group. For an earlier window a and a later window b:
     mass    = attention of b to S_a, divided by attention of b to all tokens older than a: the share of attention
               that a cache with only S_a would keep
 
-Answers are read with the full cache, so the chosen methods do not matter. At most `ANCHORS` windows of an answer,
-evenly spread, serve as earlier windows. Memory is therefore at most ANCHORS x Hk x T flags per layer and trace.
+Answers are read with the full cache, so the chosen methods do not matter. To bound memory, only `ANCHORS` windows of an
+answer, evenly spread, serve as earlier windows: at most ANCHORS x Hk x T flags per layer and trace (T: tokens).
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Overlap(AttentionAnalysis):
 
     def __init__(self, study: Study) -> None:
         super().__init__(study)
-        self._anchors: dict[int, list[tuple[int, int, torch.Tensor]]] = {}  # by layer: (index, first, S [b, Hk, first])
+        self._anchors: dict[
+            int, list[tuple[int, int, torch.Tensor]]
+        ] = {}  # by layer, of earlier windows: (index, first, S)
 
     def window(self, window: Window) -> None:
         if window.index == 0:
@@ -49,7 +51,9 @@ class Overlap(AttentionAnalysis):
         for index, older, before in self._anchors[window.layer]:
             distance = WINDOW << (window.index - index - 1).bit_length()
             now, later = attended[..., :older], paid[..., :older]
-            there = before.any(dim=-1) & (later.sum(dim=-1) > 0)  # [b, Hk]; False: a window pays no older token
+            there = before.any(dim=-1) & (
+                later.sum(dim=-1) > 0
+            )  # [b, Hk] False if a window pays no attention to older tokens
             shares = {
                 "overlap": (before & now).sum(dim=-1) / before.sum(dim=-1),
                 "chance": now.float().mean(dim=-1),
@@ -61,10 +65,10 @@ class Overlap(AttentionAnalysis):
             self._anchors[window.layer].append((window.index, first, attended))
 
     def rows(self) -> list[Row]:
-        """Return a row of results per layer and distance of windows.
+        """Return a row of results per layer and distance between windows.
 
-        Columns: distance (the largest distance of the two windows in tokens: 16, 32, 64, ...), pairs (the number of
-        compared pairs of windows).
+        Columns: distance (upper end of a range of distances between two windows, in tokens: 16, 32, 64, ...), pairs
+        (number of compared pairs of windows).
         """
         ratios = {name: (name, "pairs") for name in ("overlap", "chance", "mass")}
         return [

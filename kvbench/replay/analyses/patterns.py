@@ -6,11 +6,11 @@ local.
     sink        the first 4 tokens (as in StreamingLLM)
     local       the newest 16 tokens, the query's own included
     stripe      the 4 far tokens with the most attention over the whole answer: heavy hitters, vertical stripes
-    retrieval   the 4 far tokens with the most attention per query, minus stripe: tokens that change with the query
+    retrieval   the 4 far tokens with the most attention of each query, minus stripe: tokens that change with the query
     dispersed   the rest
 
-A head's kind is its largest share. No share is negative, because the 4 best tokens of each query carry at least as much
-attention as 4 tokens chosen for all queries together.
+A head's kind is its largest share. `retrieval` is never negative, because the 4 best tokens of each query carry at
+least as much attention as 4 tokens that are the same for all queries.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Measures how long each KV head keeps attending to the same tokens, with the full cache.
 
 After Make Each Token Count (arXiv 2605.09649, Figure 2), which shows that heads forget tokens at different rates. Let
-W_a be the fewest tokens that carry 90% (`api.MASS`) of the attention of query a in a KV head, averaged over the query
-heads of its group. For a query a and the query h steps later:
+W_a be the fewest tokens that carry 90% (`api.MASS`) of the attention of the query at position a in a KV head (a mean
+over the query heads of its group). For the queries at the positions a and a + h:
 
     persistence = |W_a and W_(a+h)| / |W_a|
-    chance      = share of the tokens up to a that are in W_(a+h): the persistence of a random set
+    chance      = share of the tokens up to position a that are in W_(a+h): the persistence of a random set
 
-At most `ANCHORS` queries of an answer, evenly spread, serve as earlier queries, and h is 1, 2, 4, ... Memory is
-therefore at most ANCHORS x Hk x T flags per layer and trace.
+The distance h is 1, 2, 4, ... To bound memory, only `ANCHORS` queries of an answer, evenly spread, serve as earlier
+queries: at most ANCHORS x Hk x T flags per layer and trace (T: tokens).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Persistence(AttentionAnalysis):
 
     def __init__(self, study: Study) -> None:
         super().__init__(study)
-        self._anchors: dict[int, dict[int, torch.Tensor]] = {}  # by layer and position of the query: W [b, Hk, a + 1]
+        self._anchors: dict[int, dict[int, torch.Tensor]] = {}  # by layer and position a: W_a [b, Hk, a + 1]
 
     def window(self, window: Window) -> None:
         if window.index == 0:
@@ -40,7 +40,7 @@ class Persistence(AttentionAnalysis):
         anchors = self._anchors[window.layer]
         b, heads, queries, _ = window.weights.shape
         paid = window.weights.view(b, window.kv_heads, heads // window.kv_heads, queries, -1).mean(dim=2)
-        start = window.first - WINDOW * window.index  # of the answer
+        start = window.first - WINDOW * window.index  # position of the answer's first token
         apart = -(-WINDOW * window.count // ANCHORS)
         for query in range(queries):
             at = window.first + query
@@ -56,10 +56,10 @@ class Persistence(AttentionAnalysis):
                 anchors[at] = wanted
 
     def _compare(self, window: Window, step: int, before: torch.Tensor, now: torch.Tensor) -> None:
-        """Add `persistence` and `chance` for a pair of queries that are `step` tokens apart, in each of b traces.
+        """Add `persistence` and `chance` of two queries that are `step` tokens apart to the tally, for each trace.
 
-        before, now: the tokens that the earlier and the later query attend to most, among the n tokens up to the
-        earlier query, [b, Hk, n] bool.
+        before, now: W of the earlier and of the later query, as masks [b, Hk, n] over the n tokens up to the earlier
+        query.
         """
         persists = (before & now).sum(dim=-1) / before.sum(dim=-1)
         chance = now.float().mean(dim=-1)
@@ -68,9 +68,9 @@ class Persistence(AttentionAnalysis):
             self.tally.add((window.layer, head, step), window.traces, pairs=1.0, **sums)
 
     def rows(self) -> list[Row]:
-        """Return a row of results per layer, KV head and number of steps.
+        """Return a row of results per layer, KV head and distance h.
 
-        Columns: steps (h), pairs (the number of compared pairs of queries).
+        Columns: steps (the distance h), pairs (number of compared pairs of queries).
         """
         ratios = {name: (name, "pairs") for name in ("persistence", "chance")}
         return [
@@ -98,7 +98,7 @@ class Persistence(AttentionAnalysis):
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:
-        """Return, for each layer and number of steps, the mean, the smallest and the largest value of the heads."""
+        """Return, for each layer and distance h, the mean, least and largest persistence of its KV heads."""
         layers: dict[tuple[str, int, int], list[Row]] = {}
         for row in rows:
             layers.setdefault((row["task"], row["layer"], row["steps"]), []).append(row)

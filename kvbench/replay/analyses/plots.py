@@ -1,7 +1,7 @@
 """Makes the figures of analyses: panels of lines, bars or squares, in the style of a report's figures.
 
 An error bar or band extends 1.96 standard errors to each side, which is about a 95% interval; the caption says so.
-`tally` estimates the standard errors by a jackknife over questions. A result without a standard error has no bar.
+`tally` estimates the standard errors by a jackknife over questions. A result without a standard error has no error bar.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from kvbench.report.plots.curves import axis, curves
 from kvbench.report.plots.figure import Figure, distinct
 from kvbench.report.plots.heat import heat as draw_heat
 
-ERROR = 1.96  # standard errors from a figure to the end of its bar
+ERROR = 1.96  # length of an error bar to each side, in standard errors
 BARS = "Bars and bands: 1.96 standard errors to each side (jackknife over questions); none if there is one question."
 NONE = "No error bars: the table has the standard errors."
 Heat = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by panel, row and column, a share from 0 to 1
 
 
 def with_error(row: Row, figure: str) -> dict[str, float]:
-    """Return the value in the column `figure` of a row of results in the form that a plot takes: a dictionary with `y`.
+    """Return the value in the column `figure` of a row of results as a dictionary for a plot; {} if there is no value.
 
-    If the value's standard error is known, `low` and `high` are the ends of its error bar. {} without a value.
+    `y` is the value. If its standard error is known, `low` and `high` are the ends of its error bar.
     """
     value, error = row[figure], row.get(f"{figure}_se")
     if value is None:
@@ -36,7 +36,7 @@ def with_error(row: Row, figure: str) -> dict[str, float]:
 def lines(
     name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, y: str, about: str = "", log: bool = False
 ) -> list[Figure]:
-    """Return a figure of lines through points, in a list of one. [] if there are no points.
+    """Return a list with one figure, lines through points; [] if there are no points.
 
     points: dictionaries with panel, line, x, y, low and high; points without y are left out. about: the first part of
     the caption. log: whether the x axis is logarithmic, to base 2, with a mark at each x.
@@ -62,7 +62,7 @@ def lines(
 def _across(title: str, places: Sequence[float], log: bool) -> dict[str, Any]:
     """Return the x axis of a figure of lines. log: whether the axis is logarithmic.
 
-    A logarithmic axis has a mark at each of `places`, any other axis at round numbers.
+    places: the x values of the points. A logarithmic axis has a mark at each of them, a linear axis at round numbers.
     """
     lines: dict[str, Any] = {"grid": False, "format": ",~r"}
     if log:
@@ -73,7 +73,7 @@ def _across(title: str, places: Sequence[float], log: bool) -> dict[str, Any]:
 
 
 def bars(name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, about: str = "") -> list[Figure]:
-    """Return a figure of stacked bars, in a list of one. [] if no point has y.
+    """Return a list with one figure, stacked bars; [] if no point has y.
 
     points: dictionaries with panel, bar, part and y, the length of this part of the bar. A bar with one part may also
     have low and high, the ends of its error bar. about: the first part of the caption.
@@ -86,7 +86,7 @@ def bars(name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, abo
 
 
 def heat(name: str, title: str, panels: Heat, *, x: str, value: str, about: str = "") -> list[Figure]:
-    """Return a figure of heat maps of shares from 0 to 1, in a list of one. [] if every share is None.
+    """Return a list with one figure, heat maps of shares from 0 to 1; [] if every share is None.
 
     A square whose share is None stays empty.
     """

@@ -1,12 +1,13 @@
-"""Measures the Token Retention Ratio (G-KV, arXiv 2512.00504): cache length over sequence length, of right answers.
+"""Measures the Token Retention Ratio (G-KV, arXiv 2512.00504) of right answers: cache length / sequence length.
 
     ratio   entries held per layer and KV head after the answer was read, divided by the tokens read
     script  the released script's ratio: min(1, C / (P + O)), with budget C, P prompt tokens and O answer tokens
 
-Both are means over the answers whose score is 1. The full cache generated the answers, so the answers are the same for
-every method. The paper's figure is over each method's own right answers. With ``--run`` these are read from the run:
+Both are means over the answers whose score is 1. All methods read the same answers, which were generated with the full
+cache. The paper instead averages over the right answers that each method generated itself. With ``--run`` there is also
+this mean, over the answers that the run stored:
 
-    own     the released script's ratio, over the right answers that the run generated with the method and budget
+    own     mean of the released script's ratio over the right answers that the run generated with the method and budget
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class RetentionRatio(MethodAnalysis):
     def rows(self) -> list[Row]:
         """Return a row of results per method and budget.
 
-        Columns: answers (the number of answers that were read), right (how many of them have the score 1; only these
-        count), own_answers and own_right (the same for the answers that the run generated with the method).
+        Columns: answers (number of answers read), right (how many of them have the score 1; `ratio` and `script` are
+        means over these), own_answers and own_right (the same numbers for answers that the run generated with the
+        method).
         """
         return [
             {

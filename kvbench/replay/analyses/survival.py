@@ -1,9 +1,9 @@
 """Measures whether a method still holds the tokens to which the answer attends: the share held, by age and KV head.
 
-A block of the answer has attended tokens in each layer and KV head. These are the fewest earlier tokens that carry 90%
-(`api.MASS`) of the attention that the block's queries pay to all earlier tokens, with the full cache. The newest token
-has age 1. Only blocks that begin after more tokens than the budget holds are counted. These are the same blocks for all
-methods at one budget.
+The attended tokens of a block of the answer, in a layer and KV head, are the fewest earlier tokens that carry 90%
+(`api.MASS`) of the attention that the block's queries pay to all earlier tokens, with the full cache. The age of a
+token is its distance from the block's beginning; the newest earlier token has age 1. Only blocks count that begin after
+more tokens than fit into the budget. So all methods at one budget have the same blocks.
 
     share  share of the attended tokens of this age that the method holds
     mass   attention paid to held tokens of this age, divided by attention paid to all tokens of this age
@@ -18,7 +18,7 @@ from kvbench.replay.analyses import plots
 from kvbench.replay.analyses.api import MethodAnalysis, Moment, Row, Table, fixed, panel, register, size, top_mass
 from kvbench.report.plots.figure import Figure
 
-YOUNGEST = 16  # ages up to this form one bin; each further bin doubles the age
+YOUNGEST = 16  # ages up to this form the first bin; each further bin ends at twice the age
 
 
 @register("survival")
@@ -54,8 +54,8 @@ class Survival(MethodAnalysis):
     def rows(self) -> list[Row]:
         """Return rows of results per method, budget and age: a row for all heads, and a row per layer and KV head.
 
-        Columns: age (the upper end of a range of ages: 16, 32, 64, ...), layer and head (None: all), attended (the
-        number of attended tokens), share and mass (see the module's docstring).
+        Columns: age (the upper end of a range of ages: 16, 32, 64, ...), layer and head (None: all), attended (number
+        of attended tokens), share and mass (see the module's docstring).
         """
         ratios = {"share": ("survived", "attended"), "mass": ("found", "paid")}
         figures = dict(self.tally.figures(**ratios))

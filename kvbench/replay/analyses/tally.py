@@ -18,17 +18,17 @@ Key = tuple[Any, ...]
 
 
 class Tally:
-    """Named sums of numbers, for example "queries". Every sum has a value per key (for example layer and head) and
-    trace."""
+    """Named sums, for example "queries". A named sum has a separate value for each key (for example layer and head) and
+    each trace."""
 
     def __init__(self, study: Study) -> None:
         self._clusters = [t.cluster for t in study.traces]
         self._sums: dict[Key, dict[str, Floats]] = {}
 
     def add(self, key: Key, traces: Sequence[int], **sums: torch.Tensor | float) -> None:
-        """Add numbers to the sums of a key and of some traces. traces: indices into `Study.traces`.
+        """Add numbers to the sums of one key, for some traces. traces: indices into `Study.traces`.
 
-        sums: by name of the sum, the numbers to add: a tensor with a number per trace, or one number for every trace.
+        sums: by the sum's name, what to add: a tensor with a number per trace, or the same number for every trace.
         """
         import numpy as np
 
@@ -41,8 +41,8 @@ class Tally:
         """Yield each key, in the order of first use, with its ratios (``NAME``) and their standard errors
         (``NAME_se``).
 
-        ratios: by name of the ratio, the names of two sums: numerator and denominator. An undefined figure is None: a
-        ratio to 0, or a standard error over one question.
+        ratios: by the ratio's name, the names of two sums, numerator and denominator. Undefined values are None: a
+        ratio whose denominator is 0, and a standard error over one question.
         """
         from kvbench.replay.figures import jackknife, numbered
 

@@ -1,4 +1,4 @@
-"""Makes a page about one answer: which tokens a method has kept or dropped after some evictions and at the end.
+"""Makes an HTML page about one answer: which tokens a method holds or has dropped after some evictions and at the end.
 
 The answer is the first of the task; `--sample ID` names another question. After up to `SHOWN` evictions, evenly spread,
 and at the end, the page shows every token that was read, in one of three states:
@@ -86,8 +86,8 @@ class Tokens(MethodAnalysis):
     def _chosen(self, moment: Moment) -> bool:
         """Return whether the page shows this moment, at which a block of the answer begins.
 
-        The page shows up to `SHOWN` of these moments, evenly spread over the blocks that begin after more tokens than
-        the budget holds.
+        The page shows up to `SHOWN` such moments, evenly spread over the blocks that begin after more tokens than fit
+        into the budget.
         """
         budget = moment.chosen.budget
         most = 0 if budget is None else entries(budget, moment.prompt)
@@ -115,7 +115,7 @@ class Tokens(MethodAnalysis):
 
 
 def _views(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield for each method, budget and moment its results: a list with a row per token."""
+    """Yield the rows of results of each method, budget and moment: a list with a row per token."""
     for _, of in itertools.groupby(rows, key=lambda r: (r["task"], r["method"], size(r), r["seen"], r["end"])):
         yield list(of)
 

@@ -3,16 +3,16 @@ kept.
 
 After G-KV (arXiv 2512.00504, Figures 1 and 16): the last window of an answer is compared with the window before it, and
 with the union of all windows before it. A window is 16 successive queries (`api.WINDOW`). Its attention is, per KV
-head, a mean over its queries and over the query heads of a group. Among the N tokens older than the window before the
-last, which both windows see, a window's best tokens at share r are the r N with the most attention:
+head, a mean over its queries and over the query heads of a group. Let N be the number of tokens older than the window
+before the last. A window's best tokens at share r are the r N of these tokens to which it pays the most attention:
 
     before  share of the last window's best tokens that are best tokens of the window before it
     union   share of the last window's best tokens that are best tokens of at least one earlier window
     size    share of the N tokens that are best tokens of at least one earlier window: the expected `union` if the last
             window's best tokens were a random choice
 
-An earlier window ranks only the tokens older than itself; its best tokens are the share r of these tokens. Memory is 2
-Hk T numbers per layer and trace.
+A window before these two ranks only the tokens older than itself, and its best tokens are the share r of these tokens.
+Memory holds 2 Hk T numbers per layer and trace (T: tokens).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Union(AttentionAnalysis):
 
     def __init__(self, study: Study) -> None:
         super().__init__(study)
-        # By layer: of the older tokens of the window before, the rank in it and the best rank so far, both from 0
-        # (most attention) to 1, [b, Hk, N].
+        # By layer, for each token older than the previous window: its rank in that window, and its best rank in all
+        # windows so far. Both are from 0 (most attention) to 1, [b, Hk, N].
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def window(self, window: Window) -> None:
@@ -72,7 +72,7 @@ class Union(AttentionAnalysis):
     def rows(self) -> list[Row]:
         """Return a row of results per layer and share r of tokens, with means over KV heads and answers.
 
-        Columns: kept (the share r); before, union and size (see the module).
+        Columns: kept (the share r); before, union and size (see the module's docstring).
         """
         ratios = {name: (name, "answers") for name in ("before", "union", "size")}
         return [
@@ -99,7 +99,7 @@ class Union(AttentionAnalysis):
 
 
 def _ranks(paid: torch.Tensor) -> torch.Tensor:
-    """Return each token's rank, 0 for the most attention, divided by the number of tokens. paid: [..., N].
+    """Return each token's rank (0: most attention) divided by the number of tokens. paid: attention, [..., N].
 
     Of tokens with equal attention, older tokens come first.
     """
