@@ -6,11 +6,11 @@ One object per line. Fields:
     id                     text or a number, default "line-N"; must be unique
     context                text put before the question; a query-agnostic run evicts right after it
     system, answer_prefix  texts for the chat template: the system message, and the start of the answer
-    images                 list of names of PNG, JPEG or WebP files, relative to the folder of this file; U+FFFC in the
-                           texts stands where an image is, by default all stand before the context
+    images                 list of names of PNG, JPEG or WebP files, relative to the folder of this file; a U+FFFC in a
+                           text marks the place of an image; without marks, all images come before the context
     category, cluster_id   texts: a group for reports, and a source that questions share (default: no shared source)
-Other fields are ignored; a warning names those that seem to hold a picture, a video or sound. The prompt asks for a box
-(style `default`) or is the question alone (style `plain`).
+Other fields are ignored; a warning names those that seem to hold a picture, a video or sound. The prompt asks for the
+answer in a LaTeX box (style `default`) or is the question alone (style `plain`).
 
 If the reference answer is a number or LaTeX (`is_mathematics`), math-verify compares it with the model's answer. Any
 other reference is compared as text with the content of the model's box or, if there is no box, with the whole text
@@ -111,11 +111,11 @@ def fold(text: str) -> str:
 def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the id and fields of every question in a file.
 
-    If the file has problems, raises UserError with the first `SHOWN` of them and their number.
+    If the file has problems, raises UserError, which lists the first `SHOWN` problems and gives their number.
     """
     label = bare(path)
     if not os.path.isfile(path):
-        read_plain(path, f"--task-file {label}", FILE_LIMIT)  # its error says what the path is instead of a file
+        read_plain(path, f"--task-file {label}", FILE_LIMIT)  # raises an error: the path is no file
     problems: list[str] = []
     items: list[tuple[str, Mapping[str, Any]]] = []
     seen: dict[str, int] = {}
@@ -140,7 +140,7 @@ def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _unseen(items: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """Return the fields that seem to hold a picture, a video or sound but are not read, and in how many questions."""
+    """Return how many questions have each unread field that seems to hold a picture, a video or sound."""
     return Counter(
         name for item in items for name, value in item.items() if value and name != "images" and MEDIA.search(name)
     )

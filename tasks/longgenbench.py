@@ -1,11 +1,11 @@
-"""LongGenBench (Wu et al. 2024, arXiv:2409.02076): write a diary, a menu, a tower or a city of many entries, in which
+"""LongGenBench (Wu et al. 2024, arXiv:2409.02076): write a diary, a menu, a tower or a city of many numbered entries;
 given events must stand in given entries.
 
     longgenbench         52 or 100 entries of about 200 words, up to 16,000 tokens
     longgenbench/long    300 to 365 entries of about 100 words, up to 32,000 tokens
 
 Prompts are raw text, as in the released script: they end with the head of the first entry, which the model continues
-(temperature 0.95, top-p 0.95, until "*** finished"). A judge says of each event whether its entry holds it
+(temperature 0.95, top-p 0.95, until "*** finished"). A judge says for each event whether its entry mentions it
 (`kvbench.scoring.longgenbench`). An event is asked for once, in a range of entries, or periodically. The scores `once`,
 `range` and `periodic` are the shares of the events of each kind that stand in their wanted entry; an event whose entry
 was not written counts as missing. `score` is the mean over the kinds that a question has (the paper's STIC-2, for one
@@ -33,7 +33,7 @@ from kvbench.taskkit.rows import documents
 
 FOLDER = "https://raw.githubusercontent.com/mozhu621/LongGenBench/62c0e869219c225671a0b8f50217b0cd836b882b/Dataset"
 KINDS = ("once", "range", "periodic")
-REPLY = 50  # tokens of a judge's reply, as in the released script
+REPLY = 50  # most tokens of a judge's reply, as in the released script
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class LongGenBench(Task):
             or int(row["number"]) < 1
             or not all(n.isdecimal() for of_kind in events.values() for n in of_kind)
         ):
-            raise ValueError("no events or entries, or an event without the number of an entry")
+            raise ValueError("the question has no events or no entries, or an event has no entry number")
         reference = {"prefix": str(row["prefix"]), "type": row["type"], "number": int(row["number"]), "events": events}
         return Doc(
             doc_id=f"{self.variant}-{number}",

@@ -5,9 +5,9 @@
 
 The chats stand in one prompt, by date, as JSON: the released long-context set-up. The style `default` asks to extract
 the relevant facts first and then to reason (up to 800 tokens), which the authors recommend; `direct` asks for the
-answer (500). Thirty questions have no answer in the chats: a model should say so. A judge marks every answer with yes
-or no by the released prompt for the type of question. All prompts are bundled (MIT). The data have the version of
-September 2025 (longmemeval-cleaned).
+answer alone (up to 500 tokens). Thirty questions have no answer in the chats: a model should say so. A judge marks
+every answer with yes or no by the released prompt for the type of question. All prompts are bundled (MIT). The data are
+the version of September 2025 (longmemeval-cleaned).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LongMemEval(Task):
 def _doc(row: Mapping[str, Any], context: str, question: str, new_tokens: int) -> Doc:
     name, text, kind = str(row["question_id"]), str(row["question"]), str(row["question_type"])
     if kind not in KINDS:
-        raise ValueError(f"question_type {quote(kind)} is none of {', '.join(KINDS)}")
+        raise ValueError(f"question_type {quote(kind)} is not one of {', '.join(KINDS)}")
     return Doc(
         doc_id=name,
         turns=(
@@ -98,8 +98,7 @@ def _doc(row: Mapping[str, Any], context: str, question: str, new_tokens: int) -
 
 
 def _history(dates: list[str], sessions: list[list[dict[str, Any]]]) -> str:
-    """Return the chats as one text, each as a list of messages in JSON, sorted by their dates, which are compared as
-    text."""
+    """Return the chats as one text, sorted by date (compared as text); each chat is a list of messages in JSON."""
     history = ""
     for number, (date, chat) in enumerate(sorted(zip(dates, sessions, strict=True), key=lambda pair: pair[0]), 1):
         # `has_answer` marks the messages that hold the answer

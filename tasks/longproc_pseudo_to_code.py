@@ -75,7 +75,7 @@ class PseudoToCode(LongProc):
         problem without tests, because any program would pass."""
         tests = [([*map(str, given)], [*map(str, expected)]) for given, expected in row["testcases"]]
         if not tests:
-            raise ValueError("testcases is empty")
+            raise ValueError("the problem has no tests: 'testcases' is empty")
         return tests
 
     def cluster(self, row: Mapping[str, Any]) -> str:

@@ -113,7 +113,7 @@ def _doc(style: str, row: Mapping[str, Any]) -> Doc:
     name = str(row["id"])
     wanted = _wanted(row, name)
     if not isinstance(row["image"], Image):
-        raise SetupError(f"data of task 'mathvista': question {quote(name)} has several images.")
+        raise SetupError(f"data of task 'mathvista': question {quote(name)} has several images, but must have one.")
     question = _text(row, "question", name) + (f" (Unit: {row['unit']})" if row["unit"] else "")
     options = [f"({chr(ord('A') + i)}) {choice}" for i, choice in enumerate(wanted.choices)]
     asked = "\n".join([f"Question: {question}", *(["Choices:", *options] if options else [])])
@@ -134,14 +134,14 @@ def _doc(style: str, row: Mapping[str, Any]) -> Doc:
 
 
 def _wanted(row: Mapping[str, Any], name: str) -> Wanted:
-    """Return the right answer to a question (`row`). Raises SetupError for a row without an answer of a known form."""
+    """Return the right answer to a question (`row`). Raises SetupError if the row asks for no known form of answer."""
     choices = tuple(map(str, row["choices"] or ()))
     precision = None if row["precision"] is None else int(row["precision"])
     wanted = Wanted(_text(row, "answer", name), str(row["answer_type"]), precision, choices)
     known = wanted.kind in mathvista.KINDS and (wanted.kind != "float" or precision in (1, 2))
     options = {bool(choices), wanted.kind == "text", row["question_type"] == "multi_choice"}
     if not known or len(options) > 1:
-        raise SetupError(f"data of task 'mathvista': question {quote(name)} asks for no known form of answer.")
+        raise SetupError(f"data of task 'mathvista': question {quote(name)} asks for an unknown form of answer.")
     return wanted
 
 

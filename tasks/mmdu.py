@@ -66,13 +66,13 @@ def _doc(row: Mapping[str, Any]) -> Doc:
     said = [(str(part["from"]), part["value"]) for part in row["conversations"]]
     speakers = [speaker for speaker, _ in said]
     if not said or speakers != ["user", "assistant"] * (len(said) // 2):
-        raise _wrong(name, "is not questions and answers in turn")
+        raise _wrong(name, "does not alternate questions and answers")
     if not all(isinstance(text, str) and text.strip() for _, text in said):
         raise _wrong(name, "has a turn without text")
     questions, answers = [text for _, text in said[::2]], tuple(text for _, text in said[1::2])
     marks = [question.count(dialogue.MARK) for question in questions]
     if sum(marks) > len(row["image"]):  # images without a mark are never shown, as in the released scripts
-        raise _wrong(name, f"marks {sum(marks)} images and names {len(row['image'])}")
+        raise _wrong(name, f"marks {sum(marks)} images in its text but names {len(row['image'])} image files")
     turns = tuple(
         Turn(question=question.replace(dialogue.MARK, IMAGE), images=tuple(itertools.islice(images, count)))
         for question, count in zip(questions, marks)

@@ -31,7 +31,7 @@ from kvbench.taskkit.rows import answer, documents
 
 NEW_TOKENS = 2048
 ROWS = 800  # per number of needles
-LONGEST_TOKEN = 16  # characters per token at most, as a mean over a conversation
+LONGEST_TOKEN = 16  # no conversation has more characters per token, as a mean
 
 
 @tasks.register("mrcr")
@@ -45,7 +45,7 @@ class Mrcr(Task):
 
     def __init__(self, variant: str = "", length: int = 0) -> None:
         super().__init__(variant, length)
-        self.kept = 0  # rows of this length
+        self.kept = 0  # number of conversations in the range of this length
 
     @property
     def manifest(self) -> Manifest:  # type: ignore[override]  # one for each number of needles
@@ -65,7 +65,7 @@ class Mrcr(Task):
         docs = [doc for doc in documents(self, rows, self._doc) if self._is_in_range(doc)]
         if not docs:
             between = f"more than {self.length // 2} and at most {self.length} tokens of this model"
-            raise UserError(f"task {quote(self.name)} has no row of {between}. Ask for lengths that have rows.")
+            raise UserError(f"task {quote(self.name)} has no conversation of {between}. Give another length.")
         self.kept = len(docs)
         return docs[:limit]
 
@@ -82,7 +82,7 @@ class Mrcr(Task):
     def notes(self) -> list[str]:
         low = self.length // 2
         return [
-            f"task {quote(self.name)} asks the {self.kept} rows with more than {low} and at most {self.length} tokens."
+            f"task {quote(self.name)} asks {self.kept} conversations of more than {low} to {self.length} tokens."
         ]
 
     def _doc(self, numbered: tuple[int, Mapping[str, Any]]) -> Doc:
@@ -98,10 +98,10 @@ class Mrcr(Task):
         )
 
     def _may_fit(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a row may be in the range of `length`, judged by its number of characters, because counting
-        tokens is slow."""
+        """Return whether a conversation (`row`) may be in the range of `length`, judged by its number of characters:
+        counting tokens is slow."""
         text = row.get("prompt")
-        if self.reader is None or not isinstance(text, str):  # without a text `_doc` says what is wrong
+        if self.reader is None or not isinstance(text, str):  # `_doc` reports a missing text
             return True
         return self.length // 2 < len(text) <= LONGEST_TOKEN * self.length
 

@@ -43,7 +43,7 @@ class NeedleInAHaystack(Task):
     cheap_score = True
 
     @property
-    def manifest(self) -> Manifest | None:  # type: ignore[override]  # of the haystack, if it needs one
+    def manifest(self) -> Manifest | None:  # type: ignore[override]  # the data of the haystack, if any
         return ESSAYS if "essay" in self.variant else None
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:

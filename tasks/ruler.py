@@ -1,15 +1,15 @@
 """RULER (Hsieh et al. 2024): 13 synthetic subtasks at lengths from 4K to 128K, made with the model's own tokenizer.
 
 ``ruler@8192`` names all subtasks at one length, ``ruler/vt@8192`` one subtask, ``ruler@*`` all subtasks at all lengths.
-A length includes the chat template and the answer. The rows equal those of NVIDIA's generators (see
-`kvbench.taskkit.ruler`), 500 per subtask; --limit takes the first rows. The answer prefix follows the assistant's
+A length includes the chat template and the answer. The prompts equal those of NVIDIA's generators (see
+`kvbench.taskkit.ruler`), 500 per subtask; --limit takes the first prompts. The answer prefix follows the assistant's
 header.
 
 Score: share of the references in the output; for the two question-answering subtasks, 1 if any reference is in it.
 
-kvbench does not use lm-eval's RULER, because its rows differ from NVIDIA's: it shuffles with the harness's seeds, does
-not repeat essays, leaves no room for the answer of `fwe` and spells the prefix of `vt` differently. It also runs
-tokenizers' remote code.
+kvbench does not use lm-eval's RULER, because its prompts differ from NVIDIA's: it shuffles with the harness's seeds,
+does not repeat essays, leaves no room for the answer of `fwe` and spells the prefix of `vt` differently. It also runs
+remote code of tokenizers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Ruler(Task):
         return FAMILIES[SUBTASKS[self.variant].family]
 
     @property
-    def manifest(self) -> Manifest | None:  # type: ignore[override]  # of the subtask's data, if any
+    def manifest(self) -> Manifest | None:  # type: ignore[override]  # the subtask's data, if any
         settings = SUBTASKS[self.variant].settings
         if settings.get("haystack") == "essay":
             return ESSAYS

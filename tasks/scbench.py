@@ -34,12 +34,12 @@ ROUGE = ("rouge_score.rouge_scorer",)
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """One set of rows. new_tokens: the most tokens of an answer; with two kinds of questions, the larger of their
-    limits.
+    """One of SCBench's data sets. new_tokens: most tokens of an answer (the larger limit, if two kinds of questions
+    have different limits).
 
-    rule: the name of a function in `kvbench.scoring.scbench.rules`, or "function" (RepoQA's rule); in a set with two
-    kinds of questions, a dictionary of these names by the kind (the turns' column `task`). strict: the rule of the
-    column `score_strict`, "" if there is none.
+    rule: the name of a function in `kvbench.scoring.scbench.rules`, or "function" (RepoQA's rule). In a set with two
+    kinds of questions: the kind (the turns' column `task`) -> this name. strict: the rule of the column `score_strict`;
+    "": none.
     """
 
     group: str
@@ -99,7 +99,7 @@ class SCBench(Task):
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         """Return the documents. Raises SetupError at once if a package that the set's rules need is missing."""
         require(SETS[self.variant].packages)
-        needles: dict[str, list[repoqa.Needle]] = defaultdict(list)  # by repository; every row adds its own
+        needles: dict[str, list[repoqa.Needle]] = defaultdict(list)  # by repository; all rows' functions
 
         def make(numbered: tuple[int, Mapping[str, Any]]) -> Doc:
             return self._doc(*numbered, needles)
@@ -183,7 +183,7 @@ def _score(rule: str, text: str, turn: Mapping[str, Any]) -> float:
 
 
 def _quantity(question: str) -> str:
-    """Return what a question on a list of numbers asks for, such as "the largest number of the list"."""
+    """Return the quantity that a question on a list of numbers asks for, such as "the largest number of the list"."""
     return re.findall(r"The .+ is", question)[0].lower()[:-3]
 
 

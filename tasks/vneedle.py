@@ -21,16 +21,17 @@ from kvbench.task import IMAGE, DataSource, Doc, GenSpec, Image, Output, Score, 
 from kvbench.taskkit.grid_image import grid_png
 from kvbench.taskkit.synthetic.draw import Draw
 
-QUESTIONS = 128  # without --limit; more are generated on demand
+QUESTIONS = 128  # number of questions without --limit; a higher limit generates more
 NEW_TOKENS = 16  # per turn
-NUMBERS = range(10, 100)  # two digits, while places have one: a place in the answer is never taken for a number
+NUMBERS = range(10, 100)  # two digits, so that a row or column, of one digit, is never read as the number
 _NUMBER = re.compile(r"(?<![0-9])[0-9]{2}(?![0-9])")
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """images: pictures in all turns together. side: rows and columns of a grid. turns: turns, each with one question.
-    spread: every turn brings one picture; otherwise the first turn brings all."""
+    """The settings of a variant. images: number of pictures in all turns together. side: number of rows, and of
+    columns, of a grid. turns: number of turns, each with one question. spread: True: every turn brings one picture;
+    False: the first turn brings all."""
 
     images: int
     side: int

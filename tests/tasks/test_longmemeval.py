@@ -136,7 +136,7 @@ def one(folder: Path, change: dict) -> Doc:
     [
         ({"haystack_dates": ["2023/05/21 (Sun) 04:41"]}, "row 1, have a value of a wrong form"),
         ({"haystack_sessions": ...}, "have no column 'haystack_sessions'"),
-        ({"question_type": "riddle"}, "row 1, have a value of a wrong form .question_type 'riddle' is none of single-"),
+        ({"question_type": "riddle"}, "have a value of a wrong form .question_type 'riddle' is not one of single-"),
     ],
 )
 def test_wrong_rows_get_a_line(tmp_path: Path, change: dict, message: str):

@@ -100,7 +100,7 @@ def test_no_compiler_is_a_line(monkeypatch: pytest.MonkeyPatch):
 
 
 @compiles
-@pytest.mark.parametrize(("tests", "message"), [([], "testcases is empty"), ([["1"]], "row 1, have a value")])
+@pytest.mark.parametrize(("tests", "message"), [([], "'testcases' is empty"), ([["1"]], "row 1, have a value")])
 def test_wrong_rows_get_a_line(tmp_path: Path, tests: list, message: str):
     (tmp_path / "longproc").mkdir()
     row = json.dumps(ROWS[0] | {"testcases": tests})

@@ -59,7 +59,7 @@ def test_a_length_has_the_rows_between_its_half_and_itself():
     assert 64 < sum(len(text.split()) for text in texts) <= 128
     assert len(docs("mrcr/2needle@128", words=True)) == 2
     for name in ("mrcr/2needle@64", "mrcr/2needle@256"):
-        with pytest.raises(UserError, match=f"^task '{name}' has no row of more than "):
+        with pytest.raises(UserError, match=f"^task '{name}' has no conversation of more than "):
             docs(name, words=True)
 
 
