@@ -1,7 +1,6 @@
 """The outcomes of one check of an invariant.
 
-The check returns if the invariant holds, and raises `Broken` if it does not, or `NotApplicable` if it cannot be
-checked.
+A check raises `Broken` if the invariant does not hold, and `NotApplicable` if it cannot be checked.
 """
 
 from __future__ import annotations

@@ -228,11 +228,11 @@ class Method(ABC):
         return ()
 
     def during(self, phase: Phase) -> Method:
-        """Return the method that decides in a phase: `self`, or for `Combined` one of its two methods."""
+        """Return the method that decides in a phase (prefill or decode): `self`, or one of two combined methods."""
         return self
 
     def options(self) -> dict[str, Any]:
-        """Return the method's own options and their values, and `protection` if it is replaced."""
+        """Return the method's own options and their values, and the option `protection` unless it is `own`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if (name, value) != ("protection", OWN)}
 

@@ -69,7 +69,7 @@ Trigger = Every | Once
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Keep the entries with the largest sort keys (score, then position: see `select.order_key`)."""
+    """Selects the entries with the largest sort keys (score, then position: see `select.order_key`)."""
 
     def choose(self, keys: torch.Tensor, count: int | torch.Tensor, *, distinct: bool) -> torch.Tensor:
         """Return the mask of the `count` largest int64 sort keys along the last axis, [..., n] bool.

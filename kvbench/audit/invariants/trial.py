@@ -61,7 +61,7 @@ class Trial:
             yield from ((request, sample) for sample in request.samples)
 
     def owner(self, key: int) -> tuple[Request, int]:
-        """Return the request and the sample that the engine's log calls `key`; for a prompt, its first sample.
+        """Return the request and the sample whose name in the engine's log is `key`; for a prompt, its first sample.
 
         Raises KeyError for an unknown key.
         """
@@ -79,7 +79,7 @@ def noise_keys(request: Request, sample: int) -> list[int]:
 class Bench:
     """An engine that runs one trial after the other.
 
-    It runs every step in PyTorch, without CUDA graphs or compiled code, so that `watching` sees all of it.
+    It runs every step in PyTorch, without CUDA graphs or compiled code, so that `watching` can record all of them.
     """
 
     def __init__(self, loaded: LoadedModel, method: Method, **settings: Any) -> None:

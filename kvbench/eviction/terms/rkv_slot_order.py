@@ -1,9 +1,9 @@
 """The order in which the released R-KV code stores entries (its "slots"), for ``compat=reference`` only.
 
 The released code stores the survivors of an eviction in the order of their scores, followed by the window and then by
-new tokens. From its second eviction on, pooling runs over neighbours in rank, and R-KV's redundancy takes
-the last similar key by rank, not by text. A column of ranks reproduces this; entries without a rank follow the ranked
-ones in text order. kvbench's scores are ranks too, because the code resolves ties as ``torch.topk`` does, which differs
+new tokens. From its second eviction on, pooling runs over neighbours in rank, and R-KV's redundancy takes the
+last similar key by rank, not by text. A column of ranks reproduces this; entries without a rank follow the ranked ones
+in text order. kvbench's scores are ranks too, because the code resolves ties as ``torch.topk`` does, which differs
 between devices and numbers of entries.
 """
 

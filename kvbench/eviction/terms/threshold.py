@@ -13,7 +13,7 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True, slots=True)
 class AtLeast(TopK):
-    """Keep the entries with a score of at least `score`, however many."""
+    """Selects the entries with a score of at least `score`, however many."""
 
     score: float
 

@@ -1,4 +1,4 @@
-"""Plans of parity cases for KVzip. A case holds the queries of the second reading of the context by the reference.
+"""Plans of parity cases for KVzip. A case holds the queries with which the reference read its context a second time.
 
 The reference decides in two modes: entries compete over the whole model ("pair") or within each head ("uniform").
 """
