@@ -1,8 +1,8 @@
 """The program: parses a command line, calls the command in `kvbench.cli.commands`, and returns the exit code.
 
-Exit codes: 0 done; 1 a bug; 2 wrong usage or input; 3 the environment; 4 rows missing or failed; 5 a regression; 6 the
-run is in use; 129, 130 and 143 interrupted. Errors are one line, ``error: ...``, on stderr; ``--debug`` anywhere adds
-the traceback. Nothing here or in a command's checks imports torch.
+Exit codes: 0 done; 1 a bug; 2 wrong usage or input; 3 a fault of the environment, such as a missing file or package; 4
+rows missing or failed; 5 a regression; 6 the run is in use; 129, 130 and 143 interrupted. An error is one line on
+stderr, ``error: ...``; ``--debug`` anywhere adds the traceback. Nothing here or in a command's checks imports torch.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class _Group(TyperGroup):
 class _Commands(_Group):
     """All commands of kvbench.
 
-    Help and shell completion read only the names of the commands and one line about each command. A command's module is
-    imported only when the command runs.
+    Help and shell completion need only the names of the commands and one line about each command, so a command's module
+    is imported only when the command runs.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -175,7 +175,8 @@ def _system(error: OSError) -> SetupError:
 
 
 def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
-    """Turn typer's parse error into a UserError with kvbench's wording. given: the words of the command line."""
+    """Return a UserError in kvbench's wording for an error that typer found in the command line. given: the words of
+    the command line."""
     option = getattr(error, "option_name", None)
     if option and "such option" in str(error):
         from kvbench.registry import did_you_mean

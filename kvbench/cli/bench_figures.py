@@ -1,6 +1,6 @@
 """Makes the figures of `kvbench bench --plot`: each system's speed against the number of sequences, and each system's
-time per generated token along the answers. "fresh" figures are those of the first of two generations, "warm" figures
-those of the second (`kvbench.runner.bench`)."""
+time per generated token along the answers. Each system generates its answers twice (`kvbench.runner.bench`): "fresh" is
+the first time, "warm" the second."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def _figure(
 
 
 def _rates(result: Measured) -> Iterator[dict[str, Any]]:
-    """Yield one point for the fresh speed and one for the warm speed of a system. Each combination of prompt length and
-    answer length has two panels: fresh and warm."""
+    """Yield two points for a system: its fresh and its warm speed. Each combination of prompt length and answer length
+    has two panels: fresh and warm."""
     lengths = f"{result.load.prompt:,} + {result.load.new_tokens:,} tokens"
     for state, speed in (("fresh", result.fresh), ("warm", result.warm)):
         if speed is not None:

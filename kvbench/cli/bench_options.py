@@ -39,7 +39,7 @@ DEFAULTS = {
 
 def _list(name: str, member: Parser, example: str) -> Parser:
     """Return the parser of option `name`, which takes a list with commas. member: the parser of each value. example: a
-    valid list, for the error about an empty one."""
+    valid list, which the error for an empty list shows."""
 
     def parser(raw: object) -> tuple[Any, ...]:
         members = split(f"--{name}", raw, f"Example: --{name} {example}.")
@@ -79,8 +79,8 @@ _PARSERS: dict[str, Parser] = {
     "repeats": whole(1),
     "memory": lambda raw: int(_gib(raw) * 2**30),
 }
-DEFAULT_SYSTEMS = (("tova", "", (128,)),)  # as in a preset
-_FIELDS = {"baseline": "baselines", "prompt": "prompts"}  # option -> field of `Setting` with another name
+DEFAULT_SYSTEMS = (("tova", "", (128,)),)  # (label, name in the paper, budgets), as in `Preset.systems`
+_FIELDS = {"baseline": "baselines", "prompt": "prompts"}  # option -> its field of `Setting`, if named otherwise
 _SCALED = ("prompts", "new_tokens", "interval")  # numbers of tokens
 
 
@@ -139,14 +139,15 @@ def _scale(text: str | None, preset: str | None) -> int:
 
 
 def _scaled(tokens: Any, scale: int) -> Any:
-    """Divide a number of tokens, or each of several, by `scale`. A result is at least 1."""
+    """Return a number of tokens, or a tuple of them, divided by `scale`; each result is at least 1."""
     if isinstance(tokens, tuple):
         return tuple(dict.fromkeys(max(1, n // scale) for n in tokens))
     return max(1, tokens // scale)
 
 
 def _pairs(typed: Mapping[str, Any], preset: Preset | None, scale: int, problems: Problems) -> tuple[Pair, ...]:
-    """Return the methods at their budgets. Methods of a preset keep their own budgets unless the user typed others."""
+    """Return the methods at their budgets. Methods of a preset keep the preset's budgets unless the user typed
+    others."""
     systems = preset.systems if preset else DEFAULT_SYSTEMS
     own = {label: _scaled(budgets, scale) for label, _, budgets in systems}
     axes = {name: typed[name] for name in ("method", "budget", "method_opt")}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvbench.runner.bench.results import Measured
     from kvbench.runner.bench.setting import Setting
 
-Row = dict[str, Any]  # system, theirs (the paper's name of it), load, ours and published (by column head), notes
+Row = dict[str, Any]  # system, theirs (its name in the paper), load, notes; ours and published: figures by column head
 OOM = "OOM"
 
 
@@ -46,7 +46,8 @@ def _evict_share_percent(row: Measured, full: Measured | None) -> float | None:
     return None if row.evictions is None else 100 * row.evictions.share
 
 
-# Functions of (a method's row, the full cache's row at the same load) that return our figure, by `Column.ours`.
+# By `Column.ours`: functions that return our figure of a column. row: the measurement of a method. full: the full
+# cache's measurement at the same load.
 OURS: Mapping[str, Callable[[Measured, Measured | None], float | None]] = {
     "sequences": lambda row, full: row.decoded,
     "rate": _rate,

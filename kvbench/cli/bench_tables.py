@@ -41,8 +41,8 @@ ATTENTION = (
 def print_tables(results: Sequence[Measured], baselines: tuple[str, ...]) -> None:
     """Print the tables of each load (lengths of prompt and answer, number of sequences): the speed of all systems,
     evictions, the contents of the engine's caches and, if measured, the time per token for each stretch of the answers
-    and the time of attention. baselines: names of systems; ratios are speeds divided by the speed of the first of
-    them."""
+    and the time of attention. baselines: names of systems; the tables show speeds divided by the speed of the first of
+    these."""
     for load in dict.fromkeys(r.load for r in results):
         rows = [r for r in results if r.load == load]
         base = next((r.warm.rate for r in rows if r.system in baselines[:1] and r.warm), None)

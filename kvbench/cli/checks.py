@@ -1,6 +1,6 @@
 """Checks a run before torch is imported: its settings against each other, then its inputs from disk and hub.
 
-Checks that need a tokenizer or a device are made by the engine, before the first token.
+The engine makes the checks that need a tokenizer or a device, before it generates the first token.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from kvbench.taskkit.names import LM_EVAL
 def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, duplicates: bool = False) -> None:
     """Check settings against each other and against the model, and add every error to `problems`.
 
-    model: the known facts about the model; None leaves out the checks that need these facts. duplicates: accept a run
-    in which all samples of a question would be equal.
+    model: what is known about the model; if it is None, checks that need it are left out. duplicates: accept a run in
+    which all samples of a question would be equal.
     """
     context = model.context if model else None
     with problems.collect():
         if context is not None and config.max_new_tokens is not None and config.max_new_tokens > context:
             asked = f"--max-new-tokens {config.max_new_tokens}"
-            raise UserError(f"{asked} and a prompt exceed the model's context of {context} tokens; give fewer.")
+            raise UserError(
+                f"{asked} and a prompt exceed the model's context of {context} tokens; give fewer new tokens."
+            )
     with problems.collect():
         adapters.find(config.adapter)
     _check_budgets(config, context, (model and model.group) or 1, problems)
@@ -75,7 +77,7 @@ def _check_again(config: RunConfig, info: ModelInfo) -> None:
 
 
 def refuse_key(key: str | None) -> None:
-    """Raise UserError for a key on the command line, where other users of the machine can read it."""
+    """Raise UserError for an API key on the command line, where other users of the machine can read it."""
     if key is not None:
         from kvbench.scoring.judge.settings import NO_ARGV
 
@@ -103,7 +105,8 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
         for method in grid.methods:
             with problems.collect():
                 instance = choose.make(method.name, dict(method.options))
-                # Some options keep one cache per query head and so raise the least budget: then the error names them.
+                # Some options make a method keep one cache per query head, which raises its smallest budget; the error
+                # then names the options.
                 name = method.label if instance.per_query_head else method.name
                 refuse_oracle(method.name, instance)
                 sizes: tuple[Budget | None, ...] = grid.budgets or (None,)

@@ -1,9 +1,10 @@
-"""Finds the settings of a continued run. Most come from the run's record; the user must give the others again.
+"""Finds the settings of a continued run. Most come from the run's record (run.json); the user must give the others
+again.
 
-A run's folder may come from anyone. Settings that decide rows come from its record. Settings that make kvbench run code
-or send data, or that name the environment variable with a key, come from the user's command line, environment or
-configuration file; the record only states their former values. A file that the user gives again must have the hash in
-the record.
+A run's folder may come from a stranger. The settings that decide what is in the rows come from its record. Settings
+that make kvbench run code or send data, or that name the environment variable with a key, come from the user's command
+line, environment or configuration file; kvbench only shows the values that the record has for them. A file that the
+user gives again must have the hash that the record states.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kvbench.store import again, existing, manifest
 
 KEEPS = "A resumed run keeps its settings."
 FREE = (*again.AGAIN, *SOURCES, "keep_prompts")  # a configuration file may give these to a continued run
-TO_ASK = (*again.CODE, "chat_template", "task")  # settings that the prompts depend on
+TO_ASK = (*again.CODE, "chat_template", "task")  # the user gives these again, as prompts depend on them
 
 
 def continued(
@@ -75,7 +76,7 @@ def continued(
 def asked(config: RunConfig, gathered: Gathered) -> set[str]:
     """Return the model and the tasks that the user named, with flags or environment variables of this command.
 
-    kvbench asks the hub only for these, never for a name that only a run's record has.
+    kvbench asks the hub only for these names, never for a name that comes only from a run's record.
     """
     named = {config.model} if gathered.typed("model") else set()
     return named | (set(config.tasks) if gathered.typed("task") else set())
@@ -101,7 +102,7 @@ def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
     stored = record["config"] | {key: environment.get(key) for key in OPERATIONAL}
     stored = {key: value for key, value in stored.items() if key not in again.AGAIN}
     if stored["data"] is None and not os.environ.get("KVBENCH_DATA"):
-        stored["data"] = environment.get("data_variable")  # where KVBENCH_DATA led when the run began
+        stored["data"] = environment.get("data_variable")  # the folder that KVBENCH_DATA named when the run began
     if (judge := environment.get("judge")) is not None and again.names_no_judge(judge):
         stored["judge"] = judge  # safe: no judge is contacted
     return stored
@@ -114,8 +115,7 @@ def _check_again(
     gathered: Gathered,
     needed: Collection[str],
 ) -> None:
-    """Raise UserError if the command lacks settings that the user must give again. The message has the complete
-    command."""
+    """Raise UserError if the user must give a setting again, and did not. The message shows the complete command."""
     missing = {key: value for key, value in again.used(record).items() if key in needed and key not in given}
     if gathered.typed("task"):
         missing.pop("task", None)
@@ -145,9 +145,9 @@ def _typed_with(settings: Mapping[str, Any]) -> str:
 def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered) -> str | None:
     """Return the new folder of a local model that was moved; None if the model is where the run's record says.
 
-    was: the folder in the run's record. gathered: the settings that the user gave, which may name the new folder.
-    Raises KVBenchError if the folder is gone and the user names no new folder, or if the files in the new folder are
-    not the recorded files.
+    was: the model's folder in the run's record. gathered: the settings that the user gave, which may name the new
+    folder. Raises KVBenchError if the folder is gone and the user names no new folder, or if the files in the new
+    folder are not the recorded files.
     """
     recorded = {entry["name"]: entry["hash"] for entry in record["environment"].get("model_files", [])}
     if not recorded or was == models.TINY:
@@ -193,8 +193,8 @@ def _check_hash(run: str, file: str, was: str | None, now: str) -> None:
 
 
 def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
-    """Raise UserError if a --task-file holds another task than the run's, or has changed since the run began. path: the
-    file that the user gave."""
+    """Raise UserError if the file of --task-file holds a task that is not the run's, or has changed since the run
+    began. path: the file that the user gave."""
     if record["config"].get("task_file") is None:
         raise UserError(f"--task-file {quote(path)}: the run has no task from a file. {KEEPS}")
     from kvbench.tasks.file import FileTask
@@ -239,7 +239,7 @@ def _check_options(method: MethodChoice) -> None:
 
 
 def _check_typed(config: RunConfig, gathered: Gathered) -> None:
-    """Raise UserError if a flag or environment variable gives a setting another value than the run has."""
+    """Raise UserError if a flag or an environment variable gives a value that differs from the run's."""
     for key in PARSERS:
         if key in (*OPERATIONAL, "interval") or (given := gathered.typed(key)) is None:
             continue

@@ -1,5 +1,5 @@
-"""Shows the progress of work that counts steps, answers or checks instead of a run's rows. Unlike a run's progress, the
-line shows no entries and bytes of a cache."""
+"""Shows the progress of work that is counted in steps, answers or checks, not in rows of a run. Unlike a run's progress
+line, the line shows no entries and bytes of a cache."""
 
 from __future__ import annotations
 

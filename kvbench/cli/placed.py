@@ -13,7 +13,7 @@ from kvbench.runner.workers.placement import MOST, NAMES, Placement
 from kvbench.runner.workers.sbatch import script
 from kvbench.runner.workers.slurm_parameters import parse_parameters
 
-OWNERS = {"address": "ray", "slurm": "slurm", "print_sbatch": "slurm"}  # the executor that an option belongs to
+OWNERS = {"address": "ray", "slurm": "slurm", "print_sbatch": "slurm"}  # option -> the executor that it needs
 
 
 def placement(params: Mapping[str, Any]) -> Placement:

@@ -1,4 +1,4 @@
-"""The rows of ``kvbench list recipes``: each recipe with its presets, or one recipe with its settings. Imports no
+"""What ``kvbench list recipes`` prints: each recipe with its presets, or one recipe with its settings. Imports no
 torch."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def recipe_row(name: str) -> dict[str, Any]:
     name = recipes.canonical(name)
     entry = entry_of(name)
     about = _row(name, entry)
-    del about["presets"]  # a list of names, which the last tables replace
+    del about["presets"]  # names only; the presets themselves follow below
     presets = [row for preset, values in entry.presets.items() for row in _preset(preset, values)]
     settings = [_setting(entry, setting) for setting in entry.defaults()]
     return about | {"tasks": list(entry.tasks), "presets": presets, "settings": settings}
@@ -39,14 +39,14 @@ def _row(name: str, entry: Entry) -> dict[str, Any]:
 
 
 def _preset(name: str, preset: Preset) -> Iterator[dict[str, Any]]:
-    """Yield a row about a preset, and a row for each model for which the preset has separate values."""
+    """Yield a line about a preset, and a line for each model for which the preset has separate values."""
     yield {"preset": name, "about": preset.about}
     for model, values in preset.models.items():
         yield {"preset": f"{name}, {model}", "about": ", ".join(f"{key}={value}" for key, value in values.items())}
 
 
 def _setting(entry: Entry, name: str) -> dict[str, Any]:
-    """Return a row with a setting's default and its value in each preset that changes the default."""
+    """Return a line with a setting's default and its value in each preset that changes the default."""
     default = entry.defaults()[name]
     values = {preset: made.values.get(name) for preset, made in entry.presets.items()}
     changes = {preset: None if value == default else value for preset, value in values.items()}

@@ -33,9 +33,8 @@ MISSING = {
 
 
 def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
-    """Turn gathered settings into a configuration. Every error goes to `problems`. None if an error leaves no
-    configuration.
-    """
+    """Turn gathered settings into a configuration. Errors go to `problems`. The result is None if an error leaves no
+    configuration, even one with faults."""
     given = gathered.first("plugin")
     before = len(problems.errors)
     with problems.collect():
@@ -91,7 +90,7 @@ class Builder:
             if name != "interval" and (given := self.gathered.first(name)) is not None:
                 with self.problems.collect():
                     self.settings[name] = parse(given.source, parser, given.value)
-        if "plugin" in self.settings:  # a run may be continued from another folder
+        if "plugin" in self.settings:  # absolute, as a run may be continued from another folder
             self.settings["plugin"] = tuple(str(Path(p).expanduser().resolve()) for p in self.settings["plugin"])
         if (options := self.gathered.first("method_opt")) is not None:
             self.read_options(options)
@@ -157,8 +156,8 @@ class Builder:
     def _members(self, key: str, source: str, typed: Any, entry: int | None) -> list[Any]:
         """Return the members that one item of an axis names: a budget, an interval, one or more tasks, or a method's
         (name, options). key: the name of the axis. source: where the user gave the item, for messages. typed: the item
-        as the user gave it. entry: the item's place in its list, counted from 1, for messages; None if there is no
-        list."""
+        as the user gave it. entry: the item's place in the user's list, counted from 1, for messages; None if the user
+        gave a single item."""
         if key == "budget":
             return [parse(source, lambda raw: budget(raw, entry), typed)]
         if key == "interval":
@@ -191,7 +190,7 @@ class Builder:
         for task in tasks:
             if task not in known:
                 raise UserError(
-                    f"{wanted.source} {quote(task)} is in no [[grid]] of the file, which has {', '.join(known)}."
+                    f"{wanted.source} {quote(task)} is in no [[grid]] of the file. Its tasks are {', '.join(known)}."
                 )
         kept = (dataclasses.replace(g, tasks=tuple(t for t in g.tasks if t in tasks)) for g in grids)
         return tuple(grid for grid in kept if grid.tasks)

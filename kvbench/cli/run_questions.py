@@ -1,6 +1,6 @@
 """Finds the questions of a run in the tasks' data on this machine: later turns, reference answers, images.
 
-A run stores none of these. kvbench downloads nothing here, and uses data only if they equal the recorded data. An image
+A run does not store these. kvbench downloads nothing here, and uses data only if they equal the recorded data. An image
 file is read only from data that the user names (``--data``, KVBENCH_DATA) or that kvbench itself keeps or makes. A path
 that only a run's folder names is not read: otherwise a hostile folder could put a private picture into a page that the
 user passes on.
@@ -23,7 +23,7 @@ from kvbench.sources.data import Data
 from kvbench.task import IMAGE, Doc, Turn
 from kvbench.taskkit.names import LM_EVAL, get_task
 
-LONGEST = 4000  # characters of a reference answer that is no text (tests of a program)
+LONGEST = 4000  # characters of a reference answer that is not text, such as tests of a program
 Entry = Mapping[str, Any]  # a row with its texts
 
 
@@ -35,7 +35,7 @@ class RunQuestions:
         environment, own = info["environment"], os.environ.get("KVBENCH_DATA")
         self._path = data or environment.get("data")
         self._variable = own or environment.get("data_variable") or ""
-        # The place of the data, if only the run's folder names it.
+        # The place of the data, if only the run's folder names this place; otherwise "".
         self._recorded = "" if data else environment.get("data") or ("" if own else self._variable)
         self._docs: dict[tuple[str, str], dict[str, Doc]] = {}
 

@@ -21,7 +21,8 @@ NOT_HERE = "The task's data are not on this machine, or are not those of the run
 
 
 def write(entries: list[dict[str, Any]], questions: RunQuestions, path: Path, *, run: str) -> Path:
-    """Write the page of samples to `path`. Raises SetupError if it cannot be written, or if Pillow is missing."""
+    """Write a page with these samples to `path`. entries: rows with their texts. Raises SetupError if the page cannot
+    be written, or if Pillow is missing."""
     return write_page([_asked(group, questions) for group in samples.by_prompt(entries)], path, run=run)
 
 
@@ -33,7 +34,7 @@ def _asked(group: list[dict[str, Any]], questions: RunQuestions) -> Asked:
     if withheld:
         return Asked(title=title, turns=(), places=(), uris={}, reference="", answers=answers, notes=[withheld])
     doc, listed = questions.of(first), images(first.get("image_list"))
-    talk = any("turns" in entry for entry in group)  # a sample that failed in its first turn has none
+    talk = any("turns" in entry for entry in group)  # a sample that failed in its first turn has no turns
     turns = [split(first["prompt"], listed), *(_later(doc, listed) if doc is not None and talk else ())]
     placed = {part.number for turn in turns for part in turn if isinstance(part, ListedImage)}
     notes = [NOT_HERE] if doc is None and (listed or talk) else []
@@ -55,8 +56,8 @@ def _asked(group: list[dict[str, Any]], questions: RunQuestions) -> Asked:
 
 
 def _later(doc: Doc, listed: list[ListedImage]) -> list[list[str | ListedImage]]:
-    """Return each later question as its texts and images. If the document has another number of images than the row
-    lists, images are left out."""
+    """Return each later question as its texts and images. The images are left out if the question's data have more or
+    fewer images than the row lists."""
     left = iter(listed[len(doc.turns[0].images) :])
     if sum(len(turn.images) for turn in doc.turns) != len(listed):
         left = iter(())

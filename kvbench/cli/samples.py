@@ -111,7 +111,8 @@ def _print(title: str, content: str | None) -> None:
 
 
 def _with_question(entry: dict[str, Any], questions: RunQuestions) -> dict[str, Any]:
-    """Return the sample with its question's reference answer and, for a conversation, its turns."""
+    """Return a sample with the reference answer of its question and, for a conversation, the questions and answers of
+    its turns."""
     doc = questions.of(entry)
     if doc is not None and (wanted := run_questions.reference(doc)):
         entry["reference"] = wanted
@@ -120,7 +121,7 @@ def _with_question(entry: dict[str, Any], questions: RunQuestions) -> dict[str, 
     later: list[str | None] = []
     if doc is not None:
         later += run_questions.later(doc)[: len(answers) - 1]
-    if len(later) < len(answers) - 1:  # not the recorded conversation; one that failed has fewer answers
+    if len(later) < len(answers) - 1:  # the data have fewer turns than the recorded conversation
         later = [None] * (len(answers) - 1)
     asked = (entry["prompt"], *later)
     return entry | {"turns": [{"question": q, "output": a} for q, a in zip(asked, answers, strict=True)]}

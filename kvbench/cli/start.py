@@ -125,8 +125,8 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
 
 
 def check_scored(run_dir: Path, planned: int, done: int, failed: Mapping[str, int], why: str = "") -> None:
-    """Raise IncompleteError if rows of a run have no score. failed: their numbers by status. why: begins the
-    message."""
+    """Raise IncompleteError if rows of a run have no score. failed: the number of these rows by status. why: the
+    beginning of the message."""
     not_run = max(0, planned - done)
     lacking = dict(failed) | ({"not run": not_run} if not_run else {})
     if lacking:
@@ -220,7 +220,7 @@ def _print_plan(result: RunResult) -> None:
     for p in plan:
         counts = (str(p[name] or "-") for name in ("budget", *several))
         sizes = (str(p[name]) for name in ("rows", "slots", "entries"))
-        speed = f"{float(format(p['tokens_per_second_at_most'], '.2g')):,.10g}"  # the probe repeats to about one digit
+        speed = f"{float(format(p['tokens_per_second_at_most'], '.2g')):,.10g}"  # measured to about one digit
         rows.append((p["task"], p["method"], *counts, *sizes, size(p["slot_bytes"]), speed))
     terminal.table(("task", "method", *numbers), rows, right=numbers)
     print(LIMIT)
@@ -236,8 +236,8 @@ def _time(hours: float) -> str:
 
 
 def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Problems) -> ModelInfo | None:
-    """Return the known facts about the model; None after an error. chosen: the settings; None if they are wrong. The
-    model is then looked up by the name in `gathered`, so that the user sees an error about the model together with the
+    """Return what is known about the model; None after an error. chosen: the settings; None if they have errors. The
+    model is then looked up by the name in `gathered`, so that an error about the model is listed together with the
     other errors."""
     given = gathered.first("model") if gathered else None
     name = chosen.model_place if chosen else str(given.value).strip() if given else TINY

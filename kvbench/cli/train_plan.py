@@ -114,7 +114,7 @@ def _print_fit(plan: TrainingPlan, changes: Mapping[str, Any], smaller: Training
 
 
 def _parts(phase: Phase) -> list[tuple[str, str]]:
-    """Return the name and the GB of each part of a phase's memory, the largest first; parts below 5 MB are one row,
+    """Return the name and the GB of each part of a phase's memory, the largest first; parts below 5 MB are added up as
     "others"."""
     shown = {name: size for name, size in phase.parts.most_common() if size >= 0.005 * GB}
     rest = phase.bytes - sum(shown.values())

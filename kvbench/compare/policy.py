@@ -118,9 +118,9 @@ def _rule(table: Mapping[str, Any], where: str) -> Rule:
     _known(table, (*PATTERNS, "tier", "margin"), where)
     patterns = {name: str(table[name]) for name in PATTERNS if name in table}
     if wrong := [name for name in patterns if type(table[name]) not in (str, int)]:
-        raise UserError(f'{where}: {wrong[0]} {quote(table[wrong[0]])}; write a pattern, as in "gkv*".')
+        raise UserError(f'{where}: {wrong[0]} is {quote(table[wrong[0]])}; write a pattern, as in "gkv*".')
     if (tier := table.get("tier", TIERS[0])) not in TIERS:
-        raise UserError(f"{where}: tier {quote(tier)}; choose {' or '.join(TIERS)}.")
+        raise UserError(f"{where}: tier is {quote(tier)}; choose {' or '.join(TIERS)}.")
     own = margin(table["margin"], f"{where}: margin") if "margin" in table else None
     return Rule(patterns=patterns, tier=tier, margin=own)
 

@@ -50,7 +50,7 @@ def test_the_first_fitting_table_decides(tmp_path: Path) -> None:
         ("margin = nan", "margin 'nan' is not a number"),
         ("strict = 1", "strict is '1'; write true or false"),
         ("[cells]\ntask = 'x'", r"cells is not a list of tables; write each table as \[\[cells\]\]"),
-        ("[[cells]]\ntier = 'vital'", "cells 1: tier 'vital'; choose critical or advisory"),
+        ("[[cells]]\ntier = 'vital'", "cells 1: tier is 'vital'; choose critical or advisory"),
         ("[[cells]]\ntask = ['x']", "cells 1: task .* write a pattern"),
         ("[[cells]]\nmethods = 'x'", "cells 1: unknown key 'methods'. Did you mean 'method'"),
         ("[limits]\nkv_bytes = 1.1", "limits: unknown key 'kv_bytes'. Did you mean 'kv_bytes_"),

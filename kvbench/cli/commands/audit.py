@@ -1,5 +1,5 @@
 """``kvbench audit``: checks the invariants of methods on small models; ``--parity``, ``--sandbox``, ``--scorers`` and
-``--compare`` run other audits instead.
+``--compare`` run other checks instead.
 """
 
 from __future__ import annotations

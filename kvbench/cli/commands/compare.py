@@ -36,7 +36,7 @@ Examples:
 NEW first keep different entries. A run does not store these decisions; the installed code makes them now. To compare
 with an older version of the code, save its decisions with --save and --replay while that version is installed.
 """
-AGAIN = ("plugin", "task", "task_file", "chat_template", "model", "data", "device")  # not taken from a run's folder
+AGAIN = ("plugin", "task", "task_file", "chat_template", "model", "data", "device")  # a run's folder may not set these
 FORMATS = ("text", "json", "markdown", "junit", "github")
 
 
@@ -275,5 +275,5 @@ def _summary(markdown: str, fenced: Callable[[str], str]) -> str:
         with open(path, "a", encoding="utf-8") as file:
             file.write(markdown + "\n")
     except OSError as error:
-        raise SetupError(f"cannot write GITHUB_STEP_SUMMARY {quote(path)} ({error.strerror}).") from error
+        raise SetupError(f"cannot write {quote(path)}, which GITHUB_STEP_SUMMARY names ({error.strerror}).") from error
     return ""

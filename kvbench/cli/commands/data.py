@@ -206,7 +206,9 @@ def _manifests(names: list[str], problems: Problems) -> dict[str, Manifest | Non
         with problems.collect():
             for part in split("TASK", name, "'kvbench list tasks' shows them."):
                 if part.strip().lower() == "file":
-                    raise UserError("task 'file' is the file given with --task-file; it has no other data.")
+                    raise UserError(
+                        "task 'file' reads only the file given with --task-file; 'kvbench data' takes other tasks."
+                    )
                 manifests |= {member: get_task(member).manifest for member in expand(part)}
     return manifests
 

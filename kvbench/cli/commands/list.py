@@ -37,7 +37,7 @@ EPILOG = """Examples:
 """
 KINDS = ("methods", "tasks", "recipes", "models", "suites", "runs")
 FLAGS = {"options": "--method-opt NAME=VALUE", "settings": "--opt NAME=VALUE, or the flag", "presets": "--preset NAME"}
-FEW = 3  # names of one cell in the table of runs
+FEW = 3  # names in one field of the table of runs
 OF_LM_EVAL: dict[str, Any] = {
     "name": f"{LM_EVAL}NAME",
     "suite": "lm_eval",
@@ -104,7 +104,7 @@ def _print_table(entries: list[dict[str, Any]]) -> None:
 
 
 def _list_runs(name: str | None, out: str | None, json: bool) -> None:
-    """Print the runs of a results folder. Control characters are escaped, since a run's texts may come from anyone."""
+    """Print the runs of a results folder. Control characters are escaped, because a run may come from a stranger."""
     from kvbench.report.runs import described
 
     if name is not None:
@@ -185,8 +185,8 @@ def _method(name: str) -> dict[str, Any]:
 
 
 def _pair(name: str, method: Any) -> dict[str, Any]:
-    """Return the properties of two methods joined under one budget: in ``snapkv+gkv``, snapkv evicts the prompt, and
-    gkv evicts generated tokens."""
+    """Return the properties of a method made of two: in ``snapkv+gkv``, snapkv evicts the prompt, and gkv evicts
+    generated tokens, under one budget."""
     first, second = name.split("+")
     parts: list[Any] = [registry.methods.get(part) for part in (first, second)]
     both: dict[str, Any] = {

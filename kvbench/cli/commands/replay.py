@@ -220,8 +220,8 @@ def _names(given: list[str] | None, problems: Problems) -> list[str]:
 
 
 def _config(flags: Mapping[str, Any], methods: list[str], run: str | None, problems: Problems) -> RunConfig | None:
-    """Return the configuration of the command. It is made from the options that the user typed or, with --run, from the
-    run's configuration and the typed options. None after an error; errors go to `problems`."""
+    """Return the configuration that the options describe; with --run, it is the run's configuration, changed by the
+    options. flags: all options that the user typed. None after an error; errors go to `problems`."""
     typed = {**flags, "method": methods, "plugin": None}  # plug-ins are loaded already
     if run is None:
         with problems.collect():
@@ -253,8 +253,8 @@ def _unscored(config: RunConfig) -> RunConfig:
 def _work(
     config: RunConfig, asked: Work, progress: Readings
 ) -> tuple[list[Result], dict[type[Analysis], list[Row]], list[LeftOut]]:
-    """Do the work. Return the results of the comparison, the tables of the analyses, and the methods that were left
-    out."""
+    """Let the methods read the answers. Return the results of the comparison, the tables of the analyses, and the
+    methods that were left out."""
     from kvbench.replay.session import Session
     from kvbench.runner.inputs import read_inputs
 

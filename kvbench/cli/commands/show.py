@@ -1,4 +1,5 @@
-"""``kvbench show RUN [--ids | --sample ID]``: a run's record, its questions, the texts of one question. No torch."""
+"""``kvbench show RUN [--ids | --sample ID]``: prints a run's settings and progress, its questions, or the texts of one
+question. No torch."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ EPILOG = """Examples:
   kvbench show results/demo --sample orbit-300-1000000000 --method gkv
   kvbench show results/demo --sample orbit-300-1000000000 --html question.html
 """
-COPIED = ("run", "command")  # lines that a user copies, which are therefore not broken
+COPIED = ("run", "command")  # lines that users copy; they are not broken at the terminal's width
 
 
 def show_(

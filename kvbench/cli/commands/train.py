@@ -145,7 +145,7 @@ def train(
             raise UserError(f"{kind} is estimated, not trained; it takes no {unused[0]}.")
     with problems.collect():
         if preset and data is None and prompting.settings() and not dry_run:
-            raise UserError(f"--preset {bare(preset)} is for questions of a file; give --data FILE.")
+            raise UserError(f"--preset {bare(preset)} needs questions from a file; give --data FILE.")
     with problems.collect():
         describe(model, weights=not dry_run)
     with problems.collect():

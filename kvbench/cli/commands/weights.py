@@ -22,7 +22,7 @@ EPILOG = """Examples:
   kvbench weights import checkpoint --method foresightkv --model Qwen3-4B --out scorer --json
   kvbench weights import KVzap-mlp-Qwen3-8B --method kvzap --model Qwen3-8B --out surrogate
 """
-# Method -> the option that names its file.
+# For each method: its option that names the file of weights.
 METHODS = {"trimkv": "gates", "retention": "gates", "foresightkv": "scorer", "kvzap": "surrogate"}
 
 app = group("Trained weights of methods: import published checkpoints.")
