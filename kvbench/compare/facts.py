@@ -54,7 +54,7 @@ KNOWN = (
     *("device", "slots", "threads", "chunk"),
 )
 OBJECTS = ("libraries", "artefacts")  # facts that are JSON objects
-FILLED = {"stop": "[]", "adapter": "none"}  # for each of these facts: the value that a missing value stands for
+FILLED = {"stop": "[]", "adapter": "none"}  # for these facts: the text in place of a missing value
 MAPPED = ("model_revision", "adapter")  # facts that may differ if --map pairs two models
 assert {name for name, _, _ in NOTED} <= {*FACTS}
 

@@ -2,8 +2,8 @@
 
     rows, lines = each_once(Rows.of(tables), paths)
 
-A row with the status ok is kept before a row that failed or waits for a score. Among equals, the row of the run that
-was named first is kept.
+A row with the status ok is kept before a row that failed or waits for a score. If that does not decide, the row of the
+run that the user named first is kept.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _variants(loaded: Loaded) -> list[tuple[str, str]]:
 
 
 def shared_options(loaded: Loaded) -> dict[str, dict[str, Any]]:
-    """Return for each method the options that have one value in all its rows."""
+    """Return for each method the options, with their values, that are the same in all rows of the method."""
     pairs = _variants(loaded)
     return {method: _shared([o for m, o in pairs if m == method]) for method, _ in pairs}
 

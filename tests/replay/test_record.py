@@ -83,7 +83,7 @@ def test_the_page_shows_them(session: dict[str, Any], folder: Path) -> None:
 
 def test_the_page_is_of_scores_only(session: dict[str, Any], folder: Path) -> None:
     assert session["memory"].code == 2
-    assert "--html shows the scores; leave out --memory." in session["memory"].err
+    assert "--html writes a page of the report of scores; leave out --memory." in session["memory"].err
     assert not (folder / "other.html").exists()
 
 

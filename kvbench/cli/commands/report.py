@@ -83,7 +83,7 @@ def report(
         raise UserError(f"{' and '.join(others)} are different reports; give one of them.")
     for other in others:
         if html is not None:
-            raise UserError(f"--html shows the scores; leave out {other}.")
+            raise UserError(f"--html writes a page of the report of scores; leave out {other}.")
         if baseline is not None:
             raise UserError(f"{other} compares no methods; leave out --baseline.")
         if plot is not None and not matched:

@@ -1,4 +1,4 @@
-"""Horizontal bars in panels. A bar is stacked from parts; a bar of only one part may have an error bar."""
+"""Draws horizontal bars in panels. A bar is stacked from parts; a bar of only one part may have an error bar."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Paired:
     clusters: int
     largest: int  # number of questions in the largest cluster
     equal: bool  # whether all clusters have equally many questions
-    tail: float  # how much more `se` varies than the standard error of normal differences
+    tail: float  # how much more `se` varies than the standard error of normal data, see `tail_of`
     flipped: tuple[tuple[float, float], ...]  # (sum of differences, size) of each cluster; empty unless "sign flips"
 
     def drop(self, alpha: float, power: float = POWER) -> float:
