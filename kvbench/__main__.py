@@ -1,4 +1,4 @@
-"""``python -m kvbench`` and the installed command: signals are handled before anything heavy is imported."""
+"""Runs ``python -m kvbench`` and the installed command: handles signals before any slow import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvbench.console import signals, streams
 
 def main() -> int:
     """Run the command line of this process; returns its exit code."""
-    streams.repair()  # first: a file opened earlier would get the number of a closed stream
+    streams.repair()  # first, because a file opened earlier would get the descriptor of a closed stream
     signals.install()
     try:
         from kvbench.cli.app import main as run

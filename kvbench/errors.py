@@ -9,7 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
-NEW_RUN = "start a new run (kvbench run --run-name)"  # the whole command: most commands lack the option
+NEW_RUN = "start a new run (kvbench run --run-name)"  # names the command, because most commands lack this option
 
 
 class KVBenchError(Exception):
@@ -25,7 +25,7 @@ class UserError(KVBenchError):
 
 
 class SetupError(KVBenchError):
-    """The model, hub, disk, device or sandbox failed."""
+    """The model, hub, disk, device or sandbox failed or cannot be used."""
 
     exit_code = 3
 
@@ -43,7 +43,9 @@ class RunInUseError(KVBenchError):
 
 
 class Interrupted(KVBenchError):
-    """Stopped by Ctrl-C (exit code 130), SIGTERM (143) or SIGHUP (129); the message says how to continue."""
+    """The command was stopped by Ctrl-C (exit code 130), SIGTERM (143) or SIGHUP (129); the message says how to
+    continue.
+    """
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -71,7 +73,7 @@ def bare(value: object) -> str:
 
 
 def few(words: Sequence[str], most: int) -> str:
-    """Return the first `most` words, joined by commas, and how many more there are."""
+    """Return the first `most` texts, joined by commas, and how many follow: "a, b and 3 more"."""
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 

@@ -19,7 +19,7 @@ else:
 
         def __getattr__(self, attribute: str) -> Any:
             value = getattr(importlib.import_module(self._name), attribute)
-            setattr(self, attribute, value)  # the next access costs one dictionary look-up
+            setattr(self, attribute, value)  # so that the next access is an ordinary attribute
             return value
 
     torch = _LazyModule("torch")

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the next token is drawn. `temperature` 0 takes the most probable token; `top_k` 0, `top_p` 1 and `min_p` 0
-    switch these filters off."""
+    """How the engine draws the next token. With `temperature` 0 it takes the most probable token; `top_k` 0, `top_p` 1
+    and `min_p` 0 each switch a filter off.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -30,9 +31,9 @@ class Sampling:
 class Images:
     """The images of one prompt.
 
-    spans: for each image the prompt's tokens that stand for it, as (first, last + 1). read: returns per image the
-    model's inputs besides token ids, as a mapping from names of arguments to tensors: `pixel_values` and, in some
-    families, `image_grid_thw`. The model gets the tensors of several images joined along dimension 0.
+    spans: for each image the prompt's tokens that stand for it, as (first, last + 1). read: a function that returns for
+    each image the model's inputs besides token ids, as {argument's name: tensor}: `pixel_values` and, in some model
+    families, `image_grid_thw`. The model gets the tensors of several images concatenated along dimension 0.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -41,29 +42,31 @@ class Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUp:
-    """The model's next input after an answer: tokens that continue the cached sequence or, if `fresh`, a whole new
-    prompt."""
+    """The model's next input after an answer: tokens that continue the cached sequence or, if `fresh`, a new prompt
+    that replaces it.
+    """
 
     ids: tuple[int, ...]
     fresh: bool
-    images: Images | None = None  # of a whole new prompt
+    images: Images | None = None  # the images of a new prompt
 
 
 class Conversation(Protocol):
-    """Gives the inputs of a request's later turns, one by one: the input of a turn may depend on the model's answers
-    before it."""
+    """Gives the inputs of a request's later turns one by one, because a turn's input may depend on the model's earlier
+    answers.
+    """
 
     def follow(self, answers: tuple[str, ...]) -> FollowUp | None:
-        """Return the next input after these answers, or None at the end of the conversation."""
+        """Return the next input after the answers given so far, or None at the end of the conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One prompt, and which samples to generate from it. The engine prefills the prompt once for all samples.
 
-    `max_new_tokens` bounds the output of each turn; `max_tokens` bounds all tokens that a sample reads and generates
-    (None: as many as the prompt and the output of one turn have). `samples`: the numbers of the samples. `forced`: a
-    continuation that the engine reads instead of drawing tokens, and whose log-probabilities it returns.
+    `max_new_tokens`: most tokens that a sample generates per turn. `max_tokens`: most tokens that a sample reads and
+    generates in all turns; None: the prompt's tokens plus `max_new_tokens`. `samples`: the numbers of the samples.
+    `forced`: a continuation that the engine reads instead of drawing tokens, and whose log-probabilities it returns.
     """
 
     task: str
@@ -74,45 +77,48 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     stop_strings: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()  # end tokens in addition to the model's own
-    min_new_tokens: int = 0  # no end token is drawn before this many tokens
+    min_new_tokens: int = 0  # the engine draws no end token before this many tokens
     forced: tuple[int, ...] = ()
     conversation: Conversation | None = None
     max_tokens: int | None = None
     seed: int = 0
-    compress_at: int | None = None  # how many prompt tokens are read before the prompt is evicted; None: all
+    compress_at: int | None = None  # the prompt is evicted after this many of its tokens; None: after all of them
     images: Images | None = None
 
     def noise_key(self, sample: int) -> int:
-        """Return the 64-bit key of a sample's random numbers: a hash of run seed, task, question and sample only."""
+        """Return the 64-bit key of a sample's random numbers, a hash of nothing but run seed, task, question and
+        sample.
+        """
         text = f"{self.seed}\x1f{self.task}\x1f{self.doc_id}\x1f{sample}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The entries, bytes and seconds that one sample took, as measured. Numbers of entries are means over the evicting
-    layers and their KV heads."""
+    """The entries, bytes and seconds that one sample took, as measured. All numbers of entries (`entries_*`) are means
+    over the evicting layers and their KV heads.
+    """
 
     prompt_tokens: int
     output_tokens: int
-    budget_entries: int | None  # the budget that applied to this sample; None when the method takes none
-    entries_after_evict: float | None  # largest count right after an eviction; None when nothing was ever evicted
-    entries_peak: float  # largest count while decoding
-    entries_mean: float  # mean over decode steps
-    entries_prefill_peak: float  # largest count while the prompt was read; shared by all samples of a prompt
-    kv_bytes_prefill_peak: int  # all layers of one prompt while it was read
+    budget_entries: int | None  # the budget that applied to this sample; None if the method takes no budget
+    entries_after_evict: float | None  # most entries right after an eviction; None if nothing was evicted
+    entries_peak: float  # most entries while decoding
+    entries_mean: float  # entries, mean over decode steps
+    entries_prefill_peak: float  # most entries while the prompt was read; equal for all samples of a prompt
+    kv_bytes_prefill_peak: int  # most bytes of the prompt's cache, all layers together, while the prompt was read
     kv_bytes_peak: int  # live bytes at the peak: K, V, positions, method columns, stored queries, sliding-window rings
     kv_bytes_extra: int  # part of the peak beside keys and values: positions, columns, queries, hidden states, states
     kv_bytes_mean: int
     kv_bytes_slot: int  # bytes allocated for the slot
-    state_bytes: int  # part of all these: states of recurrent layers, the same for any number of tokens
+    state_bytes: int  # part of each kv_bytes figure: states of recurrent layers, equal at any number of tokens
     evictions: int
-    first_eviction: int | None  # tokens of the sequence that were read when entries were first dropped
-    prefill_seconds: float  # reading the prompt without evictions, divided equally among its samples
-    decode_seconds: float  # sum over decode steps of step time / live sequences
+    first_eviction: int | None  # how many tokens of the sequence were read before its first eviction; None: no eviction
+    prefill_seconds: float  # time to read the prompt without evictions, divided equally among its samples
+    decode_seconds: float  # sum over decode steps of: the step's time / number of live sequences
     evict_seconds: float  # this sample's share of the evictions' time
     decoding: str  # what computed the decode steps, see `Engine.decoding`
-    # Shares of the tokens read of which an entry is still held at the end of the last turn; None without images.
+    # Share of the text tokens, and of the image tokens, that still have entries at the end; None without images.
     kept_text: float | None = None
     kept_images: float | None = None
 
@@ -129,14 +135,15 @@ class Generation:
     usage: Usage | None
     status: str = "ok"
     note: str = ""
-    turns: tuple[str, ...] = ()  # the answers of all turns; `text` is the last
-    log_probs: tuple[float, ...] = ()  # natural logarithms, of the tokens of `Request.forced`
-    greedy: bool | None = None  # whether each of these tokens was the likeliest
+    turns: tuple[str, ...] = ()  # the answers of all turns; `text` is the last of them
+    log_probs: tuple[float, ...] = ()  # natural log-probability of each token of `Request.forced`
+    greedy: bool | None = None  # whether every token of `Request.forced` was the most probable one
 
     @classmethod
     def failed(cls, request: Request, sample: int, status: str, note: str) -> Generation:
-        """Return the result of a sample that could not be generated. status, note: why the engine could not generate
-        the sample."""
+        """Return the result of a sample that could not be generated. status: as in `Generation`. note: the cause in
+        words.
+        """
         return cls(
             request=request, sample=sample, token_ids=(), text="", stop_reason="", usage=None, status=status, note=note
         )

@@ -44,14 +44,14 @@ class NameTaken(UserError):
 
 
 class Registry(Generic[T]):
-    """Maps names to members. `kind`: the word for a member in messages: "method", "task" or "recipe".
+    """Maps names to members, which are methods, tasks or recipes. `kind`: the word for a member in messages.
 
     Members come from `package` and from the entry points of `group`, through which other distributions add members.
-    `package` names a package, all of whose modules are imported on first use, or a single module.
+    `package` is the name of a package, all of whose modules are imported on first use, or of a single module.
 
-    families: modules by prefix, each imported when a name ``prefix:NAME`` is used. The module's functions
-    `canonical(name)` and `member(name)` take the NAME; they raise UserError if the module knows no such NAME. `names`
-    and `items` leave these members out.
+    families: {prefix: module}. A name ``prefix:NAME`` stands for a member that this module makes; the module is
+    imported when such a name is used. Its functions `canonical(name)` and `member(name)` take the NAME, and raise
+    UserError if the module knows no such NAME. `names` and `items` leave these members out.
     """
 
     def __init__(self, kind: str, package: str, group: str, families: Mapping[str, str] | None = None) -> None:
@@ -65,7 +65,7 @@ class Registry(Generic[T]):
         """Return a decorator that registers a member, such as a class, under a name and its aliases.
 
         origin: where the member is defined, for messages; default: the member's module. Raises UserError for an invalid
-        name, NameTaken for a taken one.
+        name, NameTaken for a name that is registered already.
         """
 
         def add(member: T) -> T:
@@ -159,5 +159,5 @@ FAMILIES = {"kvpress": "kvbench.integrations.kvpress.family"}
 
 methods: Registry[type] = Registry("method", "kvbench.methods", "kvbench.methods", FAMILIES)
 tasks: Registry[type] = Registry("task", "kvbench.tasks", "kvbench.tasks")
-# Built-in recipes are registered by their declarations, which import no torch (`kvbench.train.catalogue`).
+# `kvbench.train.catalogue` declares and thereby registers the built-in recipes; it imports no torch.
 recipes: Registry[Any] = Registry("recipe", "kvbench.train.catalogue", "kvbench.recipes")

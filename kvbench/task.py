@@ -12,31 +12,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
-IMAGE = "\ufffc"  # Unicode's object replacement character: stands in a turn's text where an image is
+IMAGE = "\ufffc"  # Unicode's object replacement character: marks the place of an image in a turn's text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     """A picture of a question as an encoded file (PNG, JPEG or WebP), either on disk (`path`) or in memory (`data`)."""
 
-    name: str  # for messages and for the page, such as "images/17.png"
+    name: str  # what messages and the HTML report call it, such as "images/17.png"
     path: Path | None = None
     data: bytes = b""
-    sha256: str = ""  # of the file, where it is known: a file with another one is refused
+    sha256: str = ""  # hash of the file, if known; a file with another hash is then refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One user message, in parts, because a run may evict after the context (query-agnostic) or after the question.
 
-    If a turn has images, the turn's texts hold the mark `IMAGE` once for each image, in the order of `images`.
+    If a turn has images, its texts have the character `IMAGE` once for each image, in the order of `images`.
     """
 
     context: str = ""
     question: str
-    answer_prefix: str = ""  # text after the assistant header that the model continues
+    answer_prefix: str = ""  # begins the assistant's message in the prompt; the model continues this text
     system: str | None = None
-    history: tuple[tuple[str, str], ...] = ()  # earlier messages that the data give: (role, text); for chat templates
+    history: tuple[tuple[str, str], ...] = ()  # earlier messages from the data, as (role, text); for chat templates
     images: tuple[Image, ...] = ()
 
     @property
@@ -53,7 +53,7 @@ class Doc:
     turns: tuple[Turn, ...]
     reference: Any
     meta: Mapping[str, Any] = field(default_factory=dict)
-    cluster_id: str = ""  # empty: the doc is its own cluster
+    cluster_id: str = ""  # "": the document is a cluster of its own
     gen: Mapping[str, Any] = field(default_factory=dict)  # fields of `GenSpec` that differ for this document
 
     @property
@@ -63,11 +63,13 @@ class Doc:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenSpec:
-    """A task's default sampling. Command-line options override single fields and are recorded.
+    """A task's default settings for prompts and sampling. Command-line options override single fields; rows and the
+    run's record state the values used.
 
-    `max_new_tokens` bounds each turn. With `truncate` "middle", a user text with more tokens than the limit L loses its
-    middle: L / 2 tokens at its start and L / 2 at its end stay. L is --max-prompt-tokens; without this option L is the
-    model's context less `max_new_tokens` and `reserve` (tokens), but at most `longest`.
+    `max_new_tokens`: most tokens that the model generates per turn. With `truncate` "middle", a user text with more
+    tokens than a limit L loses its middle: L / 2 tokens at its start and L / 2 at its end stay. L is
+    --max-prompt-tokens; without this option L is the model's context less `max_new_tokens` and `reserve` (tokens), but
+    at most `longest`.
     """
 
     n: int = 1
@@ -77,13 +79,13 @@ class GenSpec:
     top_k: int = 0
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
-    stop_tokens: tuple[str, ...] = ()  # texts whose last token ends the output, as an end token does
-    min_new_tokens: int = 0  # no end token is drawn before this many tokens
+    stop_tokens: tuple[str, ...] = ()  # the last token of each of these texts ends the output, as an end token does
+    min_new_tokens: int = 0  # the engine draws no end token before this many tokens
     truncate: Literal["none", "middle"] = "none"
     reserve: int = 0
-    longest: int | None = None  # upper bound of the `truncate` limit on any model
+    longest: int | None = None  # upper bound of L, however long the model's context is
     chat: bool = True
-    thinking: bool | None = None  # None: the template has no such switch
+    thinking: bool | None = None  # value of the chat template's thinking switch; None: leave the template's default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,16 +107,16 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The result of scoring one sample. A sample that cannot be scored has `value` None, never 0, and `note` says why.
+    """The result of scoring one sample. If the sample cannot be scored, `value` is None, never 0, and `note` says why.
 
-    The row of such a sample gets `status`: grader_error, judge_error, sandbox_error, or unscored if no judge was asked
+    `status` is then the status of its row: grader_error, judge_error, sandbox_error, or unscored if no judge was asked
     (the user gave none, or the judge compares answers and the full cache has no answer to the question).
     """
 
     value: float | None
     status: str = "grader_error"
-    strict: float | None = None  # under a stricter extraction rule
-    partial: float | None = None  # denser credit: share of right steps or keys
+    strict: float | None = None  # the score under a stricter rule for extracting the answer
+    partial: float | None = None  # partial credit, such as the share of right steps or keys
     extracted: str | None = None
     aux: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, str | bool | None] = field(default_factory=dict)  # further columns of the row, by name
@@ -123,32 +125,32 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Where a task's data come from, and which number of rows and which ids they must have.
+    """Where a task's data come from, and how many rows and which ids the data must have.
 
     The data are a file in a data folder (``--data``, ``KVBENCH_DATA``), a table or raw files of a hub repository, or a
-    file at an address. Raw files are JSON lines or one JSON list, or zip archives that hold such a file.
+    file at a web address. Raw files are JSON lines or one JSON list, or zip archives with such a file.
     """
 
-    path: str  # of the file in a data folder
-    rows: int | None  # None: unknown before reading
-    hub: str = ""  # repository
-    split: str = ""  # of a table on the hub
-    config: str | None = None  # of a table on the hub
+    path: str  # path of the file inside a data folder
+    rows: int | None  # number of data rows; None: unknown before reading
+    hub: str = ""  # repository on the hub
+    split: str = ""  # split of a table on the hub
+    config: str | None = None  # configuration of a table on the hub
     files: tuple[str, ...] = ()  # raw files on the hub, in reading order
-    member: str = ""  # the file with the rows, in an archive
-    url: str = ""  # address of an archive or file outside the hub
-    url_sha256: str = ""  # of the bytes at `url`
+    member: str = ""  # the file with the rows inside an archive
+    url: str = ""  # web address of an archive or file outside the hub
+    url_sha256: str = ""  # hash of the file at `url`
     revision: str | None = None  # commit on the hub
     rename: Mapping[str, str] = field(default_factory=dict)  # columns on the hub -> columns in a data folder
     hub_id: Callable[[int, Mapping[str, Any]], str] | None = None  # (index, row on the hub) -> its id in a data folder
-    ids_sha256: str | None = None  # of the sorted ids, one per line: no id may be missing or new
+    ids_sha256: str | None = None  # hash of the rows' sorted ids, one per line: no id may be missing or new
     samples: tuple[
         str, ...
-    ] = ()  # files with a few rows or invented rows, read where `path` is missing; a note says so
+    ] = ()  # files with some of the rows or invented rows, read if `path` is missing; a note to the user says so
     images: str = ""  # column with the name of an image file, or a list of names, beside `path`; tasks get `Image`s
     pixels: str = ""  # column of a table on the hub with the encoded files that `images` names
     archive: str = ""  # zip archive on the hub with the files that `images` names, beside raw files
-    where: Mapping[str, Any] = field(default_factory=dict)  # column -> value of the task's rows in a shared file
+    where: Mapping[str, Any] = field(default_factory=dict)  # column -> value that selects the task's rows in the file
     licence: str = ""
     gated: bool = False
 
@@ -172,15 +174,16 @@ class Reader(Protocol):
         """Return the number of tokens of a text, without special tokens."""
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
-        """Return the number of tokens that a prompt has besides the user's text. These are the tokens of the chat
-        template or, without a template, the tokenizer's special tokens."""
+        """Return the number of tokens that a prompt has beside the user's text: those of the chat template or, without
+        a template, the tokenizer's special tokens.
+        """
 
 
 class DataSource(Protocol):
-    """Finds the data that a manifest describes: in the folder of ``--data``, that of ``KVBENCH_DATA``, kvbench's
+    """Finds the data that a manifest describes: in the folder of ``--data``, in that of ``KVBENCH_DATA``, in kvbench's
     bundled files or on the hub, in this order.
 
-    A folder that the user gave must hold the data: without them, kvbench reports an error and tries no other source.
+    If the user gave a folder that lacks the data, kvbench reports an error and tries no other source.
     """
 
     def rows(self, task: str, manifest: Manifest) -> Sequence[Mapping[str, Any]]: ...
@@ -193,36 +196,36 @@ class DataSource(Protocol):
 class Services:
     """The settings of judge and sandbox that a run passes to `score`."""
 
-    judge: str | None = None  # URL of an OpenAI-compatible endpoint, ``local:FOLDER``, or "none"; None: not given
+    judge: str | None = None  # URL of an OpenAI-compatible endpoint, ``local:FOLDER``, or "none"; None: no --judge
     judge_model: str | None = None
     judge_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the judge's key
     judge_mode: str = "single"
-    unsafe_code: bool = False  # where no sandbox works, run programs under resource limits alone
+    unsafe_code: bool = False  # if no sandbox works, run programs with nothing but resource limits
 
 
 class Task(ABC):
     """Base class of the tasks, one class per benchmark."""
 
     name: str = ""  # filled in by `get_task`
-    version: ClassVar[str] = "1"  # raised on any change of prompt, extraction or metric
+    version: ClassVar[str] = "1"  # increased with any change of prompt, extraction or metric
     suite: ClassVar[str] = ""  # "synthetic", "math", ...
     summary: ClassVar[str] = ""  # one line for `kvbench list tasks`
     headline: ClassVar[str] = "score"  # the row column that tables show first, "score" or "score_partial"
     manifest: ClassVar[Manifest | None] = None  # the data that the task needs; None: it generates its own
     prompt_styles: ClassVar[tuple[str, ...]] = ("default",)  # names accepted by --prompt-style, the default first
-    variants: ClassVar[tuple[str, ...]] = ()  # as in ``name/variant``; ``name`` alone means the first, unless `group`
-    group: ClassVar[bool] = False  # ``name`` alone means every variant
-    lengths: ClassVar[tuple[int, ...]] = ()  # in tokens, as in ``name@8k``; the default first; others work too
+    variants: ClassVar[tuple[str, ...]] = ()  # of ``name/variant``; ``name`` alone means the first, unless `group`
+    group: ClassVar[bool] = False  # whether ``name`` alone means every variant
+    lengths: ClassVar[tuple[int, ...]] = ()  # tokens, as in ``name@8k``: the default first; others work too
     averages: ClassVar[Mapping[str, Mapping[str, float]]] = {}  # printed below a group: name -> {variant: weight}
-    # For scoring: "code" (runs programs), "judge" (asks another model), "images" (which must see a question's images).
+    # What scoring needs: "code" (it runs programs), "judge" (it asks another model), "images" (the judge sees images).
     needs: ClassVar[frozenset[str]] = frozenset()
-    cheap_score: ClassVar[bool] = False  # `score` takes microseconds and cannot hang: it needs no worker process
+    cheap_score: ClassVar[bool] = False  # whether `score` takes microseconds and cannot hang: it needs no own process
 
     def __init__(self, variant: str = "", length: int = 0) -> None:
         self.variant = variant or (self.variants[0] if self.variants else "")
         self.length = length or (self.lengths[0] if self.lengths else 0)
         self.services = Services()
-        self.reader: Reader | None = None  # the model that will read the prompts, once it is known
+        self.reader: Reader | None = None  # facts about the model that reads the prompts; None: no model is known
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"reader": None}  # scoring processes have no use for a tokenizer
@@ -231,8 +234,7 @@ class Task(ABC):
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         """Return all documents in a fixed order, or the first `limit` of them.
 
-        style: the name of the prompt style. Before the call, the caller sets `self.reader`, or leaves it unset if no
-        model is known.
+        style: the name of the prompt style. The caller sets `self.reader` before the call, unless no model is known.
         """
 
     @abstractmethod
@@ -241,8 +243,9 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, doc: Doc, output: Output) -> Score:
-        """Score one sample. The code must be pure, and the task picklable: scoring may run in a worker process under a
-        time limit."""
+        """Score one sample. This method must have no side effects, and the task must be picklable: scoring may run in a
+        separate process under a time limit.
+        """
 
     def patience(self, doc: Doc) -> float:
         """Return the time limit for scoring one sample, in seconds."""
@@ -254,12 +257,13 @@ class Task(ABC):
 
     @property
     def gated(self) -> bool:
-        """Whether the hub shows the data only to readers who accept terms; kvbench then must not show the data."""
+        """Whether the hub shows the data only to readers who accept its terms; kvbench then must not show the data."""
         return bool(self.manifest and self.manifest.gated)
 
     def floor(self, budget: int, interval: int) -> float | None:
-        """Return the score below which the built-in model's main score (`headline`) falls under no method at this
-        budget and interval; None if this bound is unknown."""
+        """Return a lower bound, over all methods, of the built-in model's main score (`headline`) at this budget and
+        interval; None if no bound is known.
+        """
         return None
 
     def notes(self) -> list[str]:

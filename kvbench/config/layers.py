@@ -3,7 +3,7 @@
 A config file and a suite have the same format. Settings stand at the top level or under ``[run]``; they are named like
 the flags, with ``_`` for ``-``. Any number of ``[[grid]]`` blocks may follow, each with its own `method`, `budget`,
 `protect`, `interval`, `task`, `limit` and `prompt_style`. `kvbench.config.parsers` parses the values; the run command
-checks them against each other. A table ``[about]`` tells people what a suite is; it changes nothing.
+checks whether they fit together. A table ``[about]`` describes a suite for users; it has no effect on a run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from kvbench.registry import did_you_mean, near
 AXES = ("method", "budget", "task")
 BLOCK = (*AXES, "protect", "interval", *PER_TASK)
 KEYS = (*AXES, "method_opt", "protect", *PARSERS)
-ABOUT = ("what", "table", "same", "differs", "needs")  # a suite in a sentence, or the paper's table and how it compares
+# Keys of ``[about]``: what the suite is; or the paper's table that it repeats, what is equal or differs, what it needs.
+ABOUT = ("what", "table", "same", "differs", "needs")
 SUITES = Path(__file__).parent / "suites"
 PREFIX = "KVBENCH_"
 ELSEWHERE = ("KVBENCH_DATA", "KVBENCH_NO_PROGRESS")  # variables that are not settings of a run
@@ -32,7 +33,9 @@ ELSEWHERE = ("KVBENCH_DATA", "KVBENCH_NO_PROGRESS")  # variables that are not se
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The value of a setting. source: where the user gave it, as messages say it: ``--seed``, ``c.toml:12: 'seed'``."""
+    """A value of a setting, and its source: where the user gave it, in the words of messages (``--seed``, ``c.toml:12:
+    'seed'``).
+    """
 
     value: Any
     source: str
@@ -46,8 +49,8 @@ class Gathered:
     """Settings from all sources: files, environment variables and flags. Flags override variables, variables override
     files, and the config file overrides the suite.
 
-    files: the suite, then the config file; a file that the user did not name is left out. blocks: the ``[[grid]]``
-    blocks of the config file or, if the config file has no such block, of the suite.
+    files: the settings of the suite and of the config file, in this order, of those that the user named. blocks: the
+    ``[[grid]]`` blocks of the config file or, if the config file has no such block, of the suite.
     """
 
     files: list[Layer]
@@ -56,8 +59,9 @@ class Gathered:
     blocks: list[Layer] = field(default_factory=list)
 
     def first(self, key: str) -> Given | None:
-        """Return the value of a setting from the source that overrides all others. None if no source has the
-        setting."""
+        """Return the value of a setting that is in force: that of the source that overrides all others. None if no
+        source has the setting.
+        """
         return self.typed(key) or next((layer[key] for layer in reversed(self.files) if key in layer), None)
 
     def typed(self, key: str) -> Given | None:
@@ -83,9 +87,9 @@ def gather(
 ) -> Gathered:
     """Return the settings from suite, config file, environment variables and flags.
 
-    flags: the value that the user gave to each flag, by the name of the flag's setting; the value is a `Given` if the
-    flag has another name than its setting. None and empty lists count as not given. Flags that belong to no setting are
-    ignored.
+    flags: {name of a setting: the value of its flag}. The value is a `Given`, which names the flag, if the flag has
+    another name than its setting. None and empty lists mean that the user did not give the flag. Flags that belong to
+    no setting are ignored.
     """
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:
@@ -126,7 +130,9 @@ def about(name: str) -> dict[str, str]:
 
 
 def suite_path(name: str) -> Path:
-    """Return the file of a suite. name: a suite that ships with kvbench, or the path of a TOML file."""
+    """Return the path of a suite's file. name: the name of a suite that ships with kvbench, or the path of a TOML
+    file.
+    """
     shipped = suites()
     if name.strip().lower() in shipped:
         return shipped[name.strip().lower()]
@@ -136,7 +142,7 @@ def suite_path(name: str) -> Path:
 
 
 def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
-    """Return the settings and the ``[[grid]]`` blocks of a TOML file, each value with the number of its line in the
+    """Return the settings and the ``[[grid]]`` blocks of a TOML file. The source of each value states its line in the
     file. Raises UserError for a file that cannot be read and for unknown keys.
 
     option: the flag with which the user named the file, for messages.

@@ -25,11 +25,11 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", re.ASCII)
 
 
 class BadValue(ValueError):
-    """The error for an invalid value of a setting. `sentence` makes the message.
+    """The error for an invalid value of a setting. `sentence` makes the message from the parts.
 
-    The message is "LABEL must be NEED; got GOT." or, for an environment variable, "LABEL: GOT is not NEED.". If
-    `predicate` is given, the message is "LABEL PREDICATE". LABEL says where the user gave the value. need: the valid
-    values, in words. got: the invalid value.
+    label: where the user gave the value. need: the valid values, in words. got: the invalid value. The message is
+    "LABEL must be NEED; got GOT." or, for an environment variable, "LABEL: GOT is not NEED.". If `predicate` is given,
+    the message is "LABEL PREDICATE" instead.
     """
 
     def __init__(self, need: str = "", got: str = "", *, predicate: str = "") -> None:
@@ -56,8 +56,9 @@ def parse(label: str, parser: Parser, raw: object) -> Any:
 
 
 def setting(default: Any, parser: Parser, help: str, *, panel: str, metavar: str = "N") -> Any:
-    """Declare a setting: return a dataclass field with the setting's default, parser and help text, and with the title
-    of the panel below which ``--help`` lists the setting. metavar: the placeholder of the value in ``--help``."""
+    """Declare a setting: return a dataclass field with its default, parser and help text. panel: the title of the group
+    in which ``--help`` lists the setting. metavar: the placeholder of its value in ``--help``.
+    """
     return field(default=default, metadata={"parser": parser, "help": help, "panel": panel, "metavar": metavar})
 
 
@@ -69,8 +70,9 @@ def got(raw: object) -> str:
 
 
 def whole(low: int, high: int | None = None, *, word: str | None = None) -> Parser:
-    """Return a parser of integers from `low` to `high` (None: no upper bound). word: a text that the parser accepts
-    too, such as "auto"."""
+    """Return a parser of integers from `low` to `high` (None: no upper bound). word: a text, such as "auto", that the
+    parser also accepts.
+    """
     need = f"a whole number from {low} to {high}" if high is not None else f"{low} or more"
     if word:
         need += f", or '{word}'"
@@ -155,8 +157,8 @@ def protection(raw: object) -> str:
 def budget(raw: object, entry: int | None = None) -> Budget:
     """Parse a budget: entries per layer and KV head (512), or a share of the prompt ("25%" becomes 0.25).
 
-    entry: the budget's place in a list, counted from 1, for messages such as "entry 3 ('abc') is not a number"; None:
-    the budget is not in a list.
+    entry: the number of the budget in a list, counted from 1, for messages such as "item 3 ('abc') is not a number";
+    None: the budget is not in a list.
     """
     value = as_whole(raw)
     literal = str(raw).strip()
@@ -165,7 +167,7 @@ def budget(raw: object, entry: int | None = None) -> Budget:
             return _share(literal)
         number_like = as_number(literal)
         if number_like is None and entry is not None:
-            raise BadValue(predicate=f"entry {entry} ({quote(raw)}) is not a number.")
+            raise BadValue(predicate=f"item {entry} ({quote(raw)}) is not a number.")
         hint = ""
         if number_like is not None and "e" in literal.lower() and number_like >= 1 and number_like.is_integer():
             hint = f" Did you mean {int(number_like)}?"
@@ -190,14 +192,16 @@ def _share(literal: str) -> float:
         raise BadValue(predicate=f"{literal} keeps nothing; give whole tokens per KV head (512) or a larger share.")
     if share > 100:
         raise BadValue(predicate=f"{literal} is above 100%; use --method full to keep everything.")
-    return float(f"{share:.10g}") / 100  # no more digits than `label` shows, so that both ways give the same number
+    return (
+        float(f"{share:.10g}") / 100
+    )  # rounded to the digits that `label` shows, so that parsing a label gives the same number
 
 
 def split(label: str, raw: object, hint: str) -> list[Any]:
-    """Return the members of a list that was given as a TOML list or as a text with commas. Repeated members stay.
+    """Return the items of a list that the user gave as a TOML list or as a text with commas. Repeated items stay.
 
-    label: where the user gave the list. Raises UserError for an empty member, and for an empty text; the message on an
-    empty text ends with `hint`.
+    label: where the user gave the list. Raises UserError for an empty item, and for an empty text; `hint` is the last
+    sentence of the message on an empty text.
     """
     members: list[Any] = []
     for item in raw if isinstance(raw, Iterable) and not isinstance(raw, (str, dict)) else [raw]:
@@ -209,7 +213,7 @@ def split(label: str, raw: object, hint: str) -> list[Any]:
             raise UserError(f"{label} is empty. {hint}")
         if "" in parts:
             place = parts.index("") + 1
-            raise UserError(f"{label} has an empty entry at position {place} in {quote(item)}. Remove a comma.")
+            raise UserError(f"{label} has an empty item at position {place} in {quote(item)}. Remove a comma.")
         members += parts
     return members
 

@@ -28,7 +28,7 @@ from kvbench.registry import NameTaken
 class _Plugin:
     path: Path
     sha256: str
-    members: tuple[tuple[str, str], ...]  # kind and name of each: ("method", "gkv")
+    members: tuple[tuple[str, str], ...]  # kind and name of everything that it registered, such as ("method", "gkv")
 
     def names(self) -> list[str]:
         return list(dict.fromkeys(name for _, name in self.members))
@@ -41,7 +41,7 @@ _LOADED: dict[Path, _Plugin] = {}
 def load_plugin(path: str) -> list[str]:
     """Import a plug-in and return the names that it registered. A file that was imported before is not imported again.
 
-    Raises UserError if the import fails; then no name from the file stays registered.
+    Raises UserError if the import fails; no name that the file registered then stays registered.
     """
     label = f"--plugin {quote(path)}"
     file = Path(path).expanduser().resolve()
@@ -78,7 +78,7 @@ def _source(path: str) -> bytes:
     if os.path.isdir(file):
         raise UserError(f"{label} is a folder; give a Python file.")
     if file.suffix != ".py":
-        raise UserError(f"{label} is no Python file; its name must end in .py.")
+        raise UserError(f"{label} is no Python file; give a file whose name ends in .py.")
     try:
         return file.read_bytes()
     except FileNotFoundError:
@@ -90,11 +90,11 @@ def _source(path: str) -> bytes:
 def check_same(
     now: Sequence[Mapping[str, str]], recorded: Sequence[Mapping[str, str]], run: str, *, more: bool = False
 ) -> None:
-    """Raise UserError if a run is to be continued with other plug-in files than it began with. Their contents count,
-    not their paths.
+    """Raise UserError if the plug-in files with which the user continues a run differ from those with which it began.
+    Only their contents are compared, not their paths.
 
-    now: the files that the user gives now. recorded: the files in the run's record. Both as `hashed` returns them.
-    more: allow files besides the recorded ones.
+    now: the files that the user gives now. recorded: the files in the run's record; both as `hashed` returns them.
+    more: whether further files are allowed.
     """
     was = {p["sha256"]: Path(p["path"]).name for p in recorded}
     has = {p["sha256"]: p["path"] for p in now}
@@ -132,9 +132,9 @@ def loaded(paths: Sequence[str]) -> list[dict[str, str]]:
 
 
 def hash_of(name: str, *kinds: str) -> str | None:
-    """Return the SHA-256 of the plug-in that registered `name`; None if no plug-in did.
+    """Return the SHA-256 of the plug-in that registered `name`; None if no plug-in registered it.
 
-    kinds: what the name may stand for: "method", "task" or "recipe".
+    kinds: what the name may be: "method", "task" or "recipe".
     """
     wanted = {(kind, name) for kind in kinds}
     return next((plugin.sha256 for plugin in _LOADED.values() if wanted & set(plugin.members)), None)

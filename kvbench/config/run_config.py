@@ -1,8 +1,8 @@
 """The configuration of a run: frozen dataclasses, checked at construction, with a hash that identifies the run.
 
-Names have the canonical spelling of the registries. `kvbench.config.layers` gathers the settings from files,
-environment variables and flags. The run command makes a RunConfig from them, and checks whether a budget fits a method
-and a model.
+Names of methods and tasks are spelled as in the registries. `kvbench.config.layers` gathers the settings from files,
+environment variables and flags. The run command makes a RunConfig from these settings, and checks whether each budget
+fits its method and the model.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class MethodChoice:
         return f"{self.name}({options})" if options else self.name
 
     def under(self, protection: str, source: str) -> MethodChoice:
-        """Return the method under a protection (`kvbench.eviction.protection`). A method that takes no budget, or has a
-        protection among its options, is returned unchanged.
+        """Return the method with `protection` as its option (`kvbench.eviction.protection`). A method that takes no
+        budget, or whose options state a protection, is returned unchanged.
 
-        Raises UserError if the method cannot work under this protection. source: where the user gave the protection,
-        for the message.
+        Raises UserError if the method does not support this protection. source: where the user gave the protection, for
+        the message.
         """
         named = any(option.rpartition(".")[2] == "protection" for option, _ in self.options)
         if protection == OWN or named or not self.takes_budget:
@@ -68,8 +68,9 @@ class MethodChoice:
 
     @property
     def takes_budget(self) -> bool:
-        """Whether the method needs a budget. The full cache needs none, nor do methods whose options set the size of
-        the cache."""
+        """Whether the method needs a budget. The full cache and methods whose options set the size of the cache need
+        none.
+        """
         if "+" in self.name:  # methods without a budget cannot be combined
             return True
         return bool(registry.methods.get(self.name)(**dict(self.options)).takes_budget)
@@ -77,7 +78,7 @@ class MethodChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One method at one budget and interval on one task. interval: None stands for the run's interval."""
+    """One method at one budget and interval on one task. interval: None means the run's interval."""
 
     method: MethodChoice
     budget: Budget | None
@@ -93,10 +94,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Every method at every budget and interval on every task.
+    """A block of cells: every method at every budget and interval on every task.
 
-    intervals: the intervals; empty: the run's interval alone. limit: the number of questions per task. prompt_style:
-    the wording of the questions. If `limit` or `prompt_style` is None, the run's setting of that name holds.
+    intervals: if empty, the run's interval. limit: the number of questions per task. prompt_style: the wording of the
+    questions. If `limit` or `prompt_style` is None, the run's setting of that name applies.
     """
 
     methods: tuple[MethodChoice, ...]
@@ -123,7 +124,7 @@ class RunConfig(Settings):
     """The configuration of one run: its settings, and its grids of methods, budgets and tasks."""
 
     grids: tuple[Grid, ...]
-    moved_to: str | None = None  # new folder of a resumed run's model; rows and the record keep `model`
+    moved_to: str | None = None  # a resumed run reads its model from this folder; rows and record still state `model`
 
     def __post_init__(self) -> None:
         for name, parser in PARSERS.items():
@@ -139,7 +140,8 @@ class RunConfig(Settings):
 
     def _check_one_per_task(self, name: str) -> None:
         """Raise UserError if a grid has an invalid value of the setting `name`, or if two grids give one task different
-        values of this setting. name: "limit" or "prompt_style" (`PER_TASK`), which every grid may set for its tasks."""
+        values of it. name: one of `PER_TASK`, the settings that a grid may state for its tasks.
+        """
         values: dict[str, Any] = {}
         for grid in self.grids:
             value = getattr(grid, name)
@@ -148,7 +150,7 @@ class RunConfig(Settings):
             for task in grid.tasks:
                 if values.setdefault(task, value) != value:
                     two = f"two values of {quote(name)}: {values[task]} and {value}"
-                    raise UserError(f"task {quote(task)} has {two}. Give it one.")
+                    raise UserError(f"task {quote(task)} has {two}. Give it one value.")
 
     def cells(self) -> tuple[Cell, ...]:
         """Return the cells of all grids, each once. A method without a budget has one cell per task and interval; the
@@ -220,12 +222,12 @@ class RunConfig(Settings):
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
     def run_name(self) -> str:
-        """Return the default name of a run, made of its model and its hash."""
+        """Return the run's default name, which consists of its model's name and 8 digits of its hash."""
         model = re.sub(r"[^A-Za-z0-9._-]", "-", Path(self.model).name)[:80].strip(".-") or "model"
         return f"{model}-{self.hash()[:8]}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as plain data for JSON, with the options of a method as a dictionary."""
+        """Return the configuration as a dictionary of JSON types; the options of a method are a dictionary in it."""
         grids = [
             {
                 "methods": [{"name": m.name, "options": dict(m.options)} for m in grid.methods],
@@ -241,9 +243,9 @@ class RunConfig(Settings):
         return {"grids": grids} | {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
 
     def stored(self) -> dict[str, Any]:
-        """Return the settings that run.json stores. A command that continues the run must have equal settings.
+        """Return the settings that run.json stores; a command that continues the run must have equal settings.
 
-        Settings in `OPERATIONAL` may differ in a continued run; in the result they are None.
+        Settings in `OPERATIONAL` are None in the result, because they may differ when a run is continued.
         """
         return self.to_dict() | dict.fromkeys(OPERATIONAL)
 
@@ -268,5 +270,5 @@ class RunConfig(Settings):
 
 
 def _plain(size: Budget) -> int | str:
-    """Return a budget for JSON. A share becomes text (``100%``), because JSON readers do not tell 1.0 from 1."""
+    """Return a budget for JSON. A share becomes text (``100%``), because JSON readers do not distinguish 1.0 from 1."""
     return size if isinstance(size, int) else label(size)

@@ -38,8 +38,8 @@ def count(raw: object) -> int:
 class Settings:
     """The settings of a run.
 
-    None means that the user gave no value. A setting of sampling (temperature, top_p and so on) that is None comes from
-    the task (`GenSpec`). "auto" means that the engine chooses.
+    None means that the user gave no value. If a sampling setting (temperature, top_p and so on) is None, the task's own
+    value applies (`GenSpec`). "auto" means that the engine chooses.
     """
 
     task_file: str | None = what(
@@ -149,7 +149,8 @@ class Settings:
         metavar="HOW",
     )
     device: str = engine("auto", text, "Device: auto, cpu, cuda, cuda:1. Default: auto.", metavar="DEVICE")
-    # Not OPERATIONAL: other slots, and layers that are not compiled, may change the last bits of rows.
+    # The next settings are not in OPERATIONAL, although they change only how the engine computes: with another number
+    # of slots, or without compilation, the last bits of logits may differ.
     device_map: Literal["none", "auto"] = engine(
         "none",
         choice("none", "auto"),
@@ -188,7 +189,17 @@ class Settings:
 SETTINGS = {f.name: f for f in dataclasses.fields(Settings)}
 PARSERS: dict[str, Parser] = {name: f.metadata["parser"] for name, f in SETTINGS.items()}
 DEFAULTS: dict[str, Any] = {name: [] if f.default == () else f.default for name, f in SETTINGS.items()}  # as in JSON
-SCORING = ("judge", "judge_model", "judge_key_env", "judge_mode", "unsafe_run_code")  # rows name their judge
-SOURCES = ("data", "data_revision", "allow_data_mismatch")  # where data come from; the data themselves are compared
-PER_TASK = ("limit", "prompt_style")  # a [[grid]] block may give its tasks their own
-OPERATIONAL = (*SOURCES, "plugin", "keep_prompts", *SCORING)  # free to differ when a run is continued
+SCORING = (
+    "judge",
+    "judge_model",
+    "judge_key_env",
+    "judge_mode",
+    "unsafe_run_code",
+)  # rows state the judge and the sandbox
+SOURCES = (
+    "data",
+    "data_revision",
+    "allow_data_mismatch",
+)  # where data come from; a continued run compares the data themselves
+PER_TASK = ("limit", "prompt_style")  # settings that a [[grid]] block may give for its tasks
+OPERATIONAL = (*SOURCES, "plugin", "keep_prompts", *SCORING)  # may differ when a run is continued

@@ -1,4 +1,4 @@
-"""Everything between kvbench and the terminal or system: output, progress, collected errors, redacted secrets, signals.
+"""Talks to the terminal and the system: output, progress, collected errors, redacted secrets, signals.
 
 Imports `kvbench.errors` only. Every other package may import `console`.
 """

@@ -1,7 +1,7 @@
 """Recognises failures of memory and of devices in exceptions of other libraries.
 
-An exception is recognised by the name of its class and by its message, so that torch need not be imported. The causes
-of an exception (`__cause__`) are examined too, because the engine wraps the failures of methods.
+An exception is recognised by the name of its class and by its message, so that torch need not be imported. The chain of
+its causes (`__cause__`) is examined too, because the engine wraps exceptions of a method's code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def device_failed(error: BaseException) -> bool:
 
 
 def of_machine(error: BaseException) -> bool:
-    """Return whether an exception comes from a failure of the machine: too little memory, or a failed device."""
+    """Return whether an exception means that the machine failed: it ran out of memory, or its device failed."""
     return out_of_memory(error) or device_failed(error)
 
 

@@ -1,4 +1,4 @@
-"""The figures of a run under way that its progress display shows."""
+"""The figures that a run's progress display shows."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """How far one process is with the rows of a run.
+    """The progress of one process that generates rows of a run.
 
-    cell: label of the cell at work. saved: rows on the disk. tokens: generated tokens. kv_now, kv_peak: bytes of the KV
-    cache now, and at most in this cell. mean: mean headline score of the cell's rows; half: half the width of its 95%
-    confidence interval.
+    cell: label of the cell that it generates now. saved: rows that it has saved on the disk. tokens: tokens that it has
+    generated. kv_now, kv_peak: bytes of the KV cache now, and at most in this cell. mean: mean headline score of the
+    cell's rows. half: half the width of the 95% confidence interval of `mean`.
     """
 
     cell: str = ""

@@ -13,9 +13,10 @@ from kvbench.errors import KVBenchError
 
 
 class Several(KVBenchError):
-    """Several problems as one error.
+    """Several errors as one error, whose message has a line per error.
 
-    The exit code is the smallest exit code of the problems, so that a usage error (2) counts before a setup error (3).
+    Its exit code is the smallest exit code of these errors, so that a usage error (2) takes precedence over a setup
+    error (3).
     """
 
     def __init__(self, errors: list[KVBenchError]) -> None:

@@ -1,4 +1,4 @@
-"""Shows live progress on stderr: rows done, the cell, tokens/s, KV bytes now and at the peak, mean score, time left.
+"""Shows a run's progress on stderr: rows done, the cell, tokens/s, KV bytes now and at the peak, mean score, time left.
 
 On a terminal, the progress is one line that is redrawn. Elsewhere, a new plain line is printed at most every ten
 seconds. `KVBENCH_NO_PROGRESS` and ``--quiet`` turn the progress off. Nothing goes to stdout.
@@ -22,7 +22,7 @@ PLAIN_SECONDS = 10.0
 
 
 def step(text: str) -> None:
-    """Print a line on what a command does next. For commands without a progress display."""
+    """Print a line that says what a command does next; for commands without a progress display."""
     if not silenced():
         from kvbench.console import terminal
 
@@ -35,7 +35,7 @@ def silenced() -> bool:
 
 @contextlib.contextmanager
 def preparing(text: str, *, quiet: bool = False) -> Iterator[None]:
-    """Show what a command does while the block runs, before the command has anything to count."""
+    """Show `text`, which says what a command does, while the block runs; for work before there are rows to count."""
     progress = Progress(quiet=quiet)
     progress.prepare(text)
     try:
@@ -60,9 +60,9 @@ class Progress:
         self._below: list[str] = []
 
     def prepare(self, text: str) -> None:
-        """Show what the command does before there is anything to count, such as loading the model.
+        """Show what the command does before there are rows to count, such as loading the model.
 
-        On a terminal the line stays, because libraries may draw bars of their own below it.
+        On a terminal the line is not redrawn, because libraries may draw progress bars of their own below it.
         """
         self._preparing = bare(text)
         if self._stream.isatty():
@@ -90,7 +90,7 @@ class Progress:
             self._draw()
 
     def below(self, lines: Sequence[str]) -> None:
-        """Show these lines below the progress, on a terminal only. The next `update` draws them."""
+        """Show these lines below the progress line, on a terminal only. The next `update` draws them."""
         self._below = [bare(line) for line in lines]
 
     def update(
@@ -149,7 +149,9 @@ class Progress:
 
 
 def rate(before: float, tokens: int, seconds: float) -> float:
-    """Return the tokens per second, smoothed over about three calls. before: the value of the last call, or 0."""
+    """Return the tokens per second, smoothed over about three calls. before: the last call's result; 0 at the first
+    call.
+    """
     new = max(0, tokens) / seconds if seconds > 0 else before
     return new if before == 0 else 0.7 * before + 0.3 * new
 

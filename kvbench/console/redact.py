@@ -1,14 +1,14 @@
 """Keeps secrets out of files and output.
 
-Stored settings and the commands in kvbench's own messages must stay exact. In these, `hide_secrets` and `hide_keys`
-hide only values that are recognisable as secrets: the usual shapes of keys, users and passwords in URLs, and values of
-environment variables whose names announce a secret. Before a command stores settings, it refuses a setting in which
-`holds_secret` finds a secret.
+Stored settings and the commands in kvbench's own messages must stay exact. Therefore `hide_secrets` and `hide_keys`,
+which process them, hide only values that are recognisable as secrets: the usual shapes of keys, users and passwords in
+URLs, and values of environment variables whose names announce a secret. Before a command stores settings, it refuses a
+setting in which `holds_secret` finds a secret.
 
-Texts that are only shown, or that other programs wrote, also lose every value behind a name that announces a secret,
-such as ``token=``. `redact_text` does this for messages, URLs and paths, `redact_argv` for a command line, and
-`redact_config` for nested settings. No function recognises a secret of unknown shape behind an innocent name, so never
-put such a secret on a command line.
+In texts that are only shown, or that other programs wrote, every value behind a name that announces a secret, such as
+``token=``, is hidden as well. `redact_text` does this for messages, URLs and paths, `redact_argv` for a command line,
+and `redact_config` for nested settings. No function recognises a secret of unknown shape behind an ordinary name, so
+never put such a secret on a command line.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ _ASSIGNMENT = re.compile(rf"""(\b[\w-]*{_NAME}[\w-]*["']?\s*[=:]\s*["']?)([^\s"'
 
 
 def redact_text(text: str) -> str:
-    """Return the text with recognisable secrets hidden, with values behind names such as ``token=`` hidden, and with
-    ``~`` for the home folder."""
+    """Return a text with ``~`` for the home folder, in which recognisable secrets, and values behind names such as
+    ``token=``, are hidden.
+    """
     return fold_home(redact_keys(text))
 
 
@@ -51,18 +52,19 @@ def fold_home(text: str) -> str:
 
 
 def redact_keys(text: str) -> str:
-    """Return another program's text without recognisable secrets, and without values behind names such as ``token=``.
+    """Return another program's text in which recognisable secrets, and values behind names such as ``token=``, are
+    hidden.
 
-    Paths stay as they are.
+    Paths are not changed.
     """
     text = _BEARER.sub(rf"\1 {HIDDEN}", hide_keys(text))
     return _ASSIGNMENT.sub(rf"\g<1>{HIDDEN}", text)
 
 
 def hide_keys(text: str) -> str:
-    """Return the text without values that look like secrets.
+    """Return a text in which values that look like secrets are hidden.
 
-    Only the value decides, not the name before it: ``token=abc/q.jsonl`` stays.
+    The name before a value does not matter: ``token=abc/q.jsonl`` is not changed.
     """
     for value in _secret_values(os.environ):
         text = text.replace(value, HIDDEN)
@@ -73,7 +75,8 @@ def hide_keys(text: str) -> str:
 def _secret_values(environ: Mapping[str, str]) -> list[str]:
     """Return the values of environment variables whose names announce a secret.
 
-    Left out are values of fewer than 8 characters, words, paths, web addresses and names of variables.
+    Values that are no secrets are left out: those of fewer than 8 characters, words, paths, web addresses and names of
+    variables.
     """
     return [
         value
@@ -88,9 +91,8 @@ def _secret_values(environ: Mapping[str, str]) -> list[str]:
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
-    """Return a command line without the values of options such as ``--api-key VALUE`` and ``--api-key=VALUE``.
-
-    In the other words, secrets are hidden as `redact_text` hides them.
+    """Return a command line in which the values of options such as ``--api-key`` are hidden, written ``--api-key
+    VALUE`` or ``--api-key=VALUE``. All other words are redacted by `redact_text`.
     """
     redacted = []
     option = ""  # the option whose value comes next
@@ -107,7 +109,7 @@ def redact_argv(argv: Sequence[str]) -> list[str]:
 
 
 def redact_config(value: Any) -> Any:
-    """Return settings with hidden secrets, also inside dictionaries and lists. Tuples become lists."""
+    """Return settings in which secrets are hidden, also inside dictionaries and lists. Tuples become lists."""
     if isinstance(value, Mapping):
         return {
             str(name): _value(str(name), v)
@@ -133,7 +135,7 @@ def holds_secret(value: Any) -> bool:
 
 
 def hide_secrets(value: Any) -> Any:
-    """Return settings in which every text that contains a secret is replaced as a whole by ``***``.
+    """Return settings in which ``***`` replaces every text that contains a secret, as a whole.
 
     The value of `judge_key_env` is hidden unless it has the form of a variable's name, because a user may have typed a
     key in place of the name.
@@ -150,10 +152,10 @@ def _kept(name: str, value: Any) -> Any:
 
 
 def _value(name: str, value: str) -> str:
-    """Return the text that is shown for the value of an option whose name announces a secret: ``***``.
+    """Return what to show for the value of an option whose name announces a secret: ``***``.
 
-    The value of an option such as ``--judge-key-env`` is shown if the value has the form of a variable's name, which is
-    no secret.
+    If the option takes the name of a variable, as ``--judge-key-env`` does, a value with the form of such a name is
+    shown unchanged, because it is no secret.
     """
     names_variable = name.lower().replace("-", "_").endswith("_env") and _VARIABLE_NAME.fullmatch(value)
     return value if names_variable and not _SHAPES.search(value) else HIDDEN

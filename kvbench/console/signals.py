@@ -2,15 +2,15 @@
 the process ends within ten seconds.
 
     with handled():                                   # once, around everything that a process does
-        with phase(lambda: "3 of 9 rows saved; ..."): # the text of the line if a signal ends this block
-            with shield():                            # postpones the exception to the end of this block
+        with phase(lambda: "3 of 9 rows saved; ..."): # the line that the user sees if a signal ends this block
+            with shield():                            # a signal in this block takes effect at its end
                 ...
 
 The first SIGINT, SIGTERM or SIGHUP raises `Signalled` in the main thread, between two operations of Python. Python runs
 signal handlers only in the main thread, which may be inside a matrix product for a minute. A second thread therefore
-watches for signals. It ends the process `PATIENCE` seconds after the first signal, or at a second signal, with the same
-line and exit code. `at_end` registers the clean-up of resources that must not outlive the process, such as locks and
-child processes.
+watches for signals, too. If the main thread has not ended the process within `PATIENCE` seconds, or at a second signal,
+this thread ends it with the same line and exit code. `at_end` registers the clean-up of resources that must not outlive
+the process, such as locks and child processes.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
 
 class Signalled(BaseException):
-    """Raised when the user or the system asks this process to end. Signalled is no subclass of Exception, so that no
-    ``except Exception`` takes it for a failure."""
+    """Raised when a signal asks this process to end. Signalled is no subclass of Exception, so that no ``except
+    Exception`` catches it.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -76,9 +77,10 @@ def install() -> None:
 
 @contextlib.contextmanager
 def phase(tell: Callable[[], str]) -> Iterator[None]:
-    """If a signal ends the block, raise `Interrupted` with the text that `tell` returns. tell: called only then.
+    """If a signal ends the block, raise `Interrupted` with the text that `tell` returns. tell: called only in this
+    case.
 
-    A signal also counts as the reason if a library discarded `Signalled` and the block fails afterwards, see `came`.
+    This also holds if a library discarded `Signalled` and the block then fails with another exception, see `came`.
     """
     _tellers.append(tell)
     try:
@@ -95,10 +97,10 @@ def phase(tell: Callable[[], str]) -> Iterator[None]:
 
 
 def came() -> Signalled | None:
-    """Return the exception of the first signal that came, or None.
+    """Return the `Signalled` of the first signal that this process received; None if it received none.
 
     A library may discard this exception and then fail in another way: if it is raised while torch imports numpy, torch
-    goes on with half of numpy. An unexpected error after a signal is therefore an interruption.
+    goes on with half of numpy. Callers therefore treat an unexpected error after a signal as an interruption.
     """
     return None if _handling is None or _handling.number is None else Signalled(_handling.number)
 
@@ -143,8 +145,9 @@ def not_at_end(clean: Callable[[], None]) -> None:
 
 
 def say(error: Interrupted, tell: Callable[[Interrupted], None]) -> None:
-    """Clean up, then print the line of an interrupted command by calling `tell` with the error. Prints nothing if the
-    watching thread has printed the line."""
+    """Clean up, then call `tell` with the error to print the line of an interrupted command. `tell` is not called if
+    the watching thread has printed the line.
+    """
     clean_up()
     if _handling is None or _handling.claim():
         tell(error)
@@ -165,7 +168,7 @@ class _Handling:
         self.number: int | None = None  # the first signal
         self.shields = 0
         self._raised = False
-        self._line = threading.Lock()  # taken by the thread that prints the line
+        self._line = threading.Lock()  # the thread that gets it prints the line and never releases it
         self._closed = False
         self._before: dict[int, Any] = {}
         self._reader, self._writer = os.pipe()
@@ -206,7 +209,7 @@ class _Handling:
         os.close(self._writer)
 
     def after_fork(self) -> None:
-        """Restore the default handlers. A forked child calls this."""
+        """Restore Python's default handlers in a forked child."""
         signal.set_wakeup_fd(-1)
         for number in self._before:
             signal.signal(number, signal.SIG_DFL)
@@ -266,9 +269,9 @@ _cleaners: dict[Callable[[], None], None] = {}
 
 
 def _before_fork() -> None:
-    """Block signals before a fork. In the child they stay blocked until it has reset its signal handlers.
+    """Block signals before a fork. In the child they stay blocked until the child has reset its signal handlers.
 
-    Otherwise a signal to the child would reach the parent's watching thread.
+    Otherwise a signal to the child would reach the parent's watching thread through the pipe that both share.
     """
     numbers = _handling.handles() if _handling is not None else ()
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)

@@ -1,9 +1,9 @@
 """Makes the standard streams safe to print to if they are closed or cannot be written.
 
-If one of the descriptors 0 to 2 is closed, `repair` opens this descriptor on the null device. Otherwise the next file
-that the process opens would get the free number, and a library's output would end up in that file. A failed write to
-standard output makes the command fail, also if the caller closed standard output. A failed write to standard error is
-ignored, because the run matters more than its messages.
+If one of the descriptors 0 to 2 is closed, `repair` opens the null device on it. Otherwise the next file that the
+process opens would get this descriptor, and a library's output would end up in that file. A failed write to standard
+output makes the command fail, also if the caller closed standard output. A failed write to standard error is ignored,
+because the run matters more than its messages.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ class Unprintable(SetupError):
 
 
 def repair() -> None:
-    """Make the standard streams safe to print to. Replaced streams (pytest's, for example) are left alone."""
+    """Make the standard streams safe to print to. Streams that other code has replaced, such as pytest's, are not
+    changed.
+    """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # the system gives it the lowest free descriptor, which is this one
             _Output.is_lost |= number == 1
     if sys.stdout is sys.__stdout__:
         sys.stdout = _opened(1, sys.stdout, _Output)

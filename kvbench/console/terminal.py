@@ -2,8 +2,8 @@
 
 Callers escape text from outside kvbench (answers, file names) with `clean` or `kvbench.errors.quote` before they print
 the text on stdout. The functions for stderr escape their text themselves and hide keys in it. In notes and warnings,
-every ``name=value`` whose name announces a secret loses its value. Errors keep such values, because they show commands
-that the user types. `faults.words` removes the values from messages of other libraries.
+they also hide the value of every ``name=value`` whose name announces a secret. Errors keep such values, because they
+show commands for the user to type; in messages of other libraries, `faults.words` hides them first.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from kvbench.errors import Interrupted, KVBenchError, bare
 if TYPE_CHECKING:
     from rich.console import Console
 
-NARROW = 60  # smallest width of tables in columns, because narrower tables are unreadable
-WIDE = 100  # width in columns if stdout is no terminal and COLUMNS is not set
+NARROW = 60  # least characters per line of a table, because narrower tables are unreadable
+WIDE = 100  # characters per line if stdout is no terminal and COLUMNS is not set
 
 
 def prepare() -> None:
-    """Make printing safe with any stream (`kvbench.console.streams`). Characters that the locale cannot print are
-    escaped."""
+    """Make printing safe with any stream (`kvbench.console.streams`), and let streams escape characters that the locale
+    cannot print.
+    """
     streams.repair()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -62,8 +63,9 @@ def _redact() -> ModuleType:
 
 
 def clean(text: str) -> str:
-    """Return a text of unknown origin as one safe line: line ends, control characters and text-direction characters are
-    escaped."""
+    """Return a text of unknown origin as one line that is safe to print: line ends, control characters and
+    text-direction characters are escaped.
+    """
     return "".join(bare(text[i : i + 200]) for i in range(0, len(text), 200))
 
 
@@ -89,7 +91,7 @@ def console() -> Console:
 
 
 def grid(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Any:
-    """Return an empty rich table with kvbench's layout: a rule below the head, two blanks between columns.
+    """Return an empty rich table with kvbench's layout: a rule below the column titles, two blanks between columns.
 
     right: columns aligned at the right. whole: columns whose text is never broken into several lines.
     """
@@ -106,7 +108,9 @@ def grid(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: tuple[str, ...] = ()) -> None:
-    """Print a table on stdout. columns: the heads. right: the heads of the columns that are aligned at the right."""
+    """Print a table on stdout. columns: the column titles. right: the titles of columns that are aligned at the
+    right.
+    """
     filled = grid(*columns, right=right)
     for row in rows:
         filled.add_row(*row)

@@ -211,7 +211,7 @@ def test_what_is_typed_replaces_a_preset():
         ({"preset": "gkv-table2", "scale": "64"}, "--budget must be at least"),
         ({"memory": "0"}, "--memory must be a positive number of GiB; got 0."),
         ({"sequences": "all"}, "--sequences must be a whole number, 1 or more, or 'max'; got 'all'."),
-        ({"prompt": "5,,6"}, "--prompt has an empty entry at position 2"),
+        ({"prompt": "5,,6"}, "--prompt has an empty item at position 2"),
         ({"prompt": "131000", "new_tokens": "1,200"}, "make 131200 tokens"),
         ({"stretch": "9", "new_tokens": "16,8"}, "it must be at most --new-tokens, 8."),
     ],

@@ -75,7 +75,7 @@ def test_a_block_has_its_own_intervals_and_a_flag_replaces_them(session: dict) -
     ]  # fmt: skip
     assert intervals(session["flag"]) == [("full", None), ("gkv", 32), ("foresightkv", 32), ("knorm", 32)]
     assert "--interval must be a whole number, 1 or more; got 'x'." in session["bad"].err
-    assert "--interval has an empty entry at position 2" in session["comma"].err
+    assert "--interval has an empty item at position 2" in session["comma"].err
 
 
 def test_rows_name_their_interval_and_the_run_continues(session: dict, folder: Path) -> None:

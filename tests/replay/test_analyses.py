@@ -396,7 +396,7 @@ SESSION = {
 }
 REFUSED = {
     "unknown": ("replay --analysis overlp --task walk", "unknown analysis 'overlp'. Did you mean 'overlap'?"),
-    "empty": ("replay --analysis overlap, --task walk", "--analysis has an empty entry at position 2"),
+    "empty": ("replay --analysis overlap, --task walk", "--analysis has an empty item at position 2"),
     "method": (
         "replay --analysis overlap,sparsity --method gkv --task walk",
         "--method cannot be given with --analysis overlap,sparsity: these analyses use the full cache only.",
