@@ -14,8 +14,11 @@ CHARACTERS = 4  # per token, about
 
 @dataclass(frozen=True, slots=True)
 class ProbeSizes:
-    """longest: tokens of the longest probe; kept: tokens of all probes that later probes attend to; against: the
-    methods that evict copies of the cache for probes (`Probe.against`)."""
+    """The sizes of a method's probes over one prompt.
+
+    longest: number of tokens of the longest probe; kept: number of tokens of all probes to which later probes attend;
+    against: the methods that evict copies of the cache for probes (`Probe.against`).
+    """
 
     longest: int = 0
     kept: int = 0
@@ -42,7 +45,7 @@ def probe_sizes(method: Method, weights: Mapping[str, torch.Tensor], rows: int, 
     """Return the sizes of the probes over a prompt of `rows` tokens. The method's `probes` gets a prompt of zeros.
 
     weights: the method's weights by name, on the meta device; budget: entries per head. If the method's code fails on
-    that prompt, a probe as long as the prompt is counted. A method is asked for no more than `rows` probes.
+    this prompt, a probe as long as the prompt is counted. At most `rows` probes are counted.
     """
     longest, kept, against = 0, 0, list[Method]()
     try:

@@ -24,9 +24,9 @@ class PromptBytes:
     with equally many entries.
 
     Attributes:
-        geometry: of all layers while a prompt is read; stored: of those whose entries this device holds.
-        held: the sizes of what is stored beside keys and values (its `rows` is not read); hidden_left: how many of the
-            newest hidden states each layer still stores after its eviction.
+        geometry: all layers, as while a prompt is read; stored: those of them whose entries this device holds.
+        held: what each layer stores beside keys and values before its eviction (its `rows` is ignored); hidden_left:
+            how many of the newest hidden states each layer still stores after its eviction.
         rows: entries per head before the eviction; left: entries per head after it, with the tail (`layout.Lengths`).
         block: most tokens per chunk, and most queries per attention call; chunked: whether an eviction follows each
             chunk.
@@ -48,7 +48,7 @@ class PromptBytes:
     scratch: Scratch
 
     def peak(self, whole: bool, reading: int) -> int:
-        """Return the most bytes that the prompt takes, with its cache. reading: the most bytes beside the cache."""
+        """Return the most bytes that the prompt and its cache take. reading: the most of them beside the cache."""
         full, after = self._cache(self.stored, self.rows), replace(self.held, rows=self.left, hidden=self.hidden_left)
         left = self._bytes(self.stored, after)
         packed = self._bytes(self.stored, replace(after, queries=0, recurrent=()))  # which packing does not copy
@@ -71,7 +71,7 @@ class PromptBytes:
         return max(passes, decided, self._probing())
 
     def _probing(self) -> int:
-        """Return the most bytes beside the prompt's cache in probes: their passes, and the evicted copies they read."""
+        """Return the most bytes beside the prompt's cache while probes are read against it or its evicted copies."""
         sizes, rows = self.scratch.probes(self.rows), self.rows
         if not sizes.longest:
             return 0
@@ -96,9 +96,9 @@ class PromptBytes:
         return plan_slot_bytes(layers, self.method, held, self.dtype)
 
     def _pass(self, tokens: int, rows: int, inside: int, uneven: bool = False) -> int:
-        """Return the bytes beside the cache of a pass over `tokens` tokens, whose last sees `rows` entries per head.
+        """Return the bytes beside the cache of a pass over `tokens` tokens; the last of them sees `rows` entries.
 
-        inside: most bytes that a layer takes before or after its attention, to grow, to observe or to be evicted.
+        inside: most bytes that a layer takes before or after its attention to grow, be observed or be evicted.
         uneven: whether heads hold different numbers of entries.
         """
         size, t = self.dtype.itemsize, min(self.block, tokens)

@@ -23,16 +23,16 @@ from kvbench.engine.model.tower import tower_bytes
 from kvbench.errors import quote
 from kvbench.sources.quantised import StoredBytes
 
-SMALL = 20_000_000  # parameters below which one CPU thread is fastest
+SMALL = 20_000_000  # with fewer parameters, a model is fastest on one CPU thread
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 USED = ("num_experts_per_tok", "moe_topk")  # experts that a token uses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one device holds of a model that is divided among several.
+    """One device's part of a model that is divided among several devices.
 
-    layers: indices of its layers; parameters: their number on this device; memory: the device's bytes.
+    layers: indices of its layers; parameters: their number on this device; memory: bytes of the device's memory.
     """
 
     device: torch.device
@@ -46,19 +46,19 @@ class ModelShape:
     """The sizes of a model that a plan needs.
 
     Attributes:
-        weightless: returns the model without weights, on the meta device.
-        parameters: number in the whole model, including those that text never uses (a vision tower).
-        streamed: parameters that every step reads, without routed experts.
-        routed: parameters of routed experts; `active`: the share of them that one token uses.
+        weightless: function that returns the model without weights, on the meta device.
+        parameters: number of parameters of the whole model, also of those that text never uses (a vision tower).
+        streamed: number of parameters that every step reads, without routed experts.
+        routed: number of parameters of routed experts; `active`: the share of them that one token uses.
         states: the states of recurrent layers, per sequence.
-        stored: bytes of weights that stay quantised in memory; None: all are numbers of the run's dtype.
+        stored: bytes of weights that stay quantised in memory; None: all weights have the run's dtype.
         width: numbers per token that a layer's activations hold at their widest; `vocabulary`: logits per token.
-        packable: parameters of layers that a CPU may pack for decode steps, see `packing`.
+        packable: number of parameters of layers that a CPU may pack for decode steps, see `packing`.
         traced: function of a number of tokens and a dtype that returns the most bytes of activations while a pass reads
             so many tokens; None for models without states.
-        images: function of images and dtype that returns the vision part's peak of bytes and the bytes that remain;
-            see `tower`.
-        parts: what each device holds, if the model is divided among several; else empty.
+        images: function of the model's inputs for images and a dtype that returns two numbers: the most bytes that the
+            vision part holds, and the bytes that it holds afterwards; see `tower`.
+        parts: the part of each device, if the model is divided among several; else empty.
     """
 
     geometry: tuple[LayerGeometry, ...]
@@ -112,14 +112,14 @@ def read_shape(config: Any) -> ModelShape:
 
 
 def shape_of_model(model: Any) -> ModelShape:
-    """Return the shape of a built model. Raises UserError when it is not supported."""
+    """Return the shape of a model in memory or on the meta device. Raises UserError when it is not supported."""
     return _shape(model, *read_layers(model))
 
 
 def known_shape(config: Any, load: Callable[[], LoadedModel]) -> tuple[ModelShape, LoadedModel | None]:
-    """Return the shape of a model from its configuration; if its code fails on meta tensors, from the loaded model.
+    """Return the shape of a model from its configuration; if the model's code fails on meta tensors, load the model.
 
-    Also return the model if it was loaded. Raises KVBenchError when it is not supported, or cannot be loaded.
+    Also return the model if it was loaded. Raises KVBenchError when the model is not supported or cannot be loaded.
     """
     try:
         return read_shape(config), None
@@ -138,7 +138,7 @@ def estimate_shape(config: Any) -> ModelShape:
         heads, layers = int(text.num_attention_heads), int(text.num_hidden_layers)
         kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
         dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
-    except Exception as error:  # some configurations have one number per layer and raise on access
+    except Exception as error:  # a configuration with one number per layer may raise on access
         raise _only_loaded(config, error) from error
     layer: dict[str, Any] = {"kv_heads": kv_heads, "head_dim": dim, "value_dim": dim}
     if rank := _first(text, ("kv_lora_rank",)):  # latent attention: one entry for all heads
@@ -148,9 +148,9 @@ def estimate_shape(config: Any) -> ModelShape:
 
 
 def on_meta(config: Any) -> Any:
-    """Build the model without weights, in bfloat16: the dtype that every operator accepts on the meta device.
+    """Build the model without weights, in bfloat16, a dtype that every operator accepts on the meta device.
 
-    Raises UserError when it is not supported, ProbeFailed when its code needs weights.
+    Raises UserError when the model is not supported, ProbeFailed when its code needs weights.
     """
     refuse_unsupported(config)
     kind = auto_class(config)
@@ -171,8 +171,8 @@ def _only_loaded(config: Any, error: Exception) -> ProbeFailed:
 
 def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateShape, ...] = ()) -> ModelShape:
     decoder, head = text_model(model), model.get_output_embeddings()
-    tables = {id(m.weight) for m in decoder.modules() if isinstance(m, torch.nn.Embedding)}  # one row per slot is read
-    read = {id(p): p.numel() for p in decoder.parameters() if id(p) not in tables}  # no vision tower
+    tables = {id(m.weight) for m in decoder.modules() if isinstance(m, torch.nn.Embedding)}  # hardly read
+    read = {id(p): p.numel() for p in decoder.parameters() if id(p) not in tables}  # without a vision tower
     read |= {id(p): p.numel() for p in head.parameters()} if head is not None else {}
     routed = sum(read.get(id(p), 0) for p in _routed_experts(model))
     config = model.config
