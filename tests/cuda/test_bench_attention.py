@@ -55,7 +55,7 @@ def test_the_calls_are_those_of_the_next_step(architecture, method):
     assert torch.share > 0
     assert triton.backend == "triton"
     assert (varlen.seconds, varlen.share) == (None, None)
-    assert "varlen does not serve" in varlen.refused
+    assert "varlen does not support" in varlen.refused
 
 
 def _bytes(engine: Engine) -> int:

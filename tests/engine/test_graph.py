@@ -309,5 +309,5 @@ def test_a_failure_of_the_capture_alone_decodes_without_a_graph(loaded, device, 
 def test_a_model_that_varlen_does_not_serve_is_refused_before_prompts(device, architecture, dtype, layout, said):
     built = build(architecture)
     model = prepare(built.model.to("cuda", dtype), built.tokenizer)
-    with pytest.raises(UserError, match=rf"varlen does not serve {said}\. Use triton\.$"):
+    with pytest.raises(UserError, match=rf"varlen does not support {said}\. Use --decode-attn triton\.$"):
         engine(model, "gkv", layout=layout, backend="varlen")

@@ -252,7 +252,7 @@ def refuse_unsupported(config: Any) -> None:
         )
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(
-            f"model type {name} is an encoder-decoder; kvbench serves decoder-only models. Choose another model."
+            f"model type {name} is an encoder-decoder; kvbench supports decoder-only models. Choose another model."
         )
     if text.model_type in OWN_POSITIONS:
         raise UserError(

@@ -1,4 +1,4 @@
-"""DenseCache: every head of a slot holds the same number of entries, so one length per slot serves all heads.
+"""DenseCache: every head of a slot holds the same number of entries, so a slot has one length for all heads.
 
 K of all layers of one geometry is one tensor [rows, kv_heads, capacity, head_dim], V another; a row is one layer of one
 slot (see `stack`). In each head of a row, the first `length` places hold entries. Compaction to C entries fills holes:

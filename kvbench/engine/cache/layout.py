@@ -1,4 +1,4 @@
-"""The size of the cache that a method needs, and the layout (dense or paged) that serves it."""
+"""The size of the cache that a method needs, and its layout (dense or paged)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """SlotCache: the KV cache of a fixed number of slots, one sequence each; the common interface of both layouts.
 
 Keys are stored after RoPE at their true position and never re-indexed. After an eviction a head's entries are in
-storage order, not text order. `dense.DenseCache` serves methods that keep equally many entries in every head,
-`paged.PagedCache` all others. Layers with a sliding window are ring buffers of `window` entries per head, which no
+storage order, not text order. `dense.DenseCache` is for methods that keep equally many entries in every head,
+`paged.PagedCache` for all others. Layers with a sliding window are ring buffers of `window` entries per head, which no
 method evicts.
 
 Letters: S slots, b slots of a batch, Hk KV heads, n entries per head, D head dimension, t new tokens.

@@ -26,7 +26,7 @@ def check_torch() -> None:
 
         if "seqused_k" in varlen_attn.__annotations__:
             return
-    raise SetupError(f"--decode-attn varlen needs torch 2.13 or newer; this is torch {torch.__version__}. Use triton.")
+    raise SetupError(f"--decode-attn varlen needs torch 2.13 or newer; this is torch {torch.__version__}. Use --decode-attn triton.")
 
 
 def check_cache(cache: SlotCache) -> None:
@@ -49,7 +49,7 @@ def check(
     }
     for what, refused in refusals.items():
         if refused:
-            raise UserError(f"--decode-attn varlen does not serve {what}. Use triton.")
+            raise UserError(f"--decode-attn varlen does not support {what}. Use --decode-attn triton.")
 
 
 def decode(

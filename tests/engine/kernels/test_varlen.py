@@ -63,5 +63,5 @@ def test_what_it_does_not_serve_is_refused(change, said):
         options = dict(device=shape["device"], dtype=shape["dtype"])
         query, value = (torch.empty(1, 1, shape[d], **options) for d in ("dim", "value_dim"))
         rest = dict(scaling=1.0, splits=1, table=shape["table"], softcap=shape["softcap"])
-        with pytest.raises(UserError, match=rf"varlen does not serve {said}.*Use triton\.$"):
+        with pytest.raises(UserError, match=rf"varlen does not support {said}.*Use --decode-attn triton\.$"):
             decode(query, query, value, *[query] * 4, **rest)
