@@ -1,7 +1,7 @@
-"""Times every backend of a decode step's attention on a GPU, without the rest of the step.
+"""Times the attention of a decode step on a GPU with every attention backend, without the rest of the step.
 
-The calls are recorded from a real step of a running engine: its cache, its lengths per slot and head, and the new
-tokens' queries, keys and values. Each backend then computes these calls, captured in a CUDA graph as in the engine.
+The attention calls are recorded from a real step of a running engine: its cache, its lengths per slot and head, and the
+new tokens' queries, keys and values. Each backend then computes these calls, captured in a CUDA graph as in the engine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvbench.engine.loop import Engine
 from kvbench.engine.step_writers import step_writer
 from kvbench.runner.bench.stopwatch import clock
 
-LEAST = 0.05  # seconds; replays are timed for at least this long
+LEAST = 0.05  # least seconds for which replays of the CUDA graph are timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,10 @@ class AttentionTime:
     """A backend's time for the attention of one decode step, all layers together.
 
     Attributes:
-        seconds: None where the backend cannot serve the model, the cache or this machine; `refused` says why.
-        share: how many bytes of entries the step reads and writes per second, divided by the bytes that a copy moves
-            per second; None where `seconds` is None.
+        seconds: the time; None if the backend does not support the model, the cache or this machine. `refused` then
+            says why.
+        share: the bytes of entries that the step reads and writes per second, divided by the bytes that a copy moves
+            per second; None if `seconds` is None.
     """
 
     backend: Backend
@@ -42,7 +43,7 @@ class AttentionTime:
 
 
 class Call(NamedTuple):
-    """The arguments of one layer's call of a `backends.Decode`."""
+    """The arguments with which one layer calls a backend's attention function (`backends.Decode`)."""
 
     tensors: tuple[torch.Tensor, ...]  # query, key, value, keys, values, lengths, live
     options: dict[str, Any]
@@ -61,7 +62,7 @@ def attention_times(engine: Engine, bandwidth: float) -> tuple[AttentionTime, ..
     """Time the attention of the engine's next step with every backend; the engine can go on afterwards.
 
     Call it while the engine generates, from its `on_step`, but not at a tick: a full cache has no room for the next
-    step's entries until it is evicted. bandwidth: bytes per second of a copy.
+    step's entries until it is evicted. bandwidth: bytes that a copy moves per second.
     """
     calls = record(engine)
     moved = sum(call.bytes() for call in calls)
@@ -69,13 +70,15 @@ def attention_times(engine: Engine, bandwidth: float) -> tuple[AttentionTime, ..
 
 
 def fastest(times: Sequence[AttentionTime]) -> Backend | None:
-    """Return the backend with the shortest time; None if none was timed."""
+    """Return the backend with the shortest time; None if no backend was timed."""
     timed = [time for time in times if time.seconds is not None]
     return min(timed, key=lambda time: time.seconds or math.inf).backend if timed else None
 
 
 def record(engine: Engine) -> list[Call]:
-    """Return the calls of the engine's next step, one per layer. While they are recorded, attention gives zeros."""
+    """Return the attention calls of the engine's next step, one per layer. The step that records them gets zeros as the
+    results of attention.
+    """
     calls: list[Call] = []
 
     def note(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -94,11 +97,11 @@ def record(engine: Engine) -> list[Call]:
 
 
 def _time(backend: Backend, engine: Engine, calls: Sequence[Call], copying: float) -> AttentionTime:
-    """Time one backend. copying: seconds in which a copy moves the bytes of these calls."""
+    """Time one backend. copying: seconds that a copy of the bytes of these calls takes."""
     try:
         decode = decode_with(backend, engine.cache)
         seconds = _seconds(decode, calls, engine.loaded.device)
-    except Exception as error:  # backends raise exceptions of several libraries where they do not serve a machine
+    except Exception as error:  # an unsupported machine shows in exceptions of several libraries
         if faults.device_failed(error):
             raise
         return AttentionTime(backend=backend, refused=faults.first_line(error))

@@ -60,7 +60,7 @@ class System(ABC):
     def attention(self, ids: torch.Tensor, tokens: int, bandwidth: float) -> tuple[AttentionTime, ...]:
         """Time the attention of a decode step with each backend; () if the system has only one backend.
 
-        bandwidth: bytes per second of a copy.
+        bandwidth: bytes that a copy moves per second.
         """
         return ()
 
