@@ -26,7 +26,9 @@ def check_torch() -> None:
 
         if "seqused_k" in varlen_attn.__annotations__:
             return
-    raise SetupError(f"--decode-attn varlen needs torch 2.13 or newer; this is torch {torch.__version__}. Use --decode-attn triton.")
+    raise SetupError(
+        f"--decode-attn varlen needs torch 2.13 or newer; this is torch {torch.__version__}. Use --decode-attn triton."
+    )
 
 
 def check_cache(cache: SlotCache) -> None:
