@@ -81,9 +81,7 @@ class Mrcr(Task):
 
     def notes(self) -> list[str]:
         low = self.length // 2
-        return [
-            f"task {quote(self.name)} asks {self.kept} conversations of more than {low} to {self.length} tokens."
-        ]
+        return [f"task {quote(self.name)} asks {self.kept} conversations of more than {low} to {self.length} tokens."]
 
     def _doc(self, numbered: tuple[int, Mapping[str, Any]]) -> Doc:
         number, row = numbered

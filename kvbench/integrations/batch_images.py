@@ -1,4 +1,4 @@
-"""The images of a batch of left-padded prompts, which `EvictionCache` finds by the image tokens of each row."""
+"""The images of a batch of left-padded prompts, which `EvictionCache` finds by their image tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BatchImages:
 
     Attributes:
         rows: for each prompt its images. Images without text between them count as one.
-        axes: [3, b, t] rotary positions; None for families that rotate by the index.
+        axes: [3, b, t] rotary positions; None for model families that rotate by the token's index.
         deltas: [b, 1] rotary position of the token after each prompt, minus that token's index, counted without pads.
     """
 
@@ -34,15 +34,15 @@ class BatchImages:
     def of(
         cls, model: Any, name: str, method: Method, inputs: Mapping[str, Any], pads: Sequence[int]
     ) -> BatchImages | None:
-        """Return the images among a model's inputs, None if there are none.
+        """Return the images among a model's inputs; None without images.
 
-        name: the method's name, for error messages; pads: number of pads before each prompt.
+        name: the method's name, for error messages. pads: number of pads before each prompt.
 
         Raises UserError if the engine does not read images of this model or with this method.
         """
         given = {key: value for key, value in inputs.items() if value is not None}
         if any("video" in key for key in given) or _has_videos(given.get("mm_token_type_ids")):
-            raise UserError("EvictionCache: videos are not read; give images.")
+            raise UserError("EvictionCache does not read videos; give images.")
         if "pixel_values" not in given:
             return None
         check_images_of(model.config.to_dict())
@@ -62,17 +62,17 @@ class BatchImages:
         return cls(rows, axes, torch.tensor(deltas, device=ids.device)[:, None])
 
     def modality(self, rows: Sequence[int]) -> torch.Tensor:
-        """Return for each token of these rows 0 for text or its image's number, [b, 1, t]; pads are left out.
+        """Return a number per token of the prompts `rows`: 0 for text, or the image's number; [b, 1, t] without pads.
 
-        The rows must have equally many pads.
+        The prompts must have equally many pads.
         """
         return torch.stack([self.rows[row].modality for row in rows])[:, None]
 
     def positions(self, index: torch.Tensor, seen: int) -> torch.Tensor:
-        """Return the rotary positions of t new tokens of each row: [b, t], or [3, b, t] of the prompts with images.
+        """Return the rotary positions of t new tokens per sequence: [b, t], or [3, b, t] of prompts with images.
 
-        seen: tokens of the padded rows before them, 0 for the prompts; index: [b, t], the new tokens' indices in the
-        text, without pads.
+        seen: number of tokens before the new ones, pads included; 0: the new tokens are the prompts. index: [b, t], the
+        new tokens' indices in the text, without pads.
         """
         if self.axes is None:
             return index
@@ -80,7 +80,7 @@ class BatchImages:
 
 
 def _has_videos(kinds: torch.Tensor | None) -> bool:
-    """Return whether a processor marks tokens of a video. kinds: [b, T], 0 text, 1 image, 2 video; None: not given."""
+    """Return whether a processor marks tokens of a video. kinds: [b, T], 0 text, 1 image, 2 video; None: unknown."""
     return kinds is not None and bool((kinds == 2).any())
 
 

@@ -21,16 +21,16 @@ class FixedBatch(Cache):
     get_max_length = get_max_cache_shape
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        raise UserError("EvictionCache does not serve beam search; use num_beams=1.")
+        raise UserError("EvictionCache does not support beam search; use num_beams=1.")
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
-        raise UserError("EvictionCache cannot take tokens back; generate without assisted decoding.")
+        raise UserError("EvictionCache cannot remove tokens that were read; generate without assisted decoding.")
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         raise UserError("EvictionCache does not repeat sequences of its batch; repeat the prompt instead.")
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        raise UserError("EvictionCache does not select sequences of its batch; make a cache for these alone.")
+        raise UserError("EvictionCache does not select sequences of its batch; make a new cache for those selected.")
 
     def __deepcopy__(self, memo: Any) -> FixedBatch:
         raise UserError("EvictionCache cannot be copied; make a new cache and read the prompt again.")

@@ -1,4 +1,4 @@
-"""Calls a cache's methods before and after each forward pass of a model that uses this cache."""
+"""Call a cache's methods before and after each forward pass of a model that uses this cache."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class KVBenchLM(TemplateLM):
             instance = instances[key := owner[id(done.request)]]
             text = postprocess_generated_text(done.text, None, self.args.think_end_token)
             texts[key, done.sample] = text
-            if done.request.sampling.temperature == 0:  # sampled texts are not stored: one would serve all samples
+            if done.request.sampling.temperature == 0:  # else lm-eval would give all samples one stored text
                 self.cache_hook.add_partial("generate_until", instance.args, text)
         return [texts[each] for each in numbered]
 
@@ -175,7 +175,7 @@ class KVBenchLM(TemplateLM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         raise UserError(
-            "kvbench does not measure the perplexity of whole texts: no entry is evicted before they are scored. "
+            "kvbench does not measure the perplexity of whole texts: no entry would be evicted before the scoring. "
             "Use tasks that generate, or that score a continuation of a context."
         )
 
@@ -224,16 +224,16 @@ class KVBenchLM(TemplateLM):
         )
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
-        """Return a prompt's tokens. With the argument ``truncate=left``, drop the first ones until the model's context
-        has room for `output` tokens after the remaining ones; otherwise drop none.
+        """Return a prompt's tokens; with the argument ``truncate=left``, only its last tokens, as many as leave room in
+        the model's context for `output` more tokens.
 
-        Raises UserError when the context has no room for `least` tokens after the tokens that would be returned.
+        Raises UserError if the context has no room for `least` more tokens after the returned tokens.
         """
         if self.args.truncate == "left" and output < self.max_length:
             ids = ids[-(self.max_length - output) :]
         if len(ids) + least > self.max_length:
             raise UserError(
-                f"a prompt of {len(ids)} tokens and {least} after it exceed the model's context of {self.max_length}. "
+                f"a prompt and answer of {len(ids)} + {least} tokens exceed the model's context of {self.max_length}. "
                 "truncate=left in model_args drops the prompt's first tokens, as lm-eval's 'hf' does."
             )
         return tuple(ids)
@@ -306,7 +306,7 @@ class KVBenchLM(TemplateLM):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Use lm-eval's file of stored answers (``--use_cache``). UserError if it was made with other settings."""
+        """Use lm-eval's file of stored answers (``--use_cache``). Raises UserError if its settings differ."""
         super().set_cache_hook(cache_hook)
         if cache_hook.dbdict is not None:
             check_stored_answers(cache_hook.dbdict, self._identity())
@@ -332,7 +332,7 @@ class KVBenchLM(TemplateLM):
         }
 
     def _identity(self) -> dict[str, Any]:
-        """Return the settings on which an answer to a prompt depends; those of stored answers must be equal."""
+        """Return the settings on which an answer to a prompt depends; stored answers need equal settings."""
         args, run = self.args, self.args.run
         return {
             "model": run.model,

@@ -1,4 +1,4 @@
-"""Reads lm-eval's ``--model_args`` as kvbench settings, named as in ``kvbench run``.
+"""Read lm-eval's ``--model_args`` as kvbench settings, named as in ``kvbench run``.
 
 An option of a method has the method's name as prefix: ``gkv.alpha=0.9``. lm-eval turns values that look like numbers
 into numbers, so a revision like 1234567 must be quoted: ``revision='1234567'``.
@@ -34,7 +34,8 @@ TEXTS = ("method", "protect", "think_end_token", *(name for name in SETTINGS if 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelArgs:
-    """The parsed ``--model_args`` of lm-eval: a run's settings, one method, one budget, and two more arguments."""
+    """The parsed ``--model_args`` of lm-eval: a run's settings, one method, one budget, and two arguments of lm-eval's
+    model `hf`."""
 
     run: RunConfig  # the settings shared with `kvbench run`
     choice: MethodChoice

@@ -51,7 +51,7 @@ def attend(groups: Sequence[PromptGroup], call: AttentionCall) -> torch.Tensor:
 def pads_before(mask: torch.Tensor | None, rows: int, tokens: int) -> list[int]:
     """Return the number of pads before each prompt. mask: [b, t] attention mask, 0 at pads; None: no pads.
 
-    Raises UserError for pads elsewhere, and for a prompt of pads only.
+    Raises UserError for a pad after a prompt's first token, and for a prompt of pads only.
     """
     if mask is None:
         return [0] * rows
@@ -67,7 +67,7 @@ def pads_before(mask: torch.Tensor | None, rows: int, tokens: int) -> list[int]:
 def check_mask(mask: Any) -> None:
     """Raise UserError for an attention mask other than None or a tensor [b, t]."""
     if mask is not None and not (isinstance(mask, torch.Tensor) and mask.dim() == 2):
-        raise UserError("EvictionCache takes an attention_mask of one number per token [rows, tokens].")
+        raise UserError("EvictionCache takes only an attention_mask with one number per token, [sequences, tokens].")
 
 
 def check_positions(given: torch.Tensor | None, own: torch.Tensor, mask: torch.Tensor | None) -> None:

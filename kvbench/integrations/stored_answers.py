@@ -6,20 +6,20 @@ from typing import Any
 
 from kvbench.errors import UserError, quote
 
-MARK = "kvbench"  # key in lm-eval's file of answers, under which the settings that gave them are stored
+MARK = "kvbench"  # key in lm-eval's file of answers; its value is the settings that made the answers
 
 
 def check_stored_answers(answers: Any, identity: dict[str, Any]) -> None:
     """Store `identity` in the file if it has no answers; otherwise compare it with the identity that the file holds.
 
-    lm-eval looks up an answer by its prompt alone. So a file with answers of other settings, or with answers but no
-    identity, raises UserError.
+    Raises UserError for answers of other settings, or without an identity, because lm-eval looks up an answer by its
+    prompt alone.
 
     answers: lm-eval's open file. identity: the settings on which the answer to a given prompt depends.
     """
     stored = answers.get(MARK)
     if stored is None and len(answers):
-        raise UserError(f"--use_cache {quote(answers.filename)} holds answers of unknown origin. Give another file.")
+        raise UserError(f"--use_cache {quote(answers.filename)} holds answers of unknown settings. Give another file.")
     if stored is not None and stored != identity:
         changed = ", ".join(f"{k} {stored.get(k)}, now {identity[k]}" for k in identity if identity[k] != stored.get(k))
         raise UserError(

@@ -52,12 +52,12 @@ class EvictionCache(FixedBatch):
         model: a transformers causal LM.
         method: a registered name, optionally with options (``"gkv(alpha=0.9)"``) or two names joined by "+"
             (``"snapkv+gkv"``), or a Method.
-        budget: entries per layer and KV head after an eviction, or the share of the prompt as a float or as text
+        budget: entries per layer and KV head after an eviction, or a share of the prompt, as a float or as text
             (``"25%"``); None only for a method that takes no budget.
         interval: generated tokens between two ticks.
-        max_tokens: most tokens of a prompt and its output together; default: the model's context. It decides how large
-            the ring buffers of sliding-window layers are, and the cache of methods without a bound.
-        seed: of the random numbers that some methods draw.
+        max_tokens: most tokens of a prompt and its output together; default: the model's context. It sets the size
+            of the ring buffers of sliding-window layers, and of the cache of methods that do not bound it.
+        seed: seed of the random numbers that some methods draw.
         tokenizer: the model's, for methods that let the model read additional text (kvzip).
 
     Raises:
@@ -97,15 +97,15 @@ class EvictionCache(FixedBatch):
         self.trigger = self._setup.trigger
         self._reader = PromptReader(self._setup, chunk=BLOCK)
         self.slots: SlotCache | None = None
-        self._pads: list[int] = []  # before each row's prompt
+        self._pads: list[int] = []  # number of pads before each prompt
         self._states: RecurrentStates | None = None  # of recurrent layers
         self._images: BatchImages | None = None
-        self._prompts: list[PromptGroup] = []  # empty before the prompt and after its eviction
+        self._prompts: list[PromptGroup] = []  # empty before the prompts are read and after their eviction
         self._evictor: Evictor | None = None
         self._writer: StepWriter | None = None
         self._seen = self._clock = 0
         self._ids = torch.empty(0)
-        self._routed = False  # whether a forward pass with this cache is going on
+        self._routed = False  # whether a forward pass with this cache is running
         self._routing = contextlib.ExitStack()
         self._close = hook(model, self)
 
@@ -179,7 +179,7 @@ class EvictionCache(FixedBatch):
         """
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if ids is None:
-            raise UserError("EvictionCache needs input_ids; it does not serve inputs_embeds.")
+            raise UserError("EvictionCache needs input_ids; it does not support inputs_embeds.")
         check_mask(mask)
         if self._seen:
             refuse_new_images(inputs)
@@ -204,10 +204,10 @@ class EvictionCache(FixedBatch):
         return (), {**inputs, **own}
 
     def _continue(self, states: RecurrentStates | None) -> None:
-        """Let the next passes read and replace these states. Raises UserError if pads would be read into them."""
+        """Let the next passes read and replace these states. Raises UserError if pads would change them."""
         if states is not None and any(self._pads):
             raise UserError(
-                "layers of this model keep a state, which pads before a prompt change; give prompts of one length."
+                "pads would change the states that recurrent layers of this model keep; give prompts of equal length."
             )
         self._states, self.layers = states, [] if states is None else states.layers
 
@@ -224,8 +224,8 @@ class EvictionCache(FixedBatch):
         whole = tokens and (mask is None or mask.shape[1] == self._seen + tokens)
         if rows != len(self._pads) or not whole:
             raise UserError(
-                f"EvictionCache holds {len(self._pads)} rows of {self._seen} tokens; a later turn brings the same "
-                "rows, each with all its earlier tokens and some new ones. Make a new cache for another prompt."
+                f"EvictionCache has read {len(self._pads)} sequences of {self._seen} tokens; a later turn must "
+                "bring all these tokens and some new ones per sequence. Make a new cache for another prompt."
             )
         if tokens > 1 and self._prompts:
             raise UserError(
@@ -234,7 +234,7 @@ class EvictionCache(FixedBatch):
             )
         if mask is not None and not bool(mask[:, self._ids.shape[1] :].bool().all()):
             raise UserError(
-                "EvictionCache takes pads before the prompt only; in a later turn all sequences get equally many "
+                "EvictionCache takes pads before the prompt only; give all sequences of a later turn equally many "
                 "tokens."
             )
         for t in range(tokens - 1):
@@ -289,7 +289,7 @@ class EvictionCache(FixedBatch):
     def _open(self, rows: list[int], pads: int, length: int) -> PromptGroup:
         keys = [self._noise_key(row, -1) for row in rows]
         cache = self._reader.cache(self._setup.rules_for_prompt(length), keys, length, length)
-        cache.recurrent = None  # the pass writes one object for all rows, see `_settle`
+        cache.recurrent = None  # the pass writes all rows' states into one object; `_settle` copies them
         writer = self._reader.writer(cache)
         if (images := self._images) is not None:
             cache.images = images.rows[rows[0]]  # for probes, which read one row

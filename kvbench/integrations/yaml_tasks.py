@@ -1,5 +1,5 @@
-"""Functions that the YAML files in ``lm_eval_tasks`` call: they hand documents of kvbench's tasks to lm-eval, and score
-its answers.
+"""Functions that the YAML files in ``lm_eval_tasks`` call: they return documents of kvbench's tasks to lm-eval, and
+score its answers.
 
 kvbench's task scores each answer in a scoring process. A question's scores are means over its answers, so lm-eval's
 standard error over questions is the clustered one. An answer that cannot be scored counts neither as right nor as
@@ -28,8 +28,8 @@ WORKERS = 2
 def documents(**settings: Any) -> datasets.DatasetDict:
     """Return all documents of one task.
 
-    settings: `kvbench_task` from the YAML, and lm-eval's model_args, of which `data` (a folder), `data_revision`,
-        `allow_data_mismatch` and `thinking` are used.
+    settings: `kvbench_task` from the YAML, and lm-eval's model_args, of which this function reads `data` (a folder),
+        `data_revision`, `allow_data_mismatch` and `thinking`.
     """
     import datasets
 
@@ -56,7 +56,7 @@ def documents(**settings: Any) -> datasets.DatasetDict:
 def question_scores(doc: dict[str, Any], results: list[Any]) -> dict[str, float]:
     """Return each score of a question, a mean over its answers, and the share of answers that cannot be scored.
 
-    The means leave these answers out. results: [text], or with `take_first_k` [[text, ...]].
+    Answers that cannot be scored do not enter the means. results: [text], or with `take_first_k` [[text, ...]].
     """
     answers = results[0] if isinstance(results[0], list) else results
     task = get_task(doc[TASK])

@@ -197,7 +197,7 @@ def test_caches_live_beside_each_other_and_beside_plain_calls():
     for method, cache in caches.items():
         assert loaded.model.generate(ids, past_key_values=cache, **options).equal(alone[method])
     assert loaded.model.generate(ids, **options).equal(plain)
-    with pytest.raises(UserError, match="a later turn brings"):
+    with pytest.raises(UserError, match="a later turn must bring"):
         loaded.model.generate(ids, past_key_values=caches["gkv"], **options)
     assert loaded.model.generate(ids, **options).equal(plain)  # after the error too
 

@@ -297,8 +297,8 @@ def test_generate_with_an_eviction_cache_has_the_engine_s_tokens(family, method)
     ("changes", "message"),
     [
         ({"image_grid_thw": None}, "Pass it, as the model.s processor returns it"),
-        ({"pixel_values_videos": torch.zeros(1)}, "videos are not read; give images"),
-        ({"mm_token_type_ids": torch.tensor([[0, 2]])}, "videos are not read; give images"),
+        ({"pixel_values_videos": torch.zeros(1)}, "does not read videos; give images"),
+        ({"mm_token_type_ids": torch.tensor([[0, 2]])}, "does not read videos; give images"),
     ],
 )
 def test_inputs_that_the_cache_does_not_read_are_refused_in_a_line(changes, message, qwen):

@@ -9,7 +9,7 @@ from kvbench.eviction.declare import LayerWeight
 
 VERSION = "0.5.5"
 
-# Classes of transformers whose queries kvpress computes right. It reads others too, but without their norms.
+# Attention classes of transformers whose queries kvpress computes correctly. For other classes it omits their norms.
 ATTENTION = ("LlamaAttention", "MistralAttention", "Phi3Attention", "Qwen2Attention", "Qwen3Attention")
 
 
@@ -19,12 +19,12 @@ class Facts:
 
     Attributes:
         hidden: the tokens whose hidden states the press reads. "last": the newest token; "window": the newest
-            `window_size` + 1 tokens; "many": all that it is given, for statistics over them; "every": the token of
-            each entry, so that it can score prompts only.
+            `window_size` + 1 tokens; "many": all tokens whose hidden states it gets, for statistics over
+            them; "every": the token of each entry, so the press can score prompts only.
         stays: the names of the options whose sum is the number of entries that always stay.
         weights: the matrices of the model that the press reads.
-        future: whether the press predicts the attention of coming tokens and, to place them, takes the number of hidden
-            states that it is given for the number of tokens so far.
+        future: whether the press predicts the attention of coming tokens. Such a press takes the number of hidden
+            states that it gets for the number of tokens so far, and computes positions from it.
     """
 
     hidden: Literal["none", "last", "window", "many", "every"] = "none"

@@ -1,4 +1,4 @@
-"""Finds the method for a name ``kvpress:NAME``, which is made from kvpress's press NAME."""
+"""Find or make the method class of a name ``kvpress:NAME``, from kvpress's press NAME."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports kvpress, without the changes that it makes to transformers."""
+"""Import kvpress, without the changes that it makes to transformers."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class PressMethod(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        reader = self.inner or self  # of the two, the press that reads hidden states
+        reader = self.inner or self  # the press that reads hidden states
         sinks = reader._sum_of(reader.facts.stays)
         if self._facts.hidden == "many" and self._buffer <= sinks:
             raise OptionError(BUFFER, f"must be more than the {sinks} first tokens, which the press leaves out.")
@@ -142,8 +142,8 @@ class PressMethod(Method):
 
 @dataclass(frozen=True)
 class LayeredPressMethod(PressMethod):
-    """A press whose `get_layer_budget` gives each layer a budget of its own, from the number of tokens seen so far, as
-    if no entry had been evicted yet."""
+    """A press whose `get_layer_budget` gives each layer a budget of its own. It gets the number of tokens seen so far,
+    as if no entry had been evicted yet."""
 
     def quotas(self, allocation: Allocation) -> torch.Tensor:
         shares = torch.tensor([self._shares(allocation, int(seen)) for seen in allocation.seen])  # [b, layers]
@@ -170,7 +170,7 @@ def ratio(entries: int, budget: int) -> float:
 
 
 def seed_of(noise_key: torch.Tensor | int, eviction: torch.Tensor | int, layer: int) -> int:
-    """Return the seed with which torch's generator begins when a press scores one layer at one eviction."""
+    """Return the seed of torch's generator while a press scores one layer at one eviction."""
     return int(noise.mix(noise_key, eviction, layer))
 
 
@@ -181,7 +181,7 @@ def _taken(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 def _newest(view: LayerView, row: int) -> tuple[Any, Any]:
     """Return the stored hidden states [1, w, D] of a sequence's newest tokens, and RoPE's cosines and sines [1, w, d]
-    at their positions. Returns None twice if the method reads no hidden states."""
+    at their positions. Returns (None, None) if the method reads no hidden states."""
     if view.hidden is None or view.attention is None:
         return None, None
     seen = int(view.seen[row])

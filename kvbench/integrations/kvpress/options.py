@@ -1,4 +1,4 @@
-"""Makes a press's parameters the options of a method; the press's docstring gives their help texts."""
+"""Make a press's parameters the options of a method, with help texts from the press's docstring."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from kvbench.eviction.api import option
 
-RATIO = "compression_ratio"  # set before each call, from budget and entries
-DEFAULT = "SnapKVPress"  # for parameters that take a press and have no default
+RATIO = "compression_ratio"  # parameter that kvbench sets before each call, from budget and number of entries
+DEFAULT = "SnapKVPress"  # default of a parameter that takes another press
 BUFFER = "buffer"
 
-# Ranges that kvpress itself does not check. Other whole numbers are 0 or more.
+# Options whose ranges kvpress itself does not check. Other options that are whole numbers must be 0 or more.
 POSITIVE = ("window_size", "beta", "lag_size", "local_window_size", "chunk_size", "sketch_dimension")
 LIMITS: dict[str, dict[str, Any]] = {
     "kernel_size": {"low": 1, "odd": True},
