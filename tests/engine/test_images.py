@@ -257,7 +257,7 @@ def test_methods_that_images_would_mislead_are_refused(method, qwen):
     [
         ({"model_type": "llama"}, "'m' .*'llama'.* reads text only"),
         ({"model_type": "gemma3", "vision_config": {}}, "earlier tokens attend to later ones"),
-        ({"model_type": "mllama", "vision_config": {}}, "are not supported; those of .*qwen3_vl"),
+        ({"model_type": "mllama", "vision_config": {}}, "does not support images .*'mllama'.*qwen3_vl"),
     ],
 )
 def test_models_are_refused_from_their_configuration(config, why):
