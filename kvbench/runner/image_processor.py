@@ -104,7 +104,7 @@ def without_videos(kind: str) -> Any:
 
 
 def _image_processor(name: str, where: str, revision: str | None) -> Any:
-    # transformers 5.17 offers its top-level name only beside torchvision, which kvbench does not need.
+    # Not imported from the top level: there transformers 5.17 has this class only if torchvision is installed.
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     try:

@@ -39,7 +39,7 @@ class ShardFolder:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The record of versions, devices and inputs."""
+        """The part `environment` of the shard's run.json: its versions, device and inputs."""
         return {"chat_template": None, **self.info["environment"]}
 
     @property

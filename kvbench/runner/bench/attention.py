@@ -101,7 +101,7 @@ def _time(backend: Backend, engine: Engine, calls: Sequence[Call], copying: floa
     try:
         decode = decode_with(backend, engine.cache)
         seconds = _seconds(decode, calls, engine.loaded.device)
-    except Exception as error:  # an unsupported machine shows in exceptions of several libraries
+    except Exception as error:  # backends that do not support this machine raise errors of several libraries
         if faults.device_failed(error):
             raise
         return AttentionTime(backend=backend, refused=faults.first_line(error))

@@ -171,7 +171,7 @@ class SlurmExecutor:
             yield from self._poll(worker, self._running[worker])
 
     def _submit(self) -> None:
-        """Submit all shares as one array."""
+        """Submit the shares of all workers as one Slurm array."""
         if not self._shares:
             return
         shares, self._shares = self._shares, {}

@@ -107,7 +107,7 @@ def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None 
                 if sha256 and digest.hexdigest() != sha256:
                     raise SetupError(
                         f"{quote(url)} is not the expected file (sha256 {digest.hexdigest()[:12]}, expected "
-                        f"{sha256[:12]}); it was not kept."
+                        f"{sha256[:12]}); the download was not kept."
                     )
     except httpx.HTTPStatusError as error:
         raise SetupError(
