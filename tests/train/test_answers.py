@@ -204,7 +204,7 @@ def test_processes_without_a_common_folder_are_told_so(tmp_path, rank):
     apart = Elsewhere(count=2, rank=rank)
     asked = [traces.Question(name=name, ids=(5, 6), max_new_tokens=2) for name in ("a", "b")]
     file = SharedAnswers(tmp_path / "answers.jsonl", {}, apart)
-    with pytest.raises(SetupError, match=r"answers of other processes are not in .*; give an --out that all processes"):
+    with pytest.raises(SetupError, match=r"answers of other processes are not in .*; give an --out in a folder that"):
         traces.collect(load(str(tiny.path()), device="cpu"), asked, file=file, processes=apart)
 
 
