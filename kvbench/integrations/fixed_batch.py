@@ -30,7 +30,7 @@ class FixedBatch(Cache):
         raise UserError("EvictionCache does not repeat sequences of its batch; repeat the prompt instead.")
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        raise UserError("EvictionCache does not select sequences of its batch; make a new cache for those selected.")
+        raise UserError("EvictionCache does not select sequences of its batch; make a new cache for the selected ones.")
 
     def __deepcopy__(self, memo: Any) -> FixedBatch:
         raise UserError("EvictionCache cannot be copied; make a new cache and read the prompt again.")

@@ -85,7 +85,7 @@ class LMEvalTask(Task):
         rows = LocalRows.find(yaml, source, self.name)
         if rows is None and not hub.may_ask(self.name):
             raise SetupError(
-                f"the run's folder asks for task {quote(self.name)}, whose data lm-eval would download. "
+                f"the run's folder names task {quote(self.name)}, whose data lm-eval would download. "
                 f"Allow this with --task {shlex.quote(self.name)}, or give a folder that holds the data with --data."
             )
         try:

@@ -71,8 +71,8 @@ class Vision:
         width, height = pixels.image.size
         try:
             tokens = self.count(height, width)
-        except ValueError as error:  # too narrow
-            raise UserError(f"image {quote(image.name)} of {width}x{height} pixels: {error}.") from None
+        except ValueError as error:  # such as an image that is too narrow
+            raise UserError(f"image {quote(image.name)} of {width}x{height} pixels is unsuitable: {error}.") from None
         return Picture(image=image, sha256=pixels.sha256, width=width, height=height, tokens=tokens)
 
     def added(self, turns: Iterable[Turn]) -> int:

@@ -215,7 +215,7 @@ def test_an_answer_cannot_pass_for_an_image(reader: ModelReader) -> None:
             "image 'n.png' does not exist (looked for '/none/n.png').",
         ),
         (asked(Image(name="n.png", data=WIDE.data[:99])), "image 'n.png' is broken"),
-        (asked(picture("thin.png", (4000, 2))), "image 'thin.png' of 4000x2 pixels: absolute aspect ratio"),
+        (asked(picture("thin.png", (4000, 2))), "image 'thin.png' of 4000x2 pixels is unsuitable: absolute"),
     ],
 )
 def test_wrong_images_get_a_line(reader: ModelReader, turn: Turn, message: str) -> None:
