@@ -26,7 +26,8 @@ def generate(loaded, prompt, cache, tokens, rows=2):
 
 @pytest.mark.parametrize(
     ("method", "architecture"),
-    [(method, "qwen3") for method in ["full", *EVICTING, *VARIANTS]]
+    # Qwen3 norms its keys, so that a random model's keys are equally long: knorm would compare last bits.
+    [(method, "llama" if method == "knorm" else "qwen3") for method in ["full", *EVICTING, *VARIANTS]]
     + [(method, name) for name in ("llama", "gemma2", "mistral-wide") for method in ("gkv", "h2o", "ada-kv")],
 )
 def test_greedy_tokens_equal_the_engine(method, architecture):
