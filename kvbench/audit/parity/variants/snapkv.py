@@ -97,7 +97,8 @@ def _adakv_official(case: Case) -> list[CasePlan]:
 
 
 def kvpress_label(case: Case) -> str:
-    """Return the value of an option `base` that names SnapKV with the options of a kvpress case: ``snapkv(...)``."""
+    """Return SnapKV with the options of a kvpress case, as text ``snapkv(...)``. Methods that build on another method
+    take this text as their option `base`."""
     return _label(_options(case, "mean"))
 
 
