@@ -69,7 +69,7 @@ PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
 def held_at(exam: Exam, trial: Trial, key: int, seen: int) -> list[int]:
-    """Return how many entries the heads of the evicted layers hold after `seen` tokens: one number per head, layer after
+    """Return how many entries the heads of the evicted layers hold after `seen` tokens: one number per head, layer by
     layer.
 
     An eviction after exactly `seen` tokens is not counted yet. key: the sequence's name in the log.

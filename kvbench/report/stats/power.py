@@ -50,8 +50,8 @@ def _beyond(half: float, critical: float, varies: float, power: float) -> float:
     half: the mean of half the width. critical: the quantile of t. varies: the squared coefficient of variation of se.
 
     Noise and se vary. The drop must therefore exceed the mean of (critical x se + noise) by a normal quantile times the
-    standard deviation of this sum. The variance of critical x se is mean(se)^2 critical^2 varies, and the variance of the noise is
-    mean(se)^2 (1 + varies).
+    standard deviation of this sum. The variance of critical x se is mean(se)^2 critical^2 varies, and the variance of
+    the noise is mean(se)^2 (1 + varies).
     """
     from scipy.special import ndtri
 
