@@ -15,8 +15,8 @@ the scores of `base` alone; the norms choose within a head. Stage 1 then keeps a
 Bases that give heads or layers different budgets, such as ada-kv and pyramidkv, work too.
 
 Defaults: rho 0.5, epsilon 1e-4, floor_alpha 0.2 as in paper and kvpress; window 32 as in the authors' code (kvpress
-64). Epsilon is added to the mean score of a query, as in kvpress; so scores are divided by the number of queries in the
-base's window. If scores are negative, the layer's lowest is subtracted from all.
+64). As in kvpress, epsilon is added to an entry's mean score per query: its score divided by the number of queries in
+the base's window. If scores are negative, the layer's lowest is subtracted from all.
 Traps: protected entries use up stage 1: if rho C_h is below the window, stage 1 chooses no other entry
 (`window_in_stage1=false` begins stage 1 after the window). Epsilon is as large as the scores of long prompts, so it
 decides among tokens with little attention. If a layer gates the output of attention, the norm ignores the gate.

@@ -223,8 +223,8 @@ class _Tokenizer:
 
 
 def _name_held(recipe: Recipe, loaded: LoadedModel, ledger: Ledger) -> None:
-    """Name, in the ledger, the trained tensors, the model's weights, and the weights of each further model that the
-    recipe holds. The part of a further model has the name of the recipe's attribute."""
+    """Tell the ledger which tensors are trained, which are the model's weights, and which are the weights of further
+    models that the recipe holds. Each further model is a part with the name of the recipe's attribute."""
     ledger.name(recipe.parameters().values(), TRAINED)
     for name, value in vars(recipe).items():
         if isinstance(value, nn.Module):

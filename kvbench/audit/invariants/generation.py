@@ -175,8 +175,8 @@ def full(exam: Exam, layout: AuditLayout) -> None:
             a, b = theirs.seen.logits[key, step], mine.seen.logits[key, step]
             if (change := relative(a, b)) > TOLERANCE:
                 raise Broken(
-                    f"logits differ from the full cache's by {change:.1e} (relative) at step {step}: "
-                    f"{request.doc_id} prompt"
+                    f"logits differ from the full cache's by {change:.1e} (relative) at step {step} after "
+                    f"the {request.doc_id} prompt"
                 )
         at = request.doc_id, sample
         if theirs.done[at].token_ids != mine.done[at].token_ids:

@@ -52,9 +52,9 @@ class AnswerPart(Method):
     to which the newest query attends most. If evicting the answer's other entries is not enough, entries of the prompt
     are evicted too, the least attended first.
 
-    The answer may fill the part of the budget that the prompt does not fill. If `grows` is true and the prompt was
-    evicted, the answer may have `recent` entries plus one per `delta` generated tokens, up to that part. every:
-    generated tokens between evictions; None: the run's interval.
+    The answer may have as many entries as the prompt leaves free in the budget. If `grows` is true and the prompt was
+    evicted, it may have `recent` entries plus one per `delta` generated tokens, but never more than the prompt leaves
+    free. every: generated tokens between evictions; None: the run's interval.
     """
 
     share: float

@@ -53,8 +53,8 @@ class Room:
     def fit(self, draw: Callable[[int], Filled], size: int, step: int, *, needle: bool = False) -> Row:
         """Draw prompts until one fits, and return it.
 
-        The first prompt has haystack size `size`. Each later prompt is smaller by `step`, down to a size of at most
-        `step`, of which `DRAWS` prompts are drawn. Raises UserError if no prompt fits.
+        The first prompt has haystack size `size`. Each later prompt is smaller by `step` until the size is at most
+        `step`; then up to `DRAWS` prompts of this last size are drawn. Raises UserError if no prompt fits.
 
         needle: also count the tokens before the first right answer in the prompt.
         """
