@@ -86,8 +86,11 @@ class Difference:
         return ", ".join(bare(f"{name} {base.get(name, no_base)} > {new.get(name, no_new)}") for name in names)
 
     def _entries(self, value: str | None) -> tuple[dict[str, Any], str]:
-        """Return the JSON object of a fact, and the word that is shown for a key that the object lacks: "unknown" if a
-        run recorded no libraries at all, otherwise "none"."""
+        """Return the JSON object in this fact's value, and the word that is shown for a key that the object lacks.
+
+        The word is "none"; but if the fact is `libraries` and the run recorded no versions of libraries (value None),
+        it is "unknown".
+        """
         return json_object(value or "{}"), "unknown" if value is None and self.name != "artefacts" else "none"
 
 

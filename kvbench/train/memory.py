@@ -184,7 +184,8 @@ class Rehearsal:
     def _shares(self, recipe: Recipe) -> list[slice]:
         """Return which items of a batch each call of the loss gets in the rehearsal: slices for at most two calls.
 
-        Two are enough: the second call (or item) shows which tensors of the first stay in memory.
+        A call gets at most two items if its items have more than `ROOM` tokens. Two calls, and two items in a call, are
+        enough: the second shows which tensors of the first stay in memory.
         """
         whole = self.settings.batch // self.processes
         once = min(recipe.at_once or whole, whole)

@@ -179,7 +179,8 @@ class Exam:
         length = large + LONG
         if length + OUTPUT > self.loaded.context:
             raise NotApplicable(
-                f"two budgets need sequences of {length + OUTPUT} tokens; the model's context has {self.loaded.context}"
+                f"the check at a small and a large budget needs sequences of {length + OUTPUT} tokens; the model's "
+                f"context has {self.loaded.context}"
             )
         [prompt] = self.subject.prompts([length], seed=3)
         request = replace(self.requests[0], prompt_ids=prompt.ids, images=prompt.images, samples=(0,))

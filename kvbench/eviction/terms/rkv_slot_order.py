@@ -3,8 +3,10 @@
 The released code stores the survivors of an eviction in the order of their scores, followed by the window and then by
 new tokens. From its second eviction on, pooling runs over neighbours in rank, and R-KV's redundancy takes the
 last similar key by rank, not by text. A column of ranks reproduces this; entries without a rank follow the ranked ones
-in text order. kvbench's scores are ranks too, because the code resolves ties as ``torch.topk`` does, which differs
-between devices and numbers of entries.
+in text order.
+
+The released code breaks ties as ``torch.topk`` happens to, which depends on the device and on the number of entries.
+Therefore `keep_in_score_order` calls ``torch.topk`` itself, and returns minus the ranks as scores: these have no ties.
 """
 
 from __future__ import annotations
