@@ -82,8 +82,8 @@ def common_name(shards: Sequence[ShardFolder]) -> str:
     names = {shard.path.name.removesuffix(shard.shard.suffix) for shard in shards}
     if len(names) > 1 or names == {shards[0].path.name}:
         raise UserError(
-            f"the names of the shards do not begin with one name of a run ({few(sorted(map(quote, names)), 3)}); give "
-            "--run-name NAME for the joined run."
+            f"the names of the shards do not give one name for the joined run ({few(sorted(map(quote, names)), 3)}); "
+            "give --run-name NAME."
         )
     return names.pop()
 

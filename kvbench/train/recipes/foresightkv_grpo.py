@@ -2,9 +2,9 @@
 
 An answer is read G times; in every reading the method draws its evictions with the current scorer. The reward of a
 reading is high if the model predicts the answer nearly as well as with the full cache. Let d be the loss that eviction
-adds to a token. The answer's tokens after the first eviction are divided by the entropy of the model's prediction with
-the full cache: `low` are the 80% with the least entropy, `high` are the others. The option `reward` chooses the reward
-R:
+adds to a token. The answer's tokens after the first eviction form two groups by the entropy of the model's prediction
+with the full cache: `low` are the 80% with the least entropy, `high` are the others. The option `reward` chooses the
+reward R:
 
     squared    minus the mean over low of d^2 [d > 1.5]      the paper's reward
     large      minus the mean over low of d [d > 1.5]
@@ -16,10 +16,11 @@ R:
     loss  = policy loss of A_g and log softmax(phi) at the evicted entries, over layers, heads, evictions and entries
             (`kvbench.eviction.terms.objectives`), with the divergence from the initial scorer
 
-phi is the scorer's output; the softmax is over all competing entries. As in the released code, the softmax approximates
-the probability of a draw without replacement among the entries with the largest phi. Every draw is used for one update
-only, so the ratio in the policy loss is 1 and is never clipped. The gradient of the loss is added up while an answer is
-read (`kvbench.train.policy_gradient`). The model is frozen.
+phi is the scorer's output, high for entries to evict. Evicted entries are drawn without replacement among the entries
+with the largest phi. As in the released code, the loss does not use the exact probability of this draw, but a softmax
+over all competing entries. Every draw is used for one update only, so the ratio in the policy loss is 1 and is never
+clipped. The gradient of the loss is added up while an answer is read (`kvbench.train.policy_gradient`). The model is
+frozen.
 """
 
 from __future__ import annotations
