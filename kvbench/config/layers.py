@@ -24,7 +24,8 @@ from kvbench.registry import did_you_mean, near
 AXES = ("method", "budget", "task")
 BLOCK = (*AXES, "protect", "interval", *PER_TASK)
 KEYS = (*AXES, "method_opt", "protect", *PARSERS)
-# Keys of ``[about]``: what the suite is; or the paper's table that it repeats, what is equal or differs, what it needs.
+# Keys of ``[about]``. A suite has either `what` (its description) or, if it repeats a table of a paper, the other keys:
+# the table, what is the same as in the paper, what differs, and what the suite needs.
 ABOUT = ("what", "table", "same", "differs", "needs")
 SUITES = Path(__file__).parent / "suites"
 PREFIX = "KVBENCH_"
@@ -49,8 +50,8 @@ class Gathered:
     """Settings from all sources: files, environment variables and flags. Flags override variables, variables override
     files, and the config file overrides the suite.
 
-    files: the settings of the suite and of the config file, in this order, of those that the user named. blocks: the
-    ``[[grid]]`` blocks of the config file or, if the config file has no such block, of the suite.
+    files: the settings of the suite, then those of the config file; a file that the user did not name is left out.
+    blocks: the ``[[grid]]`` blocks of the config file or, if the config file has no such block, of the suite.
     """
 
     files: list[Layer]

@@ -91,8 +91,8 @@ def _secret_values(environ: Mapping[str, str]) -> list[str]:
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
-    """Return a command line in which the values of options such as ``--api-key`` are hidden, written ``--api-key
-    VALUE`` or ``--api-key=VALUE``. All other words are redacted by `redact_text`.
+    """Return a command line in which the values of options such as ``--api-key`` are hidden, in both spellings
+    ``--api-key VALUE`` and ``--api-key=VALUE``. All other words are redacted by `redact_text`.
     """
     redacted = []
     option = ""  # the option whose value comes next

@@ -1,8 +1,8 @@
 """Compares figures of a replay with losses and cosines that papers print (`kvbench.sources.published`).
 
 A printed number is compared with the row of results of the same model, task, method and budget, and of the same
-interval if the paper states one. The papers do not name the questions of these tables; instead, `TASKS` names a task
-of kvbench for each.
+interval if the paper states one. The papers do not say which questions they used; `TASKS` maps the names of their tasks
+to the tasks of kvbench that are used instead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads finished answers with one method at one budget: first the prompt as in a run, then the answer block by block.
 
-A forward pass reads at most CHUNK tokens, and none beyond the next token after which generation would evict. Between
-two evictions a cache only grows, so each token attends to the same entries as if it were read alone. Evictions and
-predictions therefore equal those of `Engine.generate` with `Request.forced`, up to rounding
+A forward pass reads at most CHUNK tokens. It ends at the latest where generation would evict, so no eviction falls
+inside a pass. Between two evictions a cache only grows, so each token attends to the same entries as if it were read
+alone. Evictions and predictions therefore equal those of `Engine.generate` with `Request.forced`, up to rounding
 (`tests/replay/test_reader.py`).
 
 Sizes of tensors: b sequences, t tokens of a block, V tokens in the vocabulary.
@@ -143,7 +143,7 @@ class TraceReader:
 
     def _until_next(self, clock: int, end: int) -> int:
         """Return how many tokens the next forward pass reads: at most a chunk, and none beyond the next eviction, the
-        block or the end of the answers.
+        end of the block or the end of the answers.
 
         clock: number of answer tokens read so far. end: number of answer tokens to read in all.
         """

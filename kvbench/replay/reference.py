@@ -148,10 +148,10 @@ def attention_to(
     reduce_g: Reduce | None,
     reduce_q: Reduce | None,
 ) -> torch.Tensor:
-    """Return the attention that queries pay to all tokens read so far.
+    """Return the attention [b, Hk, g, t, N] that queries pay to all N tokens read so far.
 
-    query: [b, Hq, t, D]; the first of the t queries is at position `first`. reduce_g, reduce_q: how the
-    attention weights are reduced over the query heads of a group, and over queries; None: not reduced.
+    query: [b, Hq, t, D]; the first of the t queries is at position `first`. reduce_g, reduce_q: how to reduce the
+    attention over the g query heads of a group, and over the t queries; the result lacks a reduced axis. None: do not.
     """
     end = first + query.shape[2]
     return window_attention(
@@ -209,11 +209,11 @@ def read_future(
 def readings(
     loaded: LoadedModel, traces: Sequence[ForcedTrace], chosen: Sequence[Chosen], *, interval: int, max_tokens: int
 ) -> Iterator[tuple[Chosen, TraceReader, Reference, dict[str, torch.Tensor]]]:
-    """Read each batch of traces with the full cache, and yield the readings under eviction that the caller is to do.
+    """Read each batch of traces with the full cache, and yield what the caller needs to read it under eviction.
 
-    Each is a tuple: method and budget, a reader with them, the record of the batch with the full cache, and the
-    oracle's weights, which are empty for other methods. A method with probes gets one tuple for each trace of the
-    batch, with the record of this trace.
+    This is a tuple for each method and budget: method and budget, a reader with them, the record of the batch with the
+    full cache, and the oracle's weights, which are empty for other methods. A method with probes gets one tuple for
+    each trace of the batch, with the record of this trace.
     """
     full = TraceReader.of(loaded, FULL, interval=interval, max_tokens=max_tokens)
     readers = {c: TraceReader.of(loaded, c, interval=interval, max_tokens=max_tokens) for c in chosen}

@@ -105,9 +105,9 @@ class CellRun:
             raise OutOfMemory(error) from error
 
     def _make_smaller(self, under_way: Iterable[Key], cause: str) -> None:
-        """After memory ran out, plan a smaller engine: halve the slots or, if only one slot is left, give up rows.
+        """After memory ran out, halve the slots or, if only one slot is left, give up rows, which get status `oom`.
 
-        The rows in `under_way` are given up or, if it names none, the longest missing rows; they get status `oom`.
+        These rows are the missing rows in `under_way` or, if it has none, the longest missing rows.
         """
         plan, label = self.cell_plan.plan, self.cell_plan.cell.label
         if plan.slots > 1:

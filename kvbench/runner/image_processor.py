@@ -43,10 +43,10 @@ def load(name: str, where: str, revision: str | None, config: Any, tokenizer: An
 
 
 def _grid(images: Any) -> dict[str, Any] | None:
-    """Return the field `count` of `Vision` as a dictionary: a function that counts the tokens of an image.
+    """Return {"count": f}, where f counts the tokens of an image, for the field `count` of `Vision`.
 
-    It is for image processors that cut an image into a grid of patches (Qwen2-VL and later), where `merge_size` by
-    `merge_size` patches become one token. None for other image processors.
+    f is for image processors that cut an image into a grid of patches (Qwen2-VL and later) and turn `merge_size` by
+    `merge_size` patches into one token. For other image processors, return None.
     """
     if "image_grid_thw" not in images.model_input_names:
         return None

@@ -142,11 +142,11 @@ class PromptMaker:
         )
 
     def _cut(self, doc: Doc, spec: GenSpec) -> tuple[Doc, int]:
-        """Shorten a document's first turn to a limit, unless the task forbids it (`spec.truncate` is "none").
+        """Shorten a document's first turn to a limit; return the document and the number of tokens removed.
 
-        The limit is --max-prompt-tokens. Without this option it is the model's context less the answer's tokens and
-        `spec.reserve`, at most `spec.longest`, and applies only if `spec.truncate` is "middle". Returns the document
-        and the number of tokens that were removed.
+        The limit is --max-prompt-tokens. Without this option, there is a limit only if `spec.truncate` is "middle": the
+        model's context less `spec.max_new_tokens` and `spec.reserve`, but at most `spec.longest`. If `spec.truncate` is
+        "none", the task forbids cutting, and no limit applies.
         """
         limit = self.config.max_prompt_tokens
         if limit is None and spec.truncate == "middle":

@@ -2,9 +2,9 @@
 
 A question of a cell is never split: all its samples, which share a prefill, are in one shard. Question d of cell c,
 both counted from 0, belongs to shard 1 + (c + d) mod n of n. Which shard has a row thus depends on the configuration
-only, never on a machine. The first question of each cell goes to the next shard, so that shards have almost equally
-many questions even if cells have fewer questions than there are shards. Slots and lengths are planned for the whole
-cell, so a row is the same in a shard as in a run without shards.
+only, never on a machine. The first questions of successive cells belong to successive shards, so that shards have
+almost equally many questions even if cells have fewer questions than there are shards. Slots and lengths are planned
+for the whole cell, so a row is the same in a shard as in a run without shards.
 """
 
 from __future__ import annotations

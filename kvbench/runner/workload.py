@@ -39,7 +39,7 @@ def template_hash(path: str) -> str:
 
 
 def load_task(name: str, task_file: str | None) -> Task:
-    """Return the task of this name. With --task-file, "file", "" and the task's own name mean that file's task."""
+    """Return the task of this name. If there is a `task_file`, three names mean its task: "file", "" and its own."""
     return _own_task(name, task_file) or get_task(name)
 
 

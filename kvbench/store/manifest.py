@@ -135,7 +135,8 @@ def compare(info: Mapping[str, Any], config: Mapping[str, Any]) -> Differences:
     """Return the settings in which `config` differs from a run's configuration. info: the content of the run's
     run.json.
     """
-    return differences(plain(info["config"]), plain(config))  # both: the environment's secrets may have changed
+    # `plain` drops secrets again from the stored settings, because other values may count as secrets now than then.
+    return differences(plain(info["config"]), plain(config))
 
 
 def check_format(file: str, format: object) -> None:

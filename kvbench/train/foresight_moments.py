@@ -18,7 +18,7 @@ class Moments:
     No input is kept, because the inputs of one long answer take gigabytes. Mean and variance of each eviction are
     combined with those of earlier ones in float64 (Chan, Golub, LeVeque 1983).
 
-    shapes: the shapes of the scorer's tensors. choices: evictions whose inputs are added at once.
+    shapes: the shapes of the scorer's tensors. choices: evictions whose inputs the constructor adds.
     """
 
     def __init__(self, shapes: Shapes, choices: Iterable[Choice] = ()) -> None:

@@ -117,11 +117,11 @@ class ScorerRecipe(TraceRecipe):
 
     @classmethod
     def answers(cls, settings: Settings, longest: int) -> Answers:
-        """Return the values that a rehearsal supplies where code reads a meta tensor: integers are the budget.
+        """Return the values that a rehearsal supplies where code reads a meta tensor.
 
-        For a mask over entries, the values depend on the number of entries. With more entries than the budget, all
-        entries that the method does not protect are True (it protects the newest: `interval` tokens, at most a quarter
-        of the budget). With fewer entries, `interval` of them are True, or all if there are fewer than `interval`.
+        An integer is the budget. A mask over n entries has n - r True values if n is above the budget, where r is the
+        number of newest tokens that the method protects: `interval`, at most a quarter of the budget. If n is not above
+        the budget, the mask has `interval` True values, at most n.
         """
         more = settings.more
         longer = "long_" if 0 < more.get("long", 0) < longest else ""

@@ -74,7 +74,8 @@ def by_blocks(read: Read, *states: torch.Tensor, predictions: int | None = None)
 def _decoders(model: Any) -> list[Any]:
     """Return the modules whose output may be the input of the model's head, the outer module last.
 
-    A vision-language model calls its language model inside another module; OPT calls the inner module directly.
+    Which module's output it is depends on the model: a vision-language model calls the outer module, which calls the
+    language model inside it; OPT has an outer module too, but calls the inner module directly.
     """
     found = [text_model(model), getattr(model, model.base_model_prefix, model)]
     return list(dict.fromkeys(module for module in found if module is not model))

@@ -38,7 +38,7 @@ STORED = "items in memory"
 UNEVEN = 0.01  # after extrapolation to all layers, a part may be negative by this share of the peak
 FEWEST = 2  # layers of the smallest rehearsal: a first and a last layer
 CHARACTERS = 4  # estimated characters per token
-ROOM = 4096  # tokens: a process rehearses its share of a batch if it has at most so many, else two items of it
+ROOM = 4096  # if the items of a call of the loss have more tokens, only two of these items are rehearsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +182,10 @@ class Rehearsal:
         return optimiser
 
     def _shares(self, recipe: Recipe) -> list[slice]:
-        """Return which items of a batch each call of the loss gets in the rehearsal: slices for at most two calls.
+        """Return which items of a batch each call of the loss gets in the rehearsal: one slice per call.
 
-        A call gets at most two items if its items have more than `ROOM` tokens. Two calls, and two items in a call, are
-        enough: the second shows which tensors of the first stay in memory.
+        There are at most two calls, and a call whose items have more than `ROOM` tokens gets at most two of them. Two
+        are enough in both cases: the second call, or item, shows which tensors of the first stay in memory.
         """
         whole = self.settings.batch // self.processes
         once = min(recipe.at_once or whole, whole)

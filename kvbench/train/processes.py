@@ -2,8 +2,8 @@
 
 Both launchers pass each process its rank and the number of processes in environment variables. Processes exchange
 tensors by torch.distributed (gloo between CPUs, NCCL between GPUs). Every process loads the model, generates answers to
-its share of the questions and stores them, and computes the held-out figures. Only the first process writes all other
-files.
+its share of the questions and stores them, and computes the held-out figures. All other files are written by the first
+process only.
 """
 
 from __future__ import annotations

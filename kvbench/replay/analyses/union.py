@@ -4,7 +4,7 @@ kept.
 After G-KV (arXiv 2512.00504, Figures 1 and 16): the last window of an answer is compared with the window before it, and
 with the union of all windows before it. A window is 16 successive queries (`api.WINDOW`). Its attention is, per KV
 head, a mean over its queries and over the query heads of a group. Let N be the number of tokens older than the window
-before the last. A window's best tokens at share r are the r N of these tokens to which it pays the most attention:
+before the last. At share r, a window's best tokens are the r * N of these tokens that get most of its attention:
 
     before  share of the last window's best tokens that are best tokens of the window before it
     union   share of the last window's best tokens that are best tokens of at least one earlier window

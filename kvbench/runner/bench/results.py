@@ -19,9 +19,10 @@ from kvbench.runner.bench.stopwatch import Timing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The cost per generated token, in microseconds, in the stretch of an answer that ends after `tokens` tokens.
+    """The cost per generated token, in microseconds, in one stretch of the answers.
 
     Attributes:
+        tokens: how many tokens every answer has at the end of the stretch.
         us: median cost over the rounds; low, high: cost in the cheapest and in the dearest round.
     """
 
@@ -138,11 +139,11 @@ def _cost(end: int, seconds: Sequence[float]) -> Cost:
 
 
 def rise(costs: Sequence[Cost]) -> float | None:
-    """Return the rise of the cost per token from the second stretch to the last, as a share of the mean cost.
+    """Return by how much the cost per token rises from the second stretch to the last, as a share of the mean cost.
 
-    A straight line is fitted to the cost of each stretch in its cheapest round, because other processes can only add to
-    a cost. The result is the rise of this line. The first stretch is left out, because caches are still filling up to
-    their budgets then. Returns None for fewer than three stretches.
+    The first stretch is left out, because caches are still filling up to their budgets then. Each stretch counts with
+    the cost in its cheapest round, because other processes can only add to a cost. The result is the rise of a straight
+    line fitted to these costs, divided by their mean. Returns None for fewer than three stretches.
     """
     if len(costs) < 3:
         return None

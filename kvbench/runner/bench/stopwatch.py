@@ -59,8 +59,8 @@ class Timing:
 class Stopwatch:
     """Times one generation and its parts: the time until the first token, and stretches of `stretch` tokens.
 
-    A system calls `lap` after its steps. At the first call each sequence may already have k tokens. The time of the
-    first token is then estimated as k - 1 steps earlier, at the mean time per step after this call.
+    A system calls `lap` after its steps. If each sequence already has k tokens at the first call, the time of the first
+    token is estimated: it is the time of this call minus k - 1 times the mean duration of the later steps.
     """
 
     def __init__(self, device: torch.device, stretch: int | None = None) -> None:

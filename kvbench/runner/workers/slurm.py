@@ -97,8 +97,10 @@ def _until_done(workers: LocalExecutor, jobs: list[Job]) -> list[Event]:
 
 @dataclass(slots=True)
 class _Running:
-    """A submitted share of a worker. done: for how many of its jobs the coordinator has received `Done`. ended: since
-    when, without a result file, its Slurm job was seen as ended or all its rows as saved; None: neither.
+    """A submitted share of a worker.
+
+    done: for how many of its jobs the coordinator has received `Done`. ended: when it was first seen that the Slurm job
+    had ended or all rows were saved, but the result file was still missing; None: this was not seen yet.
     """
 
     jobs: list[Job]
@@ -195,7 +197,7 @@ class SlurmExecutor:
     def _ended(self, running: _Running, *, saved: bool) -> list[Event] | None:
         """Return the events of a share that has ended; None if it has not ended. saved: whether all its rows are saved.
 
-        If all rows are saved, the share also counts as ended before Slurm reports the end of its job.
+        A share whose rows are all saved may count as ended although Slurm has not reported the end of its job.
         """
         job = running.job
         if not job.done() and not saved:

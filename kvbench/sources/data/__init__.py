@@ -2,8 +2,8 @@
 
 Sources are tried in this order: ``--data``, ``KVBENCH_DATA``, bundled files, hub. If the user gives a folder that lacks
 the task's file, kvbench reports an error and does not try the next source. The number of data rows and their ids are
-compared with the task's manifest. Inside a data folder, a sample of the data that the manifest names replaces a missing
-file; a note to the user and the run's record say so.
+compared with the task's manifest. If a data folder lacks the task's file but has a file that the manifest names as a
+sample of the data (some rows, or invented rows), this file is read; a note to the user and the run's record say so.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ reward R:
     all        minus the mean over all these tokens of d
 
     A_g   = (R_g - mean of R) / (standard deviation of R + 1e-8)                 the advantage of reading g
-    loss  = policy loss of A_g and log softmax(phi) at the evicted entries, over layers, heads, evictions and entries
-            (`kvbench.eviction.terms.objectives`), with the divergence from the initial scorer
+    loss  = policy loss of A_g and log softmax(phi) at the evicted entries (`kvbench.eviction.terms.objectives`)
+            + kl * divergence from the initial scorer;      both are means over layers, heads, evictions and entries
 
 phi is the scorer's output, high for entries to evict. Evicted entries are drawn without replacement among the entries
 with the largest phi. As in the released code, the loss does not use the exact probability of this draw, but a softmax

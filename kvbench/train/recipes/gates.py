@@ -6,8 +6,8 @@ entry fades by its gate's beta instead of being evicted (the student). Gradients
     loss = (KL(teacher || student) + cross-entropy of the next token) / 2  +  `capacity` * capacity loss
 
 The first term is a mean over the answer's tokens. The capacity loss (`kvbench.eviction.terms.capacity`) measures by how
-much the entries of prompt and answer, each counted by how little it has faded, exceed the budget. The engine's own
-code computes the gates. The sources are TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649).
+much the entries of prompt and answer, each weighted by its decay beta^age, exceed the budget. The engine's own code
+computes the gates. The sources are TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`gkv-distill`: the model with an evicted cache learns to predict as the original model does with the full cache.
 
-In every step, the model with its current weights reads right answers of the original model under eviction. The step
-lowers the loss
+In every step, the model with its current weights reads, under eviction, right answers that the original model generated
+with the full cache. The step lowers the loss
 
     T^2 KL( softmax(z_full / T)  ||  softmax(z_sparse / T) )      per token of these answers
 
@@ -67,7 +67,7 @@ class DistillRecipe(SparseRecipe):
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
         batch = [self.traces[i] for i in self.drawn(step, len(self.traces))]
         mine = batch[share]
-        # Processes' losses are averaged: this scale makes that the mean over all tokens of the batch.
+        # The losses of the processes are averaged; with this divisor, they average to the mean over the batch's tokens.
         tokens = sum(len(t.answer) for t in batch) * len(mine) / len(batch)
         answered = self.simulate(mine, weight=self.temperature**2 / tokens)
         loss = add_up(

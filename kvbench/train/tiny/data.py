@@ -39,8 +39,8 @@ STAGES = (
     Stage(name="base", steps=2600, mixture={"chain": 0.75, "lookup": 0.25}, muon_lr=0.015),
     Stage(name="lines", steps=400, mixture={"lines": 0.6, "chain": 0.3, "lookup": 0.1}, muon_lr=0.012),
     Stage(name="joint", steps=1600, mixture={"digits": 0.5, "lines": 0.2, "chain": 0.2, "lookup": 0.1}, muon_lr=0.012),
-    # The learning rates fall in this stage. The model learns last to copy the plan of a `chain` problem: so `chain`
-    # has a large share, and half of the batches come from lower levels.
+    # The learning rates fall in this stage. Copying the plan of a `chain` problem is what the model learns last, so
+    # `chain` has a large share, and half of the batches come from lower levels.
     Stage(name="settle", steps=2200, mixture=SETTLE, muon_lr=0.012, review=0.5),
 )
 
