@@ -8,10 +8,10 @@ as tables print it: ``snapkv(window=32, kernel=7)``. With budget C, and free = C
     count_h     entries of head h among the layer's best Hk * free scores
     capacity_h  (1 - floor_alpha) * count_h + floor_alpha * free, in addition to the protected entries
 
-Each head keeps its capacity_h best entries. `normalize` first multiplies a head's scores by the share of their sum that
-the head's best `free` entries hold; where scores can be negative (gkv, rkv), the layer's lowest score is subtracted
-first. If `base` has budgets per layer (pyramidkv), heads share their layer's budget. The defaults are those of the
-released prediction script.
+Each head keeps its capacity_h best entries. `normalize` first multiplies a head's scores by a factor: the sum of its
+`free` largest scores, divided by the sum of all its scores. Where scores can be negative (gkv, rkv), the layer's lowest
+score is subtracted before. If `base` has budgets per layer (pyramidkv), heads share their layer's budget. The defaults
+are those of the released prediction script.
 
 rounding=exact makes every layer's total exact (largest remainder). rounding=official follows the released code: it
 rounds floor_alpha * free down, then each head's capacity, and takes an excess over the budget back evenly.
@@ -132,7 +132,7 @@ class AdaKV(Method):
 
 
 def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """Return each head's scores times the share of their sum that the head's `best` [b] largest scores add up to."""
+    """Return each head's scores times a factor: the sum of its `best` [b] largest, divided by the sum of all."""
     finite = among & score.isfinite()
     lowest = torch.where(finite, score, float("inf")).amin(dim=(1, 2), keepdim=True).clamp(max=0.0)
     score = score - lowest

@@ -18,9 +18,9 @@ rule for decoding, which the paper's experiments do not use (`decode=true`): eve
 first eviction left there, chosen by the pooled attention of the newest query.
 
 `compat=reference` reproduces two more properties of the released code. While decoding, the cache stays in score order,
-so pooling runs over neighbours in rank. And with `cascade`, a layer is evicted as soon as the model has computed the
-prompt's entries in it, down to its share of the budget among the layers so far, and again after each further layer. If
-an upper layer holds less than its budget, the rest goes to the layers below. These were evicted before and cannot get
+so pooling runs over neighbours in rank. And with `cascade`, each time the model has computed the prompt's entries in
+a further layer, the budget of all L layers is divided among the layers so far, and each is evicted down to its share.
+If an upper layer cannot fill its budget, the rest goes to the layers below. These were evicted before and cannot get
 entries back, so after the prompt they hold less than their budgets. They grow to their budgets while decoding. Without
 `cascade`, every layer gets its final budget at once.
 """
@@ -82,7 +82,7 @@ class CAKE(Method):
     def trigger(self, interval: int) -> Trigger:
         if not self.decode:
             return Once()
-        # After a cascade some layers reach their budgets before the model does.
+        # After a cascade some layers may exceed their budgets while the mean over layers is still below the budget.
         return EveryTime(interval) if self._by_rank else Every(interval)
 
     def columns(self) -> tuple[Column, ...]:
@@ -216,9 +216,10 @@ class CAKE(Method):
 
 
 def _official(ideal: torch.Tensor, total: int, room: torch.Tensor) -> torch.Tensor:
-    """Round `ideal` numbers of entries per layer [b, L] down, but at most to `room`, so that their sum is `total`.
+    """Return integers near the `ideal` numbers of entries per layer [b, L], at most `room`, that sum to `total`.
 
-    The entries lost by rounding are given back evenly; the remainder of this division goes to the first layers.
+    Numbers are rounded down and cut to `room`. The entries that are then missing are given back evenly to layers with
+    room; the remainder of this division goes to the first of these layers.
     """
     each = torch.minimum(ideal.long(), room)
     cut = (ideal.long() - each).sum(dim=1)

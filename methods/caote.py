@@ -14,7 +14,7 @@ form=squared  DropKV (openreview.net/forum?id=UVbaJoD3Qa), after the prompt only
 The window always stays. The paper evicts token after token by the output of each query head; its authors released no
 code. form=mean follows the code of Random Attention (arXiv 2609.03430): it evicts many tokens at once, window 64,
 optional average pooling of 5. DropKV's defaults: window 8, average pooling of 11.
-Traps: a / (1 - a) differs from a only at sinks, where DropKV's weights reach 1e12. Pooled attention does not sum to 1.
+Traps: a / (1 - a) is much larger than a only at sinks: DropKV's weights reach 1e12. Pooled attention does not sum to 1.
 DropKV pools before it protects, so the scores of the window leak into the entries before it.
 """
 

@@ -7,7 +7,7 @@ The first `sinks` entries stay. The others form partitions of `lag` entries, in 
 the entries after it stay too. Each other partition is scored by the partition that follows, per KV head:
 
     u_jd = (x_jd - low_d) / (high_d - low_d)     x: keys or values; low_d, high_d: smallest and largest number of
-                                                 channel d in the partition that follows; 0 if both are equal
+                                                 channel d in the partition that follows; u_jd = 0 if they are equal
     s_j  = softmax over the partition of the standard deviation of u_j over channels
     score: s_j of the key + value_weight * s_j of the value
 

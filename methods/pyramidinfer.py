@@ -17,8 +17,8 @@ prompt's queries vote, here the newest 32.
 
 Traps: the released code has no budget, only the shares r_l; it applies them while the prompt is read, so upper layers
 never see a token that a lower layer drops (here they see the whole prompt); the schedule `linear` is overwritten by the
-constant `decay`; prompts below 64 tokens stay; generated tokens are thinned out by a share of every 16, and the
-cache grows (here they all stay).
+constant `decay`; prompts below 64 tokens stay whole; of every 16 generated tokens it drops only a share, so the
+cache grows (here all generated tokens stay).
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class PyramidInfer(Method):
         sizes, settled = self.quotas(allocation_of(views, outs)), list[ScoreOut]()
         gone = outs[0].score.new_zeros(len(outs[0].score), views[0].longest + 1)  # 1 for tokens that a layer drops
         for view, out, size in zip(views, outs, sizes.unbind(1)):
-            at = view.positions.where(view.valid, views[0].longest)  # all invalid entries share the last column
+            at = view.positions.where(view.valid, views[0].longest)  # invalid entries share the last column of `gone`
             lower = gone.gather(-1, at.flatten(1)).view_as(out.score)
-            score = out.score - lower * (1 + self.rise)  # below all tokens that the lower layers keep
+            score = out.score - lower * (1 + self.rise)  # tokens that a lower layer drops rank below those it keeps
             must = protected(kept_always(self, view), view.positions, view.seen, view.prompt_len, view.mask)
             keep = keep_mask(score, view.positions, view.mask, must, size)[:, 0]
             gone = torch.ones_like(gone).scatter_(-1, at[:, 0], (~keep).to(gone.dtype))

@@ -4,13 +4,14 @@ The score is a hash of sample, eviction, layer, head and position, so results do
 Default: the newest 16 stay. Without them a model loses its current sentence, and the baseline would measure that loss.
 
 `prompt` protects the prompt too, as in Random Attention (arXiv 2609.03430), whose R newest tokens are `recent` here and
-whose eviction interval is R. With budget C, the first P = min(prompt, C - recent - 1) tokens of the prompt count:
+whose eviction interval is R. With budget C, it protects at most the first P tokens of the
+prompt, where P is the smaller of the prompt's length and C - recent - 1:
 
     all   these P tokens stay (the paper's `random_pp`)
-    cap   of these, the first `cap` tokens stay, and every second one after them (the paper's `random_pcap`)
+    cap   of these P, the first `cap` tokens stay, and every second one after them (the paper's `random_pcap`)
 
-All other tokens are drawn anew at every eviction. Trap: a prompt longer than C - recent - 1 is cut to its first tokens,
-and one other token remains, as in the released code.
+All other tokens are drawn anew at every eviction. Trap: if the prompt is longer than C - recent - 1, `all` leaves room
+for one drawn token only, as in the released code.
 """
 
 from __future__ import annotations

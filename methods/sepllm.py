@@ -5,8 +5,7 @@ arXiv 2412.12094; its training-free form. No query is read.
 
 The first `sinks` tokens and the newest `recent` always stay. The newest separators fill the rest of the budget. If
 there are too few, the newest other tokens do. A separator is a token that consists of the characters `marks` and of
-white space (`kvbench.engine.model.marks`), if the model's tokenizer has such tokens. All heads keep the same
-tokens.
+white space (`kvbench.engine.model.marks`); a tokenizer without such tokens is refused. All heads keep the same tokens.
 
 Defaults: 4 sinks and the marks as in the release; 128 newest tokens, where the released example has 256 of 512.
 

@@ -4,7 +4,7 @@ Paper: VaSE, arXiv 2606.03928.
 
 The newest `window` tokens and the first `sinks` always stay. Of the other entries stay
 
-    large   those with the largest range max_d v_jd - min_d v_jd; together with the sinks, `large` entries
+    large   those with the largest range max_d v_jd - min_d v_jd: `large` entries, less the number of sinks
     drawn   as many as the budget leaves room for, drawn without replacement with probabilities proportional to a_j: the
             newest `window` queries attend to all older entries; mean over queries and group, average pooling
 

@@ -27,7 +27,7 @@ def stores_newest(sequences: Many[Sequence], trigger: Trigger, width: int, steps
     """Return whether the queries and hidden states of the next `steps` steps must be stored.
 
     A slot has room for the queries and hidden states of its newest `width` tokens; each new token replaces the oldest.
-    They must be stored if a sequence has a tick before later tokens have replaced all those of these steps.
+    So the steps must store theirs if a sequence has its next tick while the slot still holds some of them.
     """
     if width == 0 or trigger.growth is None or width >= trigger.growth:
         return width > 0

@@ -92,8 +92,8 @@ class Evictor:
         return [s for s in due if cache.held(s) < held[s]]
 
     def kept(self, slot: int, spans: Sequence[tuple[int, int]]) -> tuple[float, float]:
-        """Return two shares, each a mean over heads: of the text tokens, and of the image tokens, whose entries a slot
-        holds now. spans: the first and the last + 1 position of each image's tokens."""
+        """Return the share of text tokens and the share of image tokens whose entries a slot holds now, each a mean
+        over heads. spans: the first and the last + 1 position of each image's tokens."""
         self._complete([slot])
         held: list[torch.Tensor] = []
         for stack, batch in self._batches({slot: 0}, 0):
@@ -169,9 +169,9 @@ class Evictor:
                 yield sorted(parts, key=lambda part: part[1].together)
 
     def _shown(self, slot: int, together: bool) -> list[int]:
-        """Return how long a slot's views are and whether heads are padded in them, as numbers (`Stack.shown`), stack
-        after stack.
+        """Return, for each view of a slot, its places per head and whether its heads are padded (`Stack.shown`).
 
+        The result is one flat list: for each stack, the numbers of places of all views, then the flags of all views.
         Slots with equal results may share a batch. together: one view shows all layers of a stack, not one layer.
         """
         of = (stack.rows_of([slot]) for stack in self.cache.stacks)
@@ -183,7 +183,7 @@ class Evictor:
 
         0 if not even one slot fits, or if each layer needs a view of its own.
         """
-        if not self.stacked or len(self.cache.stacks) > 1:  # ties go by the order of layers, which stacks change
+        if not self.stacked or len(self.cache.stacks) > 1:  # stacks reorder the layers, whose order breaks ties
             return 0
         stack = self.cache.stacks[0]
         return stack.at_once(self._shown(slot, together=True)[0], self.needs.width) // len(stack.members)

@@ -272,7 +272,7 @@ class PromptReader:
         """
         inputs = {"position_ids": writer.begin(start, rows, modality)[None]} | inputs
         out = self.model.run(writer, writer.cache.recurrent, **inputs, logits_to_keep=keep)
-        writer.cache.measure()  # again, for states of layers after the last attention layer
+        writer.cache.measure()  # once more, to count the states of layers after the last attention layer
         return out.logits
 
     def _read_probe(

@@ -104,11 +104,11 @@ def dense_logits(
 
 @contextlib.contextmanager
 def _drawn_as_text(model: Any, ids: torch.Tensor, images: Images) -> Iterator[torch.Tensor]:
-    """Let the dense pass embed an image token that the model drew like any other token, as the engine does.
+    """Make the dense pass treat image tokens that the model generated as text, as the engine does.
 
-    Yields a copy of `ids` [1, T] in which id 0 replaces each image token outside the prompt's images; inside the block
-    the model embeds `ids` whatever its input. With `ids` itself as input, the pass would put features of an image in
-    place of such a token.
+    Yields the input for the pass: a copy of `ids` [1, T] in which id 0 replaces each image token outside the prompt's
+    images. With `ids` as input, the pass would put features of an image in place of such a token. Inside the block, the
+    embedding layer ignores its input and embeds `ids`.
     """
     shown = torch.zeros_like(ids, dtype=torch.bool)
     for first, last in images.spans:

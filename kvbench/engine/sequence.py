@@ -119,7 +119,7 @@ class Meter:
 class Sequence:
     """A sample while the engine decodes it."""
 
-    request: Request  # when a turn starts from a new prompt, a request with the prompt's `prompt_ids` replaces it
+    request: Request  # replaced by a request with other `prompt_ids` when a turn starts from a new prompt
     sample: int
     key: int  # noise key, as int64
     tokens: list[int] = field(default_factory=list)  # generated in this turn

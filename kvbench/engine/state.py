@@ -19,7 +19,7 @@ from kvbench.engine.sequence import Token
 from kvbench.engine.upload import upload
 from kvbench.records import Request, Sampling
 
-FIELDS = 9  # numbers per slot, before its end tokens and its fixed tokens
+FIELDS = 9  # numbers per slot in `State.rows`, without end tokens and fixed tokens
 
 
 @dataclass(frozen=True, slots=True)

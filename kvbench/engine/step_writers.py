@@ -287,7 +287,7 @@ class PagedStepWriter(StepWriter):
         sizes = self._sizes[call.layer]
         live = {sizes[s] for s in range(self.cache.slots) if self.cache.seen[s]} or {sizes[0]}
         out: torch.Tensor | None = None
-        for rows in sorted(live):  # all slots each time: with a fixed shape, a slot's bits do not change
+        for rows in sorted(live):  # all slots each time: with a fixed shape, a slot's bits do not depend on others
             part = self._read(layer, call, table, lengths, rows)
             if out is None:
                 out = part

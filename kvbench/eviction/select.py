@@ -150,8 +150,8 @@ def _jointly(
 def _with_room(shares: torch.Tensor, views: Sequence[LayerView], musts: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """Adjust the quotas `shares` [b, L, Hk] so that each has room for its head's protected entries (`musts`).
 
-    A quota is first cut to the entries that its head holds; from then on the sum per sequence stays the same. This is
-    needed where the option `protection` protects more entries than the method, whose quotas have no room for them.
+    A quota is first cut to the entries that its head holds; from then on the sum per sequence stays the same.
+    Quotas lack this room only where the option `protection` protects more entries than the method's own protection.
     """
     held = torch.cat([v.per_sequence(v.held()) for v in views], dim=1)
     low = torch.cat(

@@ -58,8 +58,10 @@ class Latents:
         self._unfolded: dict[int, torch.Tensor] = {}  # of modules other than nn.Linear, by id()
 
     def of(self, projection: torch.nn.Module, rank: int, key: torch.Tensor, value: torch.Tensor) -> Latent:
-        """Return the matrices of a layer, split from the weight of `projection`. key, value: [b, Hq, t, ...], what the
-        layer computed with it from latents of R = `rank`; only their sizes count."""
+        """Return the matrices of a layer, split from the weight of `projection`. rank: R.
+
+        key, value: [b, Hq, t, ...], keys and values that the layer computed with `projection`; only their sizes count.
+        """
         weight = self._weight(projection, rank, key)
         heads, dv = key.shape[1], value.shape[3]
         plain = weight.shape[0] // heads - dv

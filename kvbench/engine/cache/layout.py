@@ -25,7 +25,7 @@ Layout = Literal["auto", "dense", "paged"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """The most tokens of any sequence of a cell: prompt plus output, output, prompt, and the prompt's tail.
+    """Four largest numbers of tokens in any sequence of a cell: of prompt plus output, output, prompt, prompt's tail.
 
     With query-agnostic compression, the tail is the part of a prompt that is read after the eviction of the rest.
     """

@@ -8,7 +8,7 @@ keeps equally many entries in all heads.
 
 Block tables and lengths are kept on the host (numpy), because the host allocates the pages. `BlockTable` keeps copies
 of both on the device, and updates a copy when it is read. Page 0 belongs to no head: idle slots write to it, and a
-write of fixed shape puts there what no entry needs.
+write of fixed shape puts its surplus elements there.
 """
 
 from __future__ import annotations

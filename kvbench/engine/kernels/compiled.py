@@ -69,7 +69,7 @@ class CompiledLayers:
                     if faults.of_machine(error):
                         raise
                     self._fail(faults.first_line(error))
-            return plain(*args, **kwargs)  # after a failure it begins anew and writes the same entries again
+            return plain(*args, **kwargs)  # after a failure, `plain` begins anew and writes the same entries again
 
         return forward
 

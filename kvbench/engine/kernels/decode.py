@@ -27,7 +27,7 @@ from kvbench.engine.cache.paged import PAGE
 
 LOWEST = tl.constexpr(-1e30)  # initial maximum of the logits; finite, so that the difference of two maxima is not NaN
 TILE = 64  # most cache rows per tile; wide heads get fewer
-TILE_BYTES = 32 << 10  # K and V of a tile; two pipeline stages of it leave room for two programs per multiprocessor
+TILE_BYTES = 32 << 10  # most bytes of K and V per tile, so that two programs with two stages each fit a multiprocessor
 STAGES = 3
 MOST_QUERIES = 32  # query heads per program; with wide heads, more would not fit into registers
 WIDE = 256  # with larger head dimensions, a program takes half as many query heads and one pipeline stage less

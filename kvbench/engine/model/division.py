@@ -1,8 +1,9 @@
 """`--device-map auto`: which GPU holds which layers of a model that is larger than one GPU.
 
 The package accelerate assigns whole layers to GPUs, in the order in which the model runs them, and moves hidden states
-from one GPU to the next. Each layer's entries are on the GPU of its weights. Every GPU gets at most one share of the
-weights, the smallest with which the model fits. So the layers' entries, too, have about equal room on all GPUs.
+from one GPU to the next. Each layer's entries are on the GPU of its weights. All GPUs have the
+same limit on the bytes of weights, the smallest with which the model fits. So the layers' entries, too, have about
+equal room on all GPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from kvbench.errors import SetupError, UserError, quote
 from kvbench.sources import quantised
 
 WEIGHTS = 0.75  # most of a GPU's memory that weights may take; the rest is for entries
-STEPS = 4  # the share of a GPU is raised by 1 / STEPS of the largest layer at a time
+STEPS = 4  # the limit on every GPU's weights is raised by 1 / STEPS of the largest layer at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """ForesightKV's scorer (arXiv 2602.03203): its features of an entry, and its small network per KV head.
 
-Features are the entry's key (post-RoPE), its value, and for each of the g query heads of its group statistics of A, the
-attention that queries paid to the entry (softmax over all entries):
+Features are the entry's key (post-RoPE), its value and, for each of the g query heads of its group, statistics of A,
+the attention that queries of this head paid to the entry (softmax over all entries):
 
     paper6       sums of A over the newest 8, 16 and 32 queries and over the chunk; cumulative; decayed cumulative
     released8    max, min and sum of A over the chunk; the same sum three times more; cumulative; decayed cumulative

@@ -12,7 +12,8 @@ last hidden layer h is
 
     none               each layer has its own
     layers             one projection for all layers, with an output per head (the released code)
-    layers_and_heads   one vector u for all, log beta = logsigmoid(u h_head + b); h has one part per head (the paper)
+    layers_and_heads   one vector u for all, log beta = logsigmoid(u h_head + b); h consists of Hk vectors h_head of
+                       width I, one per head (the paper)
 
 Tensors, stacked over the layers of the model unless shared (I: the width, D: hidden size, S = 2 Hk d):
 
@@ -21,6 +22,8 @@ Tensors, stacked over the layers of the model unless shared (I: the width, D: hi
     rg3    kv_gate.weight and kv_up.weight [L, I, S]
     rg10   as rg, and mid.weight [L, I, I]   mid.bias [L, I]
     out.weight [L, Hk, I], [Hk, I] or [I], and out.bias [L, Hk], [Hk] or [1], as tied
+
+With layers_and_heads the layer that computes h (in, kv, kv_gate and kv_up; in rg10 mid) has Hk I outputs instead of I.
 """
 
 from __future__ import annotations
