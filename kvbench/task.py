@@ -213,7 +213,7 @@ class Task(ABC):
     headline: ClassVar[str] = "score"  # the row column that tables show first, "score" or "score_partial"
     manifest: ClassVar[Manifest | None] = None  # the data that the task needs; None: it generates its own
     prompt_styles: ClassVar[tuple[str, ...]] = ("default",)  # names accepted by --prompt-style, the default first
-    variants: ClassVar[tuple[str, ...]] = ()  # of ``name/variant``; ``name`` alone means the first, unless `group`
+    variants: ClassVar[tuple[str, ...]] = ()  # values of V in ``name/V``; ``name`` alone: the first, or all if `group`
     group: ClassVar[bool] = False  # whether ``name`` alone means every variant
     lengths: ClassVar[tuple[int, ...]] = ()  # tokens, as in ``name@8k``: the default first; others work too
     averages: ClassVar[Mapping[str, Mapping[str, float]]] = {}  # printed below a group: name -> {variant: weight}

@@ -37,7 +37,7 @@ class TraceFigures:
     cosine: Floats  # [L, Hq] cosine of a head's outputs with both caches, summed over `rows` tokens
     rows: int  # number of tokens in these sums
     lost: float  # full cache's attention to dropped entries, mean over layers and heads, summed over `rows` tokens
-    overlap: float  # share of the oracle's entries that the method holds, summed over `choices` blocks
+    overlap: float  # share of the oracle's entries that the method holds too, summed over `choices` blocks
     choices: int
     entries: float  # number of entries held per layer and KV head, summed over `rows` tokens
     most: float  # largest number of entries held per layer and KV head

@@ -112,7 +112,7 @@ class PredictorRecipe(TraceRecipe):
         found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
         def attend(call: AttentionCall) -> torch.Tensor:
-            if call.layer in self.layers:  # its sliding window, if any, is longer than all texts
+            if call.layer in self.layers:  # the layer's sliding window, if it has one, is longer than all texts
                 assert call.hidden is not None
                 found[call.layer] = call.hidden[:, :n].float(), self.target(call, n, trace)
             return plain(call)

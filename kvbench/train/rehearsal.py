@@ -65,7 +65,7 @@ class Ledger(MetaBytes):
         return done
 
     def name(self, tensors: Iterable[torch.Tensor], part: str) -> None:
-        """Count these tensors in the part `part` from now on, even those made before the ledger's block."""
+        """Count these tensors in the part `part` from now on, even those made before the ledger began to count."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if tensor.is_meta and (known := self._named.get(storage)) is not None:
@@ -81,7 +81,7 @@ class Ledger(MetaBytes):
 
     def _add(self, storage: torch.UntypedStorage, part: str) -> None:
         size, named = storage.nbytes(), [part]
-        self._known.add(storage)  # known even if it was made outside the ledger's block
+        self._known.add(storage)  # known even if it was made while the ledger did not count
         self._named[storage] = named
         self.now += size
         self.parts[part] += size

@@ -75,7 +75,7 @@ def _copy_images(place: Place, manifest: Manifest, folder: Path) -> None:
 
 
 def _copies(out: Path, manifest: Manifest, place: Place) -> dict[Path, Path | None]:
-    """Return {file to write into `out`: file to copy}; None in place of the latter: write the rows as JSON lines."""
+    """Return, for each file to write into `out`, the file to copy, or None if the rows are written as JSON lines."""
     path = out / manifest.path
     changed = place.table or (place.raw and (manifest.rename or manifest.hub_id))
     if changed:

@@ -29,8 +29,8 @@ TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
 def cached(manifest: Manifest, revision: str | None) -> Place | None:
     """Return where the data of a manifest are in the cache, or None if a part is missing. Sends no request.
 
-    revision: the commit, branch or tag to use; None: the default branch. Tables are cached by commit only, so for a
-    table and any other revision the result is None.
+    revision: the commit, branch or tag to use; None: the default branch. Tables are cached by commit, so the result for
+    a table is None unless `revision` is a commit.
     """
     if manifest.url:
         file = cache.place(manifest.url)
