@@ -32,7 +32,7 @@ FIELDS = {
     "$C_B$": "choice_B",
     "$C_C$": "choice_C",
     "$C_D$": "choice_D",
-}  # replaced in this order after the text: as in the official script, a "$Q$" in the text is replaced too
+}  # replaced in this order, after the long text was put in: as officially, a "$Q$" in that text is replaced too
 
 
 @tasks.register("longbench_v2", aliases=("longbench-v2",))

@@ -83,7 +83,7 @@ class TravelPlanning(LongProc):
     summary = "LongProc travel_planning, searches for trip plans of up to 2K and 8K tokens"
     variants = ("2k", "8k")
     mark = "YOUR TASK:"
-    tokens: ClassVar = {"2k": (0, 2048), "8k": (4096, 8192)}  # tokens of the right answer (estimate): at least, below
+    tokens: ClassVar = {"2k": (0, 2048), "8k": (4096, 8192)}  # estimated tokens of the right answer: at least, below
 
     @property
     def manifest(self) -> Manifest:  # type: ignore[override]  # all levels are in one file

@@ -5,8 +5,8 @@
 
 A row is a context with its questions. Later questions continue from the evicted cache and see the model's own earlier
 answers (the released script's --disable_golden_context; without it, that script puts the right answers in their place).
-Decoding is greedy without thinking. A row's score is the mean over its turns; `turn_1`, ... have each turn's. Released
-prompts, bundled (MIT); `kvbench.scoring.scbench` has the scoring rules of the sets.
+Decoding is greedy without thinking. A row's score is the mean over its turns; `turn_1`, ... hold each turn's score.
+Released prompts, bundled (MIT); `kvbench.scoring.scbench` has the scoring rules of the sets.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Set:
     """One of SCBench's data sets. new_tokens: most tokens of an answer (the larger limit, if two kinds of questions
     have different limits).
 
-    rule: the name of a function in `kvbench.scoring.scbench.rules`, or "function" (RepoQA's rule). In a set with two
-    kinds of questions: the kind (the turns' column `task`) -> this name. strict: the rule of the column `score_strict`;
-    "": none.
+    rule: the name of a function in `kvbench.scoring.scbench.rules`, or "function" (RepoQA's rule). A set with two kinds
+    of questions has a dictionary from the kind (the turns' column `task`) to such a name. strict: the rule of the
+    column `score_strict`; "": none.
     """
 
     group: str

@@ -21,9 +21,9 @@ NO_MARK = "." * MARK  # the mark of a sample without an answer
 ENTRIES = ("entries_after_evict", "entries_peak", "bound")
 COUNTS = ("output_tokens", "truncated", "no_answer")  # numbers that are summed over a question's answers
 Scores = tuple[float | None, ...]
-# What a method kept while it read one stored answer again: the hash of prompt and answer, and its evictions. Each
-# eviction has as its key the number of tokens read before it, and as its value a text with one mark per layer: two
-# characters of a hash of the positions that the layer kept.
+# What a method kept while it read one stored answer again: the hash of prompt and answer, and a dictionary of the
+# evictions. A key is the number of tokens read before the eviction. Its value is a text with two characters per layer:
+# the beginning of a hash of the positions that the layer kept.
 Decisions = tuple[str, Mapping[int, str]]
 
 
@@ -38,7 +38,8 @@ class Key:
     budget: Budget | None = field(compare=False)
     interval: int | None
     seed: str
-    size: str = field(init=False, repr=False)  # the budget as text, which keys compare: 1 (entry) == 1.0 (100%)
+    # The budget as text. Keys compare this text, because Python finds 1 (one entry) equal to 1.0 (100%).
+    size: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", "" if self.budget is None else label(self.budget))

@@ -6,8 +6,8 @@ again.
 
 When two versions of a method generate their own answers, the texts differ from some token on. All later decisions then
 differ because the texts do. Decisions are therefore compared on texts that do not depend on the method: the first
-answers of the full cache. A run stores no decisions: they show what the code does that is installed when they are
-recorded. `kvbench compare RUN --save FILE --replay` records them for a later comparison.
+answers of the full cache. Decisions show what the code does that is installed when they are recorded, so no comparison
+takes them from a run's folder. `kvbench compare RUN --save FILE --replay` records them for a later comparison.
 """
 
 from __future__ import annotations

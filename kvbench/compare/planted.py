@@ -25,7 +25,7 @@ from kvbench.report.stats import ALPHA, fewest_clusters
 
 REFUSED = UserError.exit_code
 KEEPS = 5  # every fifth question with a right answer keeps its score when a drop is planted
-LEAST = fewest_clusters(ALPHA)  # a one-sided test at 5% over two cells needs as many falling clusters
+LEAST = fewest_clusters(ALPHA)  # clusters that must fall, so that a one-sided test at 5% over two cells rejects
 
 
 @dataclass(frozen=True, slots=True)

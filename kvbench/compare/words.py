@@ -13,7 +13,7 @@ from kvbench.errors import bare, counted, quote
 from kvbench.report.stats import ALPHA, Regression, fewest_clusters
 
 MOST = 4  # names that a sentence lists
-WIDE = 0.2  # a note explains bounds that are further from their difference
+WIDE = 0.2  # a note explains lower bounds that are further than this below the difference
 
 
 def name(one: Judged, outcome: Outcome) -> str:

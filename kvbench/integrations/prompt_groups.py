@@ -73,8 +73,8 @@ def check_mask(mask: Any) -> None:
 def check_positions(given: torch.Tensor | None, own: torch.Tensor, mask: torch.Tensor | None) -> None:
     """Raise UserError if the caller's positions differ from the cache's own, [b, t] or [3, b, t]; pads are ignored.
 
-    For models with images, transformers puts the text's positions before the three axes; only the axes are compared.
-    Positions of another number of tokens than the cache's are not checked.
+    For models with images, transformers may put the text's positions before the three axes ([4, b, t]); only the axes
+    are compared. If `given` is for another number of tokens than `own`, nothing is checked.
     """
     given = given[-3:] if given is not None and given.dim() == 3 else given
     if given is None or given.shape[-1] != own.shape[-1]:

@@ -45,8 +45,8 @@ SAME = {
     "multi_turn_cache": "later turns",
     "task_version": "task version",
 }
-# For a column, the value that the engine sets for some questions, whatever the run's setting: it resets the cache when
-# later turns have images. Like a missing value, it counts as equal to every value.
+# The value that the engine writes into a column for some questions, whatever the run's setting: if later turns have
+# images, every turn begins with an empty cache. Like a missing value, it counts as equal to every value.
 OF_QUESTION = {"multi_turn_cache": "reset (images)"}
 # Columns that may differ from question to question: a task may set the sampling of each question, and a long prompt
 # leaves less room for the answer.
@@ -55,8 +55,8 @@ ARTEFACTS = "tables, drafts or plug-in"
 ALL = "all"  # value of --group-by that splits rows by everything that differs
 APART = f"--group-by {ALL} makes separate tables."
 EDITED = "The run's table was joined or edited. Report on the runs that its rows came from."
-# Columns whose differences get a note below the table, as (column, its name in the note, other columns). Rows that
-# agree in the other columns should agree in the column.
+# Columns whose differences get a note below the table: (column, its name in the note, further columns). Only rows that
+# agree in the further columns are compared in the column.
 NOTED = (
     ("kvbench_version", "versions of kvbench", ()),
     ("torch_version", "versions of torch", ()),
@@ -85,8 +85,8 @@ class Mixture:
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A difference that keeps rows out of a common table although they agree in the columns of `SAME`. `word`: what
-    differs, in words. `values`: the differing value of each row, such as its judge; a row to which the difference does
-    not apply has no value (code -1). `remedy`: what the user can do."""
+    differs, in words. `values`: the differing value of each row, such as its judge; rows without such a value, such
+    as those of other methods, have the code -1. `remedy`: what the user can do."""
 
     word: str
     values: Text

@@ -1,5 +1,5 @@
-"""Means over the tasks of a group, such as LongBench's avg16 or RULER's mean of 13. A task declares the means of its
-group: their names and weights.
+"""Means over the tasks of a group, such as LongBench's avg16 or RULER's mean of 13. The class of a group's tasks
+declares the group's means: their names and weights.
 
     for table in make_averages(loaded.groups, tables):
         table.rows[0].means["avg16"].value, table.rows[0].means["avg16"].missing
@@ -7,9 +7,9 @@ group: their names and weights.
 Each mean belongs to one method at one budget. It covers the tasks of one group at one length and with equal settings,
 with the group's weights (`kvbench.report.weighted`). If a task is missing, there is no mean, and a note names the task.
 
-A group that was run at all its lengths has three further means. For each of them, the first mean that the group's task
-declares is averaged over the lengths: with equal weights, or with weights that rise (inc) or fall (dec) linearly from
-the shortest length to the longest, as in RULER's paper (arXiv 2404.06654).
+A group that was run at all its lengths has three further means. Each of them averages the group's first mean over the
+lengths: with equal weights, or with weights that rise (inc) or fall (dec) linearly from the shortest length to the
+longest, as in RULER's paper (arXiv 2404.06654).
 """
 
 from __future__ import annotations

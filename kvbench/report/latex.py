@@ -28,7 +28,7 @@ from kvbench.report.blocks import Block, Column
 SIGNS = {
     **{sign: f"\\{sign}" for sign in "{}$&#%_"},
     **{sign: f"${sign}$" for sign in "<>|"},
-    **{sign: f"{{{sign}}}" for sign in "[]*"},  # bare, they would be options of a table line's end
+    **{sign: f"{{{sign}}}" for sign in "[]*"},  # without braces, LaTeX would read them as options of a preceding \\
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",

@@ -88,10 +88,10 @@ def longest_tokens(rows: Rows, later: Any) -> float:
 
 
 def evictable_share(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Any:
-    """Return for each row the share that methods may evict of the memory of its sequence in the full cache. The plan of
-    a dry run states the same share.
+    """Return for each row which share of its sequence's memory in the full cache methods may evict. The plan of a dry
+    run states the same share.
 
-    The rest of the memory are sliding windows and states of recurrent layers. The share is NaN if the run's run.json
+    The rest of this memory holds sliding windows and states of recurrent layers. The share is NaN if the run's run.json
     does not describe layers, or if the row has no measurements. later: the result of `later_tokens`. layers: the result
     of `layers_of`.
     """

@@ -67,8 +67,8 @@ class _Scores:
     """The scores of one task. cells: for each (label of the method, budget, protection), the samples' scores by
     question.
 
-    random: the labels of `random`: one for each choice of its options. marked, idle: the cells for which the fields of
-    these names in `Matched` are true.
+    random: the labels of `random`: one for each choice of its options. marked, idle: the cells whose
+    `Matched` has the field of this name set to True.
     """
 
     clusters: Mapping[str, str]

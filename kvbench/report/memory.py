@@ -12,8 +12,8 @@ full cache's row of the same conversation. Sliding-window layers, from which no 
 their windows, both in nominal and in measured bytes.
 
 Measured bytes are the live keys and values at the peak, from the rows. A cell is marked in two cases: a sample's
-measured bytes are more than 1.05 times its nominal bytes plus one page per head (pages of the paged layout may be
-part-filled), or its entries at the peak are more than 1.05 times the nominal entries. Cells of methods that do not
+measured bytes exceed the sum of 1.05 times its nominal bytes and one page per head (the last page of a head may be
+partly empty), or its entries at the peak exceed 1.05 times the nominal entries. Cells of methods that do not
 bound generated entries, and of query-agnostic runs, are never marked. A separate column shows the bytes that a method
 stores beside keys and values.
 """

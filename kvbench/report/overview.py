@@ -25,9 +25,8 @@ ACROSS = 4  # tasks side by side
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of the overview's tables: a cell and the table of the cell's task. `best`: in the table of the best
-    methods, the methods of this line's budget; `cell` is then the cell of the method with the highest score. None in
-    other tables."""
+    """A line of the overview's tables: a cell and the table of the cell's task. `best`: the best methods
+    at the line's budget, of which `cell` has the highest score; None in tables other than that of the best methods."""
 
     table: TaskTable
     cell: ScoreCell

@@ -46,7 +46,7 @@ class Printed:
     lower-case letters and digits, because papers spell them in several ways.
 
     name: the method as the paper names it. samples: the number of answers per question. longest: the limit on the
-    tokens of an answer. Each is None if the paper does not state it.
+    tokens of an answer. `samples` and `longest` are None if the paper does not state them.
     """
 
     model: str
@@ -102,8 +102,8 @@ def without_weights(label: str) -> str:
 
 @functools.cache
 def every() -> tuple[Printed, ...]:
-    """Return all printed shares of right answers, if kvbench has the method, and if the budget is in entries or is the
-    full cache."""
+    """Return all scores in percent that papers print for methods of kvbench, at a budget in entries or with the full
+    cache."""
     return tuple(printed for row in published() if (printed := _printed(row)) is not None)
 
 

@@ -96,8 +96,9 @@ def grade(
 ) -> Grades:
     """Run a program on the tests of a problem; each verdict stops at the first test that fails.
 
-    inputs, outputs: for each test the text of standard input, and the expected output. If `function` names a function,
-    its arguments (JSON, one per line), and its expected value (JSON). seconds: time limit per test.
+    inputs, outputs: for each test the text of standard input, and the expected output. If the tests call a function
+    (`function`: its name), `inputs` hold its arguments (JSON, one per line) and `outputs` its expected values (JSON).
+    seconds: time limit per test.
 
     Raises ValueError if there are no tests, which LiveCodeBench would count as a pass, or if the numbers of inputs and
     outputs differ. Raises BoxError if the sandbox failed twice.

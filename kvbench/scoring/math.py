@@ -1,8 +1,8 @@
 """Compare an output's answer with the reference mathematically, by three rules.
 
-`value`: math-verify on the whole output, called as in G-KV (reference first; math-verify finds the answer). `strict`:
-math-verify on the last balanced box after the thinking block; an output without a box is wrong. `int_match` (in
-`aux`, for AIME and AMC): the same box compared as a plain integer.
+`value`: math-verify on the whole output, in which it finds the answer itself (as in G-KV, with the reference as first
+argument). `strict`: math-verify on the last balanced box after the thinking block; an output without a box is wrong.
+`int_match` (in `aux`, for AIME and AMC): the same box compared as a plain integer.
 
 math-verify interrupts itself after `SECONDS` by SIGALRM. That works only in the main thread of a process, and some
 sympy calls ignore it, so call this from a `kvbench.scoring.pool.ScorePool`, never in a thread. As in math-verify, a

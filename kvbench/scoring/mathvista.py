@@ -1,9 +1,9 @@
 """MathVista's scoring: an answer is extracted from the model's text, brought into a common form, and compared as text.
 
-The official pipeline lets GPT extract the answer from every text that is not an answer already, as `direct` finds out;
-`by_rule` is kvbench's own extraction, which needs no judge. `normalise` is official, with its peculiarities: for a text
-that names no option it takes the option with the smallest edit distance, and it cuts 3.7 to 3 where an integer is asked
-for.
+In the official pipeline, GPT extracts the answer from every text that is not a bare answer already; `direct` decides
+whether it is one. `by_rule` is kvbench's own extraction, which needs no judge. `normalise` is official, with its
+peculiarities: for a text that names no option it takes the option with the smallest edit distance, and it cuts 3.7 to 3
+where an integer is asked for.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def rouge_l_recall(reference: str, text: str) -> float:
     Returns 0 if `reference` has no word.
     """
     wanted, words = _words(reference), _words(text)
-    row = [0] * (len(words) + 1)  # at n: its length for the reference's words so far and the text's first n
+    row = [0] * (len(words) + 1)  # row[n]: length of the subsequence common to all `word` so far and to words[:n]
     for word in wanted:
         diagonal = 0
         for n, other in enumerate(words, 1):

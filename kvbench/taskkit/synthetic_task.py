@@ -1,7 +1,8 @@
 """Base class of the three tasks for the built-in model: generated problems, no chat template, greedy decoding.
 
-A variant (``orbit-300``) names settings of the problem generator. Problem i has the seed 10^9 + i, which training never
-draws. `kvbench.taskkit.synthetic.variants` lists the variants with their budgets and purposes.
+A variant (``orbit-300``) names settings of the problem generator. Problem i has the seed 10^9 + i: recipes train on
+smaller seeds only (`kvbench.taskkit.synthetic.problem`). `kvbench.taskkit.synthetic.variants` lists the variants with
+their budgets and purposes.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class Facts:
             them; "every": the token of each entry, so the press can score prompts only.
         stays: the names of the options whose sum is the number of entries that always stay.
         weights: the matrices of the model that the press reads.
-        future: whether the press predicts the attention of coming tokens. Such a press takes the number of hidden
-            states that it gets for the number of tokens so far, and computes positions from it.
+        future: whether the press predicts the attention of coming tokens. Such a press assumes that it gets one hidden
+            state for each token so far, and computes positions from their number.
     """
 
     hidden: Literal["none", "last", "window", "many", "every"] = "none"

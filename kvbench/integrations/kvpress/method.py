@@ -75,7 +75,7 @@ class PressMethod(Method):
 
     @property
     def _facts(self) -> Facts:
-        """The facts of the inner press, which is the one that reads hidden states, or of this press if it has none."""
+        """The facts of the press that reads hidden states: the inner press or, without an inner press, this one."""
         return self.facts if self.inner is None else self.inner._facts
 
     @property
@@ -142,8 +142,8 @@ class PressMethod(Method):
 
 @dataclass(frozen=True)
 class LayeredPressMethod(PressMethod):
-    """A press whose `get_layer_budget` gives each layer a budget of its own. It gets the number of tokens seen so far,
-    as if no entry had been evicted yet."""
+    """A press whose `get_layer_budget` gives each layer a budget of its own. This function is called with the number of
+    tokens seen so far, as if no entry had been evicted yet."""
 
     def quotas(self, allocation: Allocation) -> torch.Tensor:
         shares = torch.tensor([self._shares(allocation, int(seen)) for seen in allocation.seen])  # [b, layers]

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 MOST_QUESTIONS = 12  # of a task
 MOST_BYTES = 700_000
 OPENING = 60  # characters of the prompt that the page shows beside the question's id
-LONGEST = 20  # characters of a word before the first difference; Chinese and Japanese have no blanks
+# The shown words begin at most so many characters before the first difference, to show its whole word. Chinese and
+# Japanese have no blanks between words.
+LONGEST = 20
 COLUMNS = (
     *("row_key", "task", "doc_id", "sample", "method", "options", "budget", "budget_share", "status", "stop_reason"),
     *("score", "score_partial", "score_strict", "extracted", "output_tokens", "evictions", "prompt_tokens", "note"),

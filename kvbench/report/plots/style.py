@@ -18,7 +18,7 @@ FULL = "full"  # method with the first colour, in every figure
 WIDTH = 460  # of a figure without its legend, in CSS pixels; fits a printed column and a phone's screen
 NAMES = 220  # largest width of the names beside bars and squares
 LETTER = 6.0  # width of a letter of a label
-FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # vl-convert draws the first; the others are as wide
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # vl-convert uses the first; texts in the others are as wide
 MARK = "#8c8c8c"  # grey that can be seen on both grounds
 COLOURS: dict[Theme, tuple[str, ...]] = {
     "light": ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07d00", "#3a9bd6", "#7a7a29"),

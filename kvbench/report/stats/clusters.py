@@ -149,10 +149,10 @@ class Clusters:
         """Return how many questions together count as one independent observation, because questions of a cluster have
         similar values.
 
-        The estimate is 1 for independent questions. Its maximum, for clusters whose questions all have the same value,
-        is the size of a question's cluster (the mean over questions). If only a few answers are right, the data hardly
-        show how similar the questions of a cluster are. If cluster sizes differ, the result is therefore a quarter of
-        the way, on a log scale, from the estimate to the maximum.
+        The estimate is 1 for independent questions. It is largest if all questions of a cluster have the same value:
+        it is then the size of a question's cluster, as a mean over questions. If only a few answers are right, the data
+        hardly show how similar the questions of a cluster are. If cluster sizes differ, the result is therefore a
+        quarter of the way, on a log scale, from the estimate to this largest value.
         """
         import numpy as np
 

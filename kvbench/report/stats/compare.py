@@ -104,7 +104,7 @@ def paired(
         se, diff = 0.0, 0.0 if abs(diff) <= tiny else diff
     p_flip = sign_flip(groups.sums(diffs), permutations=permutations, seed=seed)
     shares = bool(len(diffs)) and min(means_a.min(), means_b.min()) >= 0 and max(means_a.max(), means_b.max()) <= 1
-    if groups.count < fewest_clusters(1 - level):  # t would reject, but so few scores within [0, 1] are far from normal
+    if groups.count < fewest_clusters(1 - level):  # a t test could reject, but is wrong for so few scores in [0, 1]
         test = _Test("none")
     elif se == 0:
         test = _no_spread(diff, groups, level, shares)

@@ -64,7 +64,7 @@ def tail_of(residuals: Floats, df: float) -> float:
 
     `residuals`: one per cluster. If a few of them hold most of the sum of squares, their fourth powers exceed those of
     normal data. Few clusters show only a part of a heavy tail, so the excess gets Fisher's correction of a sample's
-    kurtosis twice: one correction leaves a power of 75 to 80% near 0 and 1, two leave 77 to 83% (simulated).
+    kurtosis twice: with one correction the power is 75 to 80% for scores near 0 and 1, with two 77 to 83% (simulated).
     """
     squares = residuals**2
     total = float(squares.sum())

@@ -28,7 +28,7 @@ from kvbench.report.stats.samples import Scores, question_means
 if TYPE_CHECKING:
     from kvbench.report.stats.samples import Floats
 
-HALF = 0.5  # continuity correction, as a share of the change of the mean by one sample
+HALF = 0.5  # continuity correction: this share of the step by which one sample changes the mean
 HIDDEN = 2.0  # factor for the skewness, of which few questions show only a part: with 2 the bound holds (simulated)
 
 

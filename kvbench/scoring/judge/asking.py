@@ -1,5 +1,5 @@
-"""Ask a judge until its reply can be parsed, and make the score without a value of an answer that no judge rated: no
-judge is set, or the judge gave no readable reply."""
+"""Ask a judge until its reply can be parsed. An answer that no judge rated, because no judge is set or no reply could
+be parsed, gets a score without a value."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from kvbench.task import Score, Services
 
 FILE = BUNDLED / "longmemeval" / "judge_prompts.json"
 MAX_TOKENS = 10  # most tokens of a reply, as in the released script
-ABSTENTION, ANSWER = "abstention", "answer"  # names of prompts; the others are types of questions
+ABSTENTION, ANSWER = "abstention", "answer"  # names of prompts; all other prompts have the names of types of questions
 
 
 def verdict(services: Services, kind: str, question: str, reference: str, response: str) -> Score:

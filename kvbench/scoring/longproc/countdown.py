@@ -20,10 +20,11 @@ _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": oper
 def score_countdown(text: str, numbers: Sequence[int], target: int, search: str) -> dict[str, float]:
     """Score an output; the scorer is LongProc's `eval_countdown`.
 
-    numbers: the numbers that the equations may use. search: the right search procedure, one action per line. The
-    partial score is the share of these actions that the output has right before its first wrong action; of a line with
-    an equation only the part before "=" is compared. If no action is wrong, all actions of the output but the last
-    count. If the first lines differ, the score is 0. A procedure of one line scores below 0 in LongProc and 0 here.
+    numbers: the numbers that the equations may use. search: the right search procedure: a first line, then one action
+    per line. If the output's first line differs, the partial score is 0. Otherwise it is the share of these actions
+    that the output has right before its first wrong action; of a line with an equation only the part before "=" is
+    compared. If no action of the output is wrong, its last one still does not count. An output of the first line alone
+    scores below 0 in LongProc and 0 here.
     """
     solution = between(text, "Solution")
     if solution is not None and _solves(solution, numbers, target):

@@ -28,11 +28,13 @@ FOREIGN = "other machines"  # a family for tests: calls by the conventions of i3
 PID = -1  # in a rule: the program's own process id
 
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
-_O_TRUNC_ONLY, _O_TRUNC_MASK = 0o1000, 0o1003  # flags that truncate a file opened for reading: older Landlock allows it
+# Flags of `open` that truncate a file opened only for reading, which older versions of Landlock allow; and their mask.
+_O_TRUNC_ONLY, _O_TRUNC_MASK = 0o1000, 0o1003
 
-_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032, 1034)  # dup, flags, locks, pipe size and seals read; no owner, no lease
+# Allowed commands of three calls. fcntl: dup, flags, locks, reading the pipe size and seals; none sets owner or lease.
+_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032, 1034)
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, window size, FIONREAD, FIONBIO, FIO(N)CLEX
-_PRCTL = (2, 3, 15, 16, 21, 23, 39, 0x53564D41)  # read flags, thread names, names of memory areas
+_PRCTL = (2, 3, 15, 16, 21, 23, 39, 0x53564D41)  # reading flags; thread names; names of memory areas
 _AF_UNIX = 1
 
 _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant

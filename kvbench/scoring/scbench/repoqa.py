@@ -64,9 +64,9 @@ def first_function(output: str, language: str) -> str:
 def _is_function(node: Any, language: str) -> bool:
     if node.type != GRAMMARS[language][2]:
         return False
-    if language != "cpp":  # elsewhere a node of this type always has a name
+    if language != "cpp":  # in other languages every node of this type is a function with a name
         return True
-    declarator = node.child_by_field_name("declarator")  # methods and pointers have other declarators
+    declarator = node.child_by_field_name("declarator")  # of another type for methods and pointers
     if declarator is None or declarator.type != "function_declarator":
         return False
     return bool(declarator.child(0).type == "identifier")

@@ -12,7 +12,7 @@ from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Filled, Row
 
 COMMON = 10
 STEP = 10
-SAMPLE = 4096  # words in the draw by which tokens per word are measured
+SAMPLE = 4096  # size of the prompt that is drawn only to measure the tokens per word
 
 
 @dataclass(kw_only=True)

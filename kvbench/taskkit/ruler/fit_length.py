@@ -17,7 +17,7 @@ from kvbench.errors import UserError, quote
 from kvbench.taskkit.ruler.recipes import SEED, Filled, Row
 
 Item = TypeVar("Item")
-DRAWS = 100  # prompts of the smallest size to try; their numbers of tokens differ a little
+DRAWS = 100  # at most so many prompts of the smallest size are drawn; they differ a little in tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
