@@ -9,13 +9,13 @@ keys before the window only.
             and V = sum over heads and keys of the variance of A over the queries (shift)
     budget  L (C - window) P / (sum of P over the L layers) in addition to the window. Budget that a layer cannot fill
             goes to the other layers.
-    token   mean of A over the queries + gamma * its variance, average pooling, mean over the group
+    token   mean of A over the queries + gamma * variance of A over the queries, average pooling, mean over the group
 
 Defaults: window 32, gamma 200, kernel 5. The released code tunes tau1 and tau2 per model and budget (1.6 and 0.4 for
 one model); here both are 1, the code's fallback. The code rounds layer budgets down and gives the missing entries to
-the first layers (`rounding=official`). The code evicts nothing from prompts of at most C + window tokens. It also has a
-rule for decoding, which the paper's experiments do not use (`decode=true`): every layer keeps as many entries as the
-first eviction left there, chosen by the pooled attention of the newest query.
+the first layers (`rounding=official`). The code evicts nothing from prompts of at most C + window tokens (here: of at
+most C). It also has a rule for decoding, which the paper's experiments do not use (`decode=true`): every layer keeps as
+many entries as the first eviction left there, chosen by the pooled attention of the newest query.
 
 `compat=reference` reproduces two more properties of the released code. While decoding, the cache stays in score order,
 so pooling runs over neighbours in rank. And with `cascade`, each time the model has computed the prompt's entries in

@@ -12,7 +12,7 @@ Defaults: window 16, form max, alpha 0.8, lam 0.5, as in the released scripts (t
 global); `gamma` adds gamma * std over the window's queries to the local score ("attention shift", after CAKE; the code
 uses gamma 200); `form=local` keeps no memory, and with `norm=false` gives the code's plain local score.
 
-For a key without a similar key, the released PyTorch code sets the similarity to entry 0 to 0 (`compat=reference`); the
+For a key without a similar key, the released PyTorch code sets its similarity to entry 0 to 0 (`compat=reference`); the
 released Triton kernel, followed here, changes nothing.
 """
 

@@ -13,7 +13,7 @@ for the keys j of that chunk only. Defaults: chunk 2000, postfix 8, one competit
 that always stay (as in kvpress).
 
 The released code evicts before the question is read (here `--compress query-agnostic`; otherwise entries of the
-question compete too) and always keeps the system prompt. Of a budget of n entries, it keeps only entries that score
+question compete too) and always keeps the system prompt. With a budget of n entries, it keeps only entries that score
 strictly above the n-th: n - 1 entries, or fewer with ties.
 """
 

@@ -20,7 +20,8 @@ best `keep` * `lag` entries for good. The cache grows by `keep` entries per toke
 
 Defaults: 4 sinks and partitions of 128 as in kvpress (released class: 16 and 1024); keep 0.2 as in the README.
 Traps: the option ratio is the removed share in kvpress and the kept share in the released code. With a budget below the
-entries that should always stay, kvpress keeps an arbitrary part of them; here the smallest budget is sinks + 2 * lag.
+number of entries that should always stay, kvpress keeps an arbitrary part of them; here the smallest budget is
+sinks + 2 * lag.
 """
 
 from __future__ import annotations

@@ -217,9 +217,9 @@ class Sequence:
         Returns None if the conversation has no further turn, if the sequence failed, or if the turn would leave no room
         for an answer; then the sequence fails.
 
-        A fresh follow-up is a whole new prompt. Any other follow-up is read after the answer, whose last token is not
-        in the cache yet and so is read first, unless it is an end token: the follow-up begins with the template's end
-        of turn.
+        A fresh follow-up is a whole new prompt. Any other follow-up is read after the answer. The answer's last token
+        is not in the cache yet, so it is read first; an end token is left out, because the follow-up begins with the
+        template's end of turn.
         """
         if self.request.conversation is None or self.status != "ok":
             return None

@@ -164,7 +164,7 @@ class Method(ABC):
     def unscored(self) -> int:
         """Return how many of the newest tokens the method cannot score, so that every protection must keep them.
 
-        By default: the tokens of the window, if the queries of the window score older entries and `protect` keeps it.
+        By default the tokens of the window, if the window's queries score older entries and `protect` keeps the window.
         """
         needs = self.needs()
         return min(needs.width, self.protect(1 << 30).recent) if needs.queries == "window" else 0

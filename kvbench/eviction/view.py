@@ -34,7 +34,7 @@ class LayerView:
     keys: torch.Tensor  # [b, Hk, N, d] post-RoPE
     values: torch.Tensor | None  # [b, Hk, N, dv]; None unless the method needs them
     positions: torch.Tensor  # [b, Hk, N] int64, absolute
-    valid: torch.Tensor  # [b, Hk, N] bool; scores of other entries are ignored
+    valid: torch.Tensor  # [b, Hk, N] bool, False: a place without an entry, whose score is ignored
     whole: bool = False  # True: all entries are valid, so helpers skip the mask
     queries: torch.Tensor  # [b, Hq, w, d] post-RoPE, oldest first
     query_positions: torch.Tensor  # [b, w] int64

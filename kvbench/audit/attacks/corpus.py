@@ -4,7 +4,7 @@
 
 It prints one JSON line per program and tier. `kvbench.audit.attacks.program` describes the programs and their targets.
 A new process runs each program in the same way as scoring does. The programs run as the user who starts this module. If
-root starts the command that audits the sandbox, that command runs this module once more as an ordinary user
+root starts the command that audits the sandbox, the programs run twice: as root, and then as an ordinary user
 (`kvbench.audit.attacks.ordinary`).
 """
 

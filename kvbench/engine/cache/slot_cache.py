@@ -33,7 +33,7 @@ class Shape:
 
     slots: int
     rows: int  # entries per head that a slot has room for, averaged over layers and heads
-    bounded: bool  # a budget keeps every slot about `rows` long, so each step reads all places
+    bounded: bool  # whether a budget keeps every slot about `rows` long; each step then reads all places
     longest: int  # most tokens of a sequence, so the ring of a sliding-window layer needs no more places
     columns: tuple[Column, ...] = ()
     states: tuple[State, ...] = ()
