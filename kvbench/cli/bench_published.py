@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvbench.runner.bench.results import Measured
     from kvbench.runner.bench.setting import Setting
 
-Row = dict[str, Any]  # system, theirs (its name in the paper), load, notes; ours and published: figures by column head
+Row = dict[str, Any]  # keys: system, theirs (its name in the paper), load, notes; ours, published: a figure per column
 OOM = "OOM"
 
 

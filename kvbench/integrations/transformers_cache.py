@@ -56,7 +56,7 @@ class EvictionCache(FixedBatch):
             (``"25%"``); None only for a method that takes no budget.
         interval: generated tokens between two ticks.
         max_tokens: most tokens of a prompt and its output together; default: the model's context. It sets the size
-            of the ring buffers of sliding-window layers, and of the cache of methods that do not bound it.
+            of the ring buffers of sliding-window layers and, for methods that do not bound the cache, of the cache.
         seed: seed of the random numbers that some methods draw.
         tokenizer: the model's, for methods that let the model read additional text (kvzip).
 

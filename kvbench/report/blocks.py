@@ -27,10 +27,10 @@ class Column:
     """A column of a report: one figure that every line of a block has.
 
     `name`: the column's key in CSV and JSON; empty if it is only in tables. `value`: a function that returns the value
-    for a line, or a dotted path of attributes and keys that leads to the value. The value is None if the path meets a
-    missing key, or None before its end. `header`: the column's title in tables; empty if it is only in CSV and JSON.
-    `printed`: a function that formats a value for tables. `left`: whether tables align the column to the left; their
-    first column always is.
+    for a line, or a dotted path of attributes and keys that leads to the value. The value is None if a key on the path
+    is missing, or if an attribute before the path's end is None. `header`: the column's title in tables; empty if it is
+    only in CSV and JSON. `printed`: a function that formats a value for tables. `left`: whether tables align the column
+    to the left; their first column always is.
     """
 
     name: str

@@ -100,7 +100,7 @@ def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Pat
 
 
 def _with_name(path: Path) -> Path:
-    """Return the path in a form that ends with the run's name, also for ``.`` and ``..``."""
+    """Return the path in a form that shows the run's name: ``.`` and ``..`` become absolute paths."""
     folder, file = (path.parent, path.name) if os.path.isfile(path) else (path, "")
     return path if folder.name not in ("", "..") else folder.resolve() / file
 

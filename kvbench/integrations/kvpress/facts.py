@@ -19,8 +19,8 @@ class Facts:
 
     Attributes:
         hidden: the tokens whose hidden states the press reads. "last": the newest token; "window": the newest
-            `window_size` + 1 tokens; "many": all tokens whose hidden states it gets, for statistics over
-            them; "every": the token of each entry, so the press can score prompts only.
+            `window_size` + 1 tokens; "many": any number of tokens, over which it computes statistics; "every": the
+            token of each entry, so the press can score prompts only.
         stays: the names of the options whose sum is the number of entries that always stay.
         weights: the matrices of the model that the press reads.
         future: whether the press predicts the attention of coming tokens. Such a press assumes that it gets one hidden
