@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,12 +12,15 @@ import torch
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.layout import layer_by_layer, plan_slot_bytes, stored_queries
 from kvbench.engine.cache.slot_cache import Shape
+from kvbench.engine.drawing_bytes import drawing_bytes
+from kvbench.engine.kernels.backends import Backend
 from kvbench.engine.meta_views import MetaViews
 from kvbench.engine.model.packing import packed_from
 from kvbench.engine.model.shape import ModelShape, Part
 from kvbench.engine.prompt_bytes import PromptBytes
 from kvbench.engine.scratch import Scratch, Ticks
 from kvbench.eviction.api import Method
+from kvbench.records import Sampling
 
 FLOAT = 4  # bytes; logits and scores are computed in float32
 MOST = 1 << 20  # `fitting` returns fewer slots than this
@@ -33,6 +36,7 @@ class Footprint:
         slot: bytes of the cache per slot. step: bytes of a decode step per slot, without the cache. graph: whether a
             CUDA graph keeps the step's memory between steps.
         prompt: most bytes that one prompt takes, from its first pass until its packed entries are copied to the slots.
+        read: bytes that a prompt holds while the first token of each of its samples is drawn. drawing: bytes per draw.
         ticks: scratch bytes of evictions while decoding.
     """
 
@@ -40,16 +44,19 @@ class Footprint:
     slot: int
     step: int
     prompt: int
+    read: int
+    drawing: int
     ticks: Ticks
     graph: bool = True
     packed: int = 0
     packed_from: int = 0
 
     def at(self, slots: int) -> int:
-        """Return the planned peak of bytes with this many slots."""
-        steps, evicting = slots * self.step, self.ticks.at(slots)
+        """Return the planned peak of bytes with this many slots. A prompt may have as many samples."""
+        steps = slots * self.step
+        between = max(self.prompt, self.read + slots * self.drawing, self.ticks.at(slots))
         held = self.weights + slots * self.slot + self.packed * (slots >= self.packed_from)
-        return held + (steps + max(self.prompt, evicting) if self.graph else max(steps, self.prompt, evicting))
+        return held + (steps + between if self.graph else max(steps, between))
 
     def fitting(self, usable: int) -> int:
         """Return how many slots fit into `usable` bytes; 0 if not even one slot fits."""
@@ -71,6 +78,8 @@ def footprint(
     prefill: str,
     at_once: int,
     gpu: bool,
+    backend: Backend = "triton",
+    samplings: Collection[Sampling] = (),
     images: tuple[int, int] = (0, 0),
     part: Part | None = None,
 ) -> Footprint:
@@ -80,9 +89,10 @@ def footprint(
     most entries per head while a prompt is read. tail: see `layout.Lengths`. budget: entries per head of the cache;
     None: the method takes no budget. interval: generated tokens between two evictions of a sequence. block, prefill:
     `chunk` and `prefill` of `prefill.PromptReader`. at_once: bytes of scratch that one view of an eviction may take
-    (`stack.scratch_bytes`). gpu: whether the device is a GPU; else it is a CPU. images: two numbers, the most bytes
-    that the model's vision part holds while it reads a prompt's images, and the bytes that remain afterwards
-    (`tower.tower_bytes`). part: this device's part of a model that is divided among devices; None: the whole model.
+    (`stack.scratch_bytes`). gpu: whether the device is a GPU; else it is a CPU. backend, samplings: see
+    `plan.plan_cell`. images: two numbers, the most bytes that the model's vision part holds while it reads a prompt's
+    images, and the bytes that remain afterwards (`tower.tower_bytes`). part: this device's part of a model that is
+    divided among devices; None: the whole model.
     """
     whole = layer_by_layer(method, prefill, states=bool(shape.states))
     stored, weights = geometry, shape.weight_bytes(dtype.itemsize)
@@ -120,11 +130,15 @@ def footprint(
         scratch=scratch,
     )
     reading = prompt.reading(whole) + (states - kept) * max(g.hidden for g in geometry) * dtype.itemsize
+    drawing = max((drawing_bytes(shape.vocabulary, dtype, s, backend, gpu=gpu) for s in samplings), default=0)
+    gathered = not method.uniform and not (gpu and backend != "torch")
     return Footprint(
         weights=weights + scratch.weights(),
         slot=plan_slot_bytes(stored, method, held, dtype),
-        step=_step(shape, geometry, held.rows, dtype, gathered=not method.uniform and not gpu),
+        step=_step(shape, geometry, held.rows, dtype, drawing, gathered),
         prompt=prompt.peak(whole, max(reading + images[1], images[0])),
+        read=prompt.read() + shape.vocabulary * dtype.itemsize,
+        drawing=drawing,
         ticks=scratch.of_ticks(held, at_once),
         graph=gpu,
         packed=shape.packable * dtype.itemsize if packs else 0,
@@ -157,12 +171,16 @@ def _wide(geometry: Sequence[LayerGeometry], block: int, rows: int, prefill: str
     return [g if g.window is None else replace(g, window=min(g.window + more, rows)) for g in geometry]
 
 
-def _step(shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype: torch.dtype, gathered: bool) -> int:
-    """Return the bytes of a decode step per slot: activations, logits, noise, and one layer's attention.
+def _step(
+    shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype: torch.dtype, drawing: int, gathered: bool
+) -> int:
+    """Return the bytes of a decode step per slot: activations, one layer's attention, logits, and what follows from
+    the logits: a draw, or the log-probabilities of a given token.
 
-    rows: entries per head; gathered: whether a layer's entries are copied into one tensor before attention reads them.
+    rows: entries per head; drawing: bytes of a draw; gathered: whether a layer's entries are copied into one tensor
+    before attention reads them.
     """
-    vocabulary = shape.vocabulary * (dtype.itemsize + 2 * FLOAT)
+    vocabulary = shape.vocabulary * dtype.itemsize + max(drawing, 2 * FLOAT * shape.vocabulary)
     weights = max(g.query_heads for g in geometry) * rows * (dtype.itemsize + 2 * FLOAT)
     copied = max(g.kv_heads * (g.head_dim + g.value_dim) for g in geometry) * rows * dtype.itemsize if gathered else 0
     return shape.activations(1, dtype) + vocabulary + weights + copied

@@ -17,7 +17,7 @@ resumed run gets the same number.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,11 @@ from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.cache.slot_cache import Shape
 from kvbench.engine.cache.stack import scratch_bytes
 from kvbench.engine.footprint import Footprint, footprint
+from kvbench.engine.kernels.backends import Backend
 from kvbench.engine.model.shape import ModelShape, Part
 from kvbench.errors import SetupError
 from kvbench.eviction.api import Method
+from kvbench.records import Sampling
 
 MOST_SLOTS = {"cuda": 512, "cpu": 128}  # with more slots, matrix products are compute bound and only latency grows
 PROBES = {"cuda": (1 << 28, 4096), "cpu": (1 << 23, 384)}  # what `measure` copies, in bytes; side of its matrices
@@ -91,6 +93,8 @@ def plan_cell(
     tail: int = 0,
     prefill_chunk: int = 512,
     prefill: str = "full",
+    backend: Backend = "triton",
+    samplings: Collection[Sampling] = (),
     images: tuple[int, int] = (0, 0),
 ) -> SlotPlan:
     """Plan one cell of a run.
@@ -98,8 +102,9 @@ def plan_cell(
     Args:
         sequences: number of samples of the whole cell, also of those whose rows are stored already.
         slots: the number of slots, or "auto": as many as fit into memory, but no more than `sequences` or `MOST_SLOTS`.
-        budget, interval, max_tokens, max_output, tail, prefill_chunk, prefill: see `Engine`.
+        budget, interval, max_tokens, max_output, tail, prefill_chunk, prefill, backend: see `Engine`.
         max_prompt: most tokens that are read as one prompt; None: `max_tokens`.
+        samplings: those of the requests; (): all are greedy.
         images: see `footprint.footprint`.
 
     Raises SetupError when one slot, or the requested number of slots, does not fit into memory. Raises UserError when
@@ -121,6 +126,8 @@ def plan_cell(
             total=total,
             prefill_chunk=prefill_chunk,
             prefill=prefill,
+            backend=backend,
+            samplings=samplings,
             images=images,
             part=part,
         )
@@ -164,14 +171,16 @@ def cell_footprint(
     total: int,
     prefill_chunk: int = 512,
     prefill: str = "full",
+    backend: Backend = "triton",
+    samplings: Collection[Sampling] = (),
     images: tuple[int, int] = (0, 0),
     part: Part | None = None,
 ) -> tuple[Footprint, Shape, int | None]:
     """Return the planned bytes of a cell on one device, the size of its cache with one slot, and its budget in entries.
 
     The returned budget counts entries per head of the cache for the longest sequence; None if the method takes no
-    budget. budget: see `Engine`. total: bytes of the device's memory. part: see `footprint.footprint`. Raises UserError
-    when the method does not support the model at this length.
+    budget. budget: see `Engine`. total: bytes of the device's memory. backend, samplings: see `plan_cell`.
+    part: see `footprint.footprint`. Raises UserError when the method does not support the model at this length.
     """
     held = shape_of(shape.geometry, method, budget, interval, lengths, 1, shape.states)
     entries = entry_budget(method, budget, lengths.total, 1)
@@ -188,6 +197,8 @@ def cell_footprint(
         prefill=prefill,
         at_once=scratch_bytes(device, total),
         gpu=device.type == "cuda",
+        backend=backend,
+        samplings=samplings,
         images=images,
         part=part,
     )

@@ -9,7 +9,7 @@ import torch
 
 from kvbench.eviction.api import Method
 
-CHARACTERS = 4  # per token, about
+HEADER = 8  # tokens of the reply header, as many as in the longest known templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class _MadeUp:
     ids: tuple[int, ...]
     budget: int
     next_token: int = 0
-    reply_header: tuple[int, ...] = (0,) * 4
+    reply_header: tuple[int, ...] = (0,) * HEADER
 
     def encode(self, text: str) -> tuple[int, ...]:
-        return (0,) * max(1, len(text) // CHARACTERS)
+        return (0,) * len(text.encode())  # no tokenizer makes more tokens of a text than the text has bytes
 
     def draft(self, model: str, count: int) -> tuple[int, ...]:
         return (0,) * count

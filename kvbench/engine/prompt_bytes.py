@@ -49,22 +49,23 @@ class PromptBytes:
 
     def peak(self, whole: bool, reading: int) -> int:
         """Return the most bytes that the prompt and its cache take. reading: the most of them beside the cache."""
-        full, after = self._cache(self.stored, self.rows), replace(self.held, rows=self.left, hidden=self.hidden_left)
-        left = self._bytes(self.stored, after)
-        packed = self._bytes(self.stored, replace(after, queries=0, recurrent=()))  # which packing does not copy
-        if whole:
-            before = left + self._one_layer(self.rows) + reading
-        else:
-            before = full + max(reading, self._one_layer(self.left))  # an eviction copies what stays, layer by layer
+        full, left = self._cache(self.stored, self.rows), self.read()
+        packed = self._bytes(self.stored, replace(self._after(), queries=0, recurrent=()))  # all else is not copied
+        evicting = self._one_layer(self.left)  # an eviction copies what stays, layer by layer
+        before = left + reading if whole else full + max(reading, evicting)
         tail = self._pass(min(self.block, self.tail), self.left, 0, not self.method.uniform) if self.tail else 0
         return max(before, left + max(packed, tail))
+
+    def read(self) -> int:
+        """Return the bytes of the prompt's cache after the prompt was read and evicted."""
+        return self._bytes(self.stored, self._after())
 
     def reading(self, whole: bool) -> int:
         """Return the most bytes beside the cache, in passes over the prompt, in probes and in evictions."""
         rows, scratch = self.rows, self.scratch
         observed, decided = scratch.observed(rows, self.block), scratch.decided(rows)
         if whole:
-            return self._pass(rows, rows, max(observed, decided))
+            return self._pass(rows, rows, max(observed, decided), layer=self._one_layer(rows))
         grown = self._one_layer(rows) if self.chunked else 0  # a layer is copied when it needs more room
         uneven = self.chunked and not self.method.uniform
         passes = self._pass(min(self.block, rows), rows, max(observed, grown), uneven)
@@ -85,6 +86,9 @@ class PromptBytes:
         reading = self._pass(sizes.longest, rows + added, max(probed, grown))
         return max(copying, copies * evicted + self._cache(self.stored, rows + added) - full + reading)
 
+    def _after(self) -> Shape:
+        return replace(self.held, rows=self.left, hidden=self.hidden_left)
+
     def _one_layer(self, rows: int) -> int:
         evicting = sorted((g for g in self.stored if g.evicts), key=lambda g: g.entry_bytes(self.dtype.itemsize))
         return self._bytes(evicting[-1:], replace(self.held, rows=rows, recurrent=()))
@@ -95,21 +99,26 @@ class PromptBytes:
     def _bytes(self, layers: Sequence[LayerGeometry], held: Shape) -> int:
         return plan_slot_bytes(layers, self.method, held, self.dtype)
 
-    def _pass(self, tokens: int, rows: int, inside: int, uneven: bool = False) -> int:
+    def _pass(self, tokens: int, rows: int, inside: int, uneven: bool = False, layer: int = 0) -> int:
         """Return the bytes beside the cache of a pass over `tokens` tokens; the last of them sees `rows` entries.
 
         inside: most bytes that a layer takes before or after its attention to grow, be observed or be evicted.
-        uneven: whether heads hold different numbers of entries.
+        uneven: whether heads hold different numbers of entries. layer: bytes of the entries that a layer holds from its
+        attention until its eviction, if each layer is evicted before the next one is read.
         """
         size, t = self.dtype.itemsize, min(self.block, tokens)
         mask = 0 if self.scratch.gpu else t * rows * size  # the layers share it
         kinds = {replace(g, index=0, device=None) for g in self.geometry}
         attended = max((self.scratch.attended(g, t, min(rows, g.window or rows), uneven) for g in kinds), default=0)
         widths = [
-            (g.hidden, g.query_heads * g.head_dim, g.kv_heads * (g.head_dim + g.value_dim)) for g in self.geometry
+            (g.hidden, g.head_dim, g.query_heads * g.head_dim, g.kv_heads * (g.head_dim + g.value_dim))
+            for g in self.geometry
         ]
-        hidden, queries, entries = (tokens * size * max(of_layers) for of_layers in zip(*widths or [(0, 0, 0)]))
+        largest = (tokens * size * max(of_layers) for of_layers in zip(*widths or [(0, 0, 0, 0)]))
+        hidden, angles, queries, entries = largest
+        held = 3 * hidden + 2 * angles + entries  # the embeddings, the layer's input and its norm; cosines and sines
         acting = max(inside, self.scratch.new_tokens(tokens)) + mask
+        attended += mask if tokens > t else 0  # of the block before
         rotating = 4 * queries + mask  # RoPE: the queries, their sums and products
-        attending = 2 * hidden + entries + max(rotating, 2 * queries + max(attended, acting))
+        attending = held + max(rotating, layer + 2 * queries + max(attended, acting))
         return max(self.shape.activations(tokens, self.dtype) + mask, attending)

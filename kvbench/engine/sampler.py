@@ -16,20 +16,21 @@ import torch
 from kvbench.engine.kernels.backends import Draw
 from kvbench.engine.state import Choice, State
 from kvbench.eviction import noise
+from kvbench.eviction.planned_device import on_gpu
 from kvbench.records import Sampling
 
 CANDIDATES = 256
 MORE = 16  # candidates beyond the top k; enough unless the smallest candidate equals the k-th logit
 
 
-def next_tokens(logits: torch.Tensor, state: State, on_gpu: Draw | None = None) -> Choice:
+def next_tokens(logits: torch.Tensor, state: State, kernel: Draw | None = None) -> Choice:
     """Choose the next token for every row of logits [R, V], one row per slot; an idle slot gets an arbitrary token.
 
-    on_gpu: the function that draws on a GPU in place of `draw`.
+    kernel: the function that draws on a GPU in place of `draw`.
     """
     if state.drawing.bans:
         logits = _without_ends(logits, state)
-    drawn = (on_gpu or draw)(logits, state.keys, state.drawn, state.drawing.sampling)
+    drawn = (kernel or draw)(logits, state.keys, state.drawn, state.drawing.sampling)
     bad = ~torch.isfinite(logits.gather(-1, drawn[:, None])).squeeze(-1)
     fixed = state.fixed.index_select(1, state.step).squeeze(1)
     tokens = torch.where(fixed < 0, drawn, fixed)
@@ -59,7 +60,7 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
     scaled = logits.float() / sampling.temperature
     filters = sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0
     count = min(vocabulary, sampling.top_k + MORE if sampling.top_k else CANDIDATES)
-    if not filters or logits.is_cuda:  # on CUDA the host would have to wait to learn where to draw again
+    if not filters or on_gpu(logits):  # on CUDA the host would have to wait to learn where to draw again
         count = vocabulary
     tokens, covered = _draw(scaled, keys, steps, sampling, count)
     rest = (~covered).nonzero().squeeze(-1) if count < vocabulary else covered[:0]

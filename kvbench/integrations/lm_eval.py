@@ -267,41 +267,30 @@ class KVBenchLM(TemplateLM):
     def _engine(self, requests: list[Request], sequences: int) -> Engine:
         """Return an engine for requests with `sequences` samples in all; its slots are planned as in `kvbench run`."""
         run, method = self.args.run, self.args.method()
-        max_tokens = max(len(r.prompt_ids) + r.max_new_tokens for r in requests)
-        max_output = max(r.max_new_tokens for r in requests)
-        tail = max(len(r.prompt_ids) - (r.compress_at or len(r.prompt_ids)) for r in requests)
+        settings: dict[str, Any] = {
+            "budget": self.args.budget,
+            "interval": run.interval,
+            "max_tokens": max(len(r.prompt_ids) + r.max_new_tokens for r in requests),
+            "max_output": max(r.max_new_tokens for r in requests),
+            "tail": max(len(r.prompt_ids) - (r.compress_at or len(r.prompt_ids)) for r in requests),
+            "prefill_chunk": run.prefill_chunk,
+            "prefill": run.prefill,
+            "backend": run.decode_attn,
+        }
         plan = plan_cell(
             self.shape,
             self.machine,
             method,
-            budget=self.args.budget,
-            interval=run.interval,
             sequences=sequences,
-            max_tokens=max_tokens,
             slots=run.slots,
             device=self.loaded.device,
             dtype=self.loaded.dtype,
-            max_output=max_output,
             max_prompt=max(len(r.prompt_ids) for r in requests),
-            tail=tail,
-            prefill_chunk=run.prefill_chunk,
-            prefill=run.prefill,
+            samplings={r.sampling for r in requests},
+            **settings,
         )
-        return Engine(
-            self.loaded,
-            method,
-            budget=self.args.budget,
-            interval=run.interval,
-            slots=plan.slots,
-            max_tokens=max_tokens,
-            max_output=max_output,
-            tail=tail,
-            prefill_chunk=run.prefill_chunk,
-            prefill=run.prefill,
-            backend=run.decode_attn,
-            compiled=not run.no_compile,
-            notice=terminal.warning,
-        )
+        notice = terminal.warning
+        return Engine(self.loaded, method, slots=plan.slots, compiled=not run.no_compile, notice=notice, **settings)
 
     # --- records ------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from kvbench.engine.plan import Machine, SlotPlan, plan_cell
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.modality import check_images
+from kvbench.records import Sampling
 from kvbench.runner.method_source import Source, source_of
 from kvbench.runner.prompt import Prompt
 from kvbench.runner.workload import PlannedRow, TaskWork, make_method, version
@@ -140,6 +141,8 @@ class CellPlanner:
             dtype=self.dtype,
             prefill_chunk=max(config.prefill_chunk, longest),  # no pass splits an image
             prefill=config.prefill,
+            backend=config.decode_attn,
+            samplings={Sampling.of(p.spec) for p in fitting},
             images=self._images(
                 work.task.name,
                 fitting,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from kvbench.engine.footprint import Footprint
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.shape import ModelShape, shape_of_model
 from kvbench.engine.plan import USABLE, cell_footprint
+from kvbench.records import Sampling
 from kvbench.train.rehearsal import Parts
 
 COLLECTING = "collecting answers"
@@ -30,6 +31,7 @@ class Generation:
             budget of None means the full cache.
         slots: how many answers the engine generates at once.
         longest: most tokens of a prompt plus its answer.
+        sampling: how the engine draws tokens.
     """
 
     phase: str
@@ -38,6 +40,7 @@ class Generation:
     interval: int
     slots: int
     longest: int
+    sampling: Sampling = field(default_factory=Sampling)
 
     def need(self, shape: ModelShape, device: torch.device, dtype: torch.dtype, total: int) -> Footprint:
         """Return the memory that the engine needs, fixed and per slot. total: bytes of the device's memory."""
@@ -50,17 +53,24 @@ class Generation:
             device=device,
             dtype=dtype,
             total=total,
+            samplings=(self.sampling,),
         )[0]
 
 
-def collecting(longest: int, questions: int) -> Generation:
+def collecting(longest: int, questions: int, sampling: Sampling) -> Generation:
     """Return how the engine generates the answers that a recipe trains on: with the full cache.
 
     longest: most tokens of a prompt plus its answer. questions: how many questions it answers.
     """
-    full = registry.methods.get("full")()
-    slots = min(SLOTS, questions)
-    return Generation(phase=COLLECTING, method=full, budget=None, interval=128, slots=slots, longest=longest)
+    return Generation(
+        phase=COLLECTING,
+        method=registry.methods.get("full")(),
+        budget=None,
+        interval=128,
+        slots=min(SLOTS, questions),
+        longest=longest,
+        sampling=sampling,
+    )
 
 
 def slots_for(loaded: LoadedModel, generation: Generation) -> int:

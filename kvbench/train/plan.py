@@ -206,5 +206,6 @@ def _collecting(entry: Entry, settings: Mapping[str, Any], context: int, rehears
     """Return, in a list, the phase in which the model answers the questions; [] if the recipe needs no answers."""
     if entry.learns_from != "answers":
         return []
-    longest = min(context, rehearsal.longest - len(rehearsal.items[0].answer) + Collection.of(settings).max_tokens)
-    return [rehearsal.collecting(collecting(longest, int(settings["samples"]) + entry.held_out))]
+    collection, questions = Collection.of(settings), int(settings["samples"]) + entry.held_out
+    longest = min(context, rehearsal.longest - len(rehearsal.items[0].answer) + collection.max_tokens)
+    return [rehearsal.collecting(collecting(longest, questions, collection.sampling))]

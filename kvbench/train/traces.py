@@ -200,7 +200,7 @@ def _ask(
         # Slots as if this process answered all questions, so that its share does not change the answers: the last bits
         # of logits depend on the batch size.
         longest = max(len(q.ids) + q.max_new_tokens for q in asked.values())
-        how = collecting(longest, len(asked))
+        how = collecting(longest, len(asked), collection.sampling)
         slots = slots_for(loaded, how)
         engine = Engine(loaded, how.method, budget=None, interval=how.interval, slots=slots, max_tokens=longest)
         for done in engine.generate(todo):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.engine import loop, plan
+from kvbench.engine import plan, steps
 from kvbench.engine.kernels import backends
 
 
@@ -16,6 +16,6 @@ def _small_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps attend and draw in PyTorch and are not compiled; `engine/kernels/test_in_a_graph.py` runs the kernels."""
-    monkeypatch.setattr(loop, "decode_with", lambda backend, cache: backends.decode_with("torch", cache))
-    monkeypatch.setattr(loop, "draw_with", lambda backend: None)
-    monkeypatch.setattr(loop, "CompiledLayers", lambda model, warn: None)
+    monkeypatch.setattr(steps, "decode_with", lambda backend, cache: backends.decode_with("torch", cache))
+    monkeypatch.setattr(steps, "draw_with", lambda backend: None)
+    monkeypatch.setattr(steps, "CompiledLayers", lambda model, warn: None)

@@ -52,7 +52,8 @@ class ModelShape:
         routed: number of parameters of routed experts; `active`: the share of them that one token uses.
         states: the states of recurrent layers, per sequence.
         stored: bytes of weights that stay quantised in memory; None: all weights have the run's dtype.
-        width: numbers per token that a layer's activations hold at their widest; `vocabulary`: logits per token.
+        width: numbers per token that activations hold at their widest, without attention; `vocabulary`: logits per
+            token.
         packable: number of parameters of layers that a CPU may pack for decode steps, see `packing`.
         traced: function of a number of tokens and a dtype that returns the most bytes of activations while a pass reads
             so many tokens; None for models without states.
@@ -199,7 +200,7 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateS
         streamed=sum(read.values()) - routed,
         routed=routed,
         active=_active_share(model.config.get_text_config()),
-        width=_width(model, decoder),
+        width=_width(model, decoder) + 2 * max((g.head_dim for g in geometry), default=0),  # RoPE's cosines and sines
         vocabulary=int(head.weight.shape[0]) if head is not None else 0,
         packable=sum(layer.weight.numel() for layer in large_linears(model)),
         traced=traced if states else None,
@@ -229,17 +230,19 @@ def _parts(model: Any, geometry: Sequence[LayerGeometry], states: Sequence[State
 
 
 def _width(model: Any, decoder: Any) -> int:
-    """Return how many numbers per token a layer's activations hold at their widest.
+    """Return how many numbers per token the model's activations hold at their widest, without RoPE.
 
-    In a gated MLP these are the residual, its norm, the outputs of the two widest linear layers and their product; in a
-    narrow layer, the residual and its norm in float32. Routed experts compute each token as often as it uses experts.
+    The model keeps the embeddings and the layer's input until the layer ends. Beside these, a gated MLP holds the
+    residual, its norm, the outputs of the two widest linear layers and their product; a narrow layer, the residual and
+    its norm in float32. Routed experts compute each token as often as it uses experts.
     """
     tables = {id(m.weight) for m in decoder.modules() if isinstance(m, torch.nn.Embedding)}
     used = _first(model.config.get_text_config(), USED) or 1
     times = {id(p): used for p in _routed_experts(model)}
     matrices = [p for p in decoder.parameters() if p.ndim >= 2 and id(p) not in tables]
     hidden = max((m.weight.shape[1] for m in decoder.modules() if isinstance(m, torch.nn.Embedding)), default=0)
-    return max(6 * hidden, 2 * hidden + 3 * max((times.get(id(p), 1) * max(p.shape[-2:]) for p in matrices), default=0))
+    widest = max((times.get(id(p), 1) * max(p.shape[-2:]) for p in matrices), default=0)
+    return 2 * hidden + max(6 * hidden, 2 * hidden + 3 * widest)
 
 
 def _routed_experts(model: Any) -> Iterator[torch.Tensor]:

@@ -47,6 +47,7 @@ class Capacity:
                 slots="auto",
                 device=self.device,
                 dtype=self.dtype,
+                backend=self.setting.decode_attn,
             )
         except SetupError:  # not even one
             return 0

@@ -16,7 +16,7 @@ greedy answers. With a method that does not evict, such as `full`, the masks hid
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.rules import KeptLog
 from kvbench.eviction import noise
 from kvbench.records import Generation, Sampling
+from kvbench.train import generation_memory
 from kvbench.train.gkv import SparseRecipe, request
 from kvbench.train.logits import by_blocks, logits_of
 from kvbench.train.recipe import Settings
@@ -102,6 +103,10 @@ class RLRecipe(SparseRecipe):
         loss = add_up(self.loaded.model, answers, self.lifetimes, self._objective, micro=self.micro, again=self.again)
         self._entropy(answers)
         return loss
+
+    def generations(self) -> Sequence[generation_memory.Generation]:
+        sampled, *greedy = super().generations()
+        return (replace(sampled, sampling=Sampling(temperature=self.temperature)), *greedy)
 
     def card(self) -> dict[str, Any]:
         return super().card() | {"questions": len(self.questions)}
