@@ -63,7 +63,7 @@ class Room:
         while draws < DRAWS:
             try:
                 prompt = draw(size)
-            except ValueError:  # haystack too small for the needles; go on as officially
+            except ValueError:  # haystack too small for the needles; NVIDIA's generators also go on
                 pass
             else:
                 tokens = self.tokens(prompt)
