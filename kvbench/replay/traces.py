@@ -1,8 +1,8 @@
 """Gets the traces that a replay reads: answers that the model, with the full cache, generates now or has generated in
 an earlier run.
 
-Now, the model answers only the first turn of each question. In both cases an answer depends on task, model, sampling
-settings and seed, but not on the methods with which it is read.
+An answer that is generated now covers only the first turn of its question. In both cases an answer depends on task,
+model, sampling settings and seed, but not on the methods with which it is read.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ def _engine(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Engine:
         dtype=loaded.dtype,
         max_tokens=longest,
         max_prompt=max(len(p.ids) for p in prompts),
+        samplings={Sampling.of(p.spec) for p in prompts},
     )
     return Engine(loaded, method, budget=None, interval=1, slots=plan.slots, max_tokens=longest)
 
