@@ -71,7 +71,7 @@ class PseudoToCode(LongProc):
         return {"pseudocode": "\n".join(row["pseudocode_lines"])}
 
     def reference(self, row: Mapping[str, Any]) -> list[tuple[list[str], list[str]]]:
-        """Return the tests of the problem in a row, each as lines of input and lines of output. Raises ValueError for a
+        """Return the tests of a row's problem, each as lines of input and lines of output. Raises ValueError for a
         problem without tests, because any program would pass."""
         tests = [([*map(str, given)], [*map(str, expected)]) for given, expected in row["testcases"]]
         if not tests:

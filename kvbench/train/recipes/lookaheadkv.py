@@ -173,9 +173,10 @@ def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: 
 
 
 def _hit(target: torch.Tensor, guess: torch.Tensor, kv_heads: int, budget: int) -> float:
-    """Return the figure `hit`, a mean over layers and KV heads.
+    """Return the share of the `budget` entries with the largest target that are also among those with the largest
+    guess, a mean over layers and KV heads.
 
-    Target and guess are first averaged over the query heads of a group.
+    Target and guess are first averaged over the query heads that share a KV head.
     """
     kept = []
     for shares in (target, guess):
