@@ -106,8 +106,8 @@ def _table(title: str, columns: tuple[str, ...], rows: list[tuple[Measured, list
 
 
 def _name(r: Measured) -> str:
-    """Return a system's name. A note in brackets follows if the system decoded fewer sequences than requested, or has
-    random weights."""
+    """Return a system's name. A note in brackets follows if the system has random weights, and a note with the number
+    of decoded sequences if this is smaller than requested or if no number was requested."""
     asked = r.load.sequences
     fewer = r.failure is None and asked is not None and r.decoded < asked
     facts = [*(["random weights"] if r.random_weights else []), *([f"{r.decoded} fit"] if fewer else [])]

@@ -15,11 +15,12 @@ META = torch.device("meta")
 
 
 def drawing_bytes(vocabulary: int, dtype: torch.dtype, sampling: Sampling, backend: Backend, *, gpu: bool) -> int:
-    """Return the bytes that `sampler.next_tokens` takes per row, without the logits.
+    """Return the most bytes that `sampler.next_tokens` takes per row, in addition to the logits.
 
-    vocabulary, dtype: of the logits. Counted are banned end tokens and, where a CPU tries candidates first, a second
-    draw from the whole vocabulary. On a GPU (`gpu`), the kernels of all backends but "torch" hold a few numbers per
-    row, which are not counted.
+    vocabulary, dtype: of the logits. The count assumes a slot whose answer may not end yet, so that end tokens are
+    banned. It also assumes that a draw among the largest logits, which a CPU tries first, does not suffice and the
+    whole vocabulary is drawn from again. On a GPU (`gpu`), backends other than "torch" draw with kernels that hold only
+    a few numbers per row; for them the result is 0.
     """
     if not vocabulary or (gpu and backend != "torch"):
         return 0

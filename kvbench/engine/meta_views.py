@@ -72,7 +72,8 @@ class MetaViews:
     budget: int
 
     def rules(self, acting: Method) -> Rules:
-        """Return the rules under which `acting` sees its views.
+        """Return `acting` with what its views need: budget, interval and, on the meta device, its weights, RoPE and
+        attention.
 
         acting: the method, a part of a combined method, or a method that evicts a copy of the cache for probes.
         """

@@ -96,9 +96,9 @@ class Difference:
 def values_of(rows: Rows, column: str) -> list[Any]:
     """Return the distinct values of a column, sorted; [None] for a column without values.
 
-    A missing value (the full cache has no interval) and a value in `OF_QUESTION` count as equal to every value and are
-    not returned. The result is also [None] for a setting in `BY_QUESTION` that differs between questions, but not
-    between rows of one question, because the task chooses it for each question.
+    Two kinds of values count as equal to every value and are not returned: a missing one (the full cache has no
+    interval), and the one that the engine writes for some questions whatever the setting (`OF_QUESTION`). The result is
+    also [None] if the column may differ from question to question (`BY_QUESTION`) and does not differ within any.
     """
     values = [value for value in rows.values(column) if value != OF_QUESTION.get(column)]
     if column in BY_QUESTION and len(values) > 1 and _with_several(rows, rows.number(column)) is None:
