@@ -38,7 +38,7 @@ class BatchImages:
 
         name: the method's name, for error messages. pads: number of pads before each prompt.
 
-        Raises UserError if the engine does not read images of this model or with this method.
+        Raises UserError for videos, and if the engine does not read images of this model or with this method.
         """
         given = {key: value for key, value in inputs.items() if value is not None}
         if any("video" in key for key in given) or _has_videos(given.get("mm_token_type_ids")):

@@ -333,7 +333,7 @@ class EvictionCache(FixedBatch):
         self._continue(self.slots.recurrent)
 
     def _seat(self, prompt: PromptCache, place: int, row: int) -> None:
-        """Copy the entries of one prompt to its slot. place: its index in its group; row: its index in the batch."""
+        """Copy the entries of one prompt to its slot. place: its index in `prompt`; row: its index in the batch."""
         assert self.slots is not None
         packed = {index: layer.pack(place) for index, layer in prompt.layers.items()}
         self.slots.install(packed, [row], prompt.prompt_len)

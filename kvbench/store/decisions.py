@@ -133,7 +133,7 @@ def _row(row: dict[str, Any], parsed: Callable[[str], Any]) -> Decisions:
     if not (_all(tokens, str) and _all(seen, int) and _all(dropped, int) and len(tokens) == len(dropped)):
         raise ValueError("the lists of a line have wrong types or different lengths")
     if seen != sorted(set(seen)) or not all(0 <= number <= len(seen) for number in dropped):
-        raise ValueError("a line names an eviction that did not happen")
+        raise ValueError("the evictions of a line are out of order, or a line names one that did not happen")
     return Decisions(**row | lists)
 
 
