@@ -117,8 +117,9 @@ class PromptBytes:
         largest = (tokens * size * max(of_layers) for of_layers in zip(*widths or [(0, 0, 0, 0)]))
         hidden, angles, queries, entries = largest
         held = 3 * hidden + 2 * angles + entries  # the embeddings, the layer's input and its norm; cosines and sines
-        acting = max(inside, self.scratch.new_tokens(tokens)) + mask
         attended += mask if tokens > t else 0  # of the block before
         rotating = 4 * queries + mask  # RoPE: the queries, their sums and products
-        attending = held + max(rotating, layer + 2 * queries + max(attended, acting))
-        return max(self.shape.activations(tokens, self.dtype) + mask, attending)
+        storing = queries + mask + self.scratch.new_tokens(tokens)
+        attending = 2 * queries + max(attended, inside + mask)  # the queries and the output
+        layers = held + max(rotating, layer + max(storing, attending))
+        return max(self.shape.activations(tokens, self.dtype) + mask, layers)

@@ -47,7 +47,7 @@ def test_random_weights_fit_the_method_and_the_model(loaded, name, options):
 
 
 def test_weights_of_a_kind_that_nobody_knows_are_not_drawn(loaded):
-    with pytest.raises(UserError, match="none can be drawn"):
+    with pytest.raises(UserError, match="cannot draw random ones"):
         draw(Weights(kind="mine"), loaded.model)
 
 

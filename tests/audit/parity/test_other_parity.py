@@ -80,5 +80,5 @@ def test_morphkv_misaligned_steps_are_left_out_with_a_reason(tmp_path, capsys):
 
 def test_morphkv_without_its_first_eviction_is_not_covered(tmp_path):
     case = as_llama(tmp_path, 130)
-    with pytest.raises(NotCoveredError, match="does not store the first eviction, at token 121"):
+    with pytest.raises(NotCoveredError, match="the first eviction, at token 121, is not in the file"):
         plans(case)
