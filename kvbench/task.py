@@ -49,7 +49,7 @@ class Doc:
     """One question. `score` compares the answer with `reference`. Questions about the same source, such as one text,
     have the same `cluster_id`: their scores are not independent, and standard errors take that into account."""
 
-    doc_id: str
+    doc_id: str  # no two documents of a task have the same
     turns: tuple[Turn, ...]
     reference: Any
     meta: Mapping[str, Any] = field(default_factory=dict)

@@ -44,18 +44,11 @@ class DefensiveKV(Method):
     window: int = option(32, "last queries of the prompt that vote and always stay", low=1)
     kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
     level: Literal["layer", "model"] = option("layer", "entries compete over the heads of each layer, or of the model")
-    mass: float = option(
-        0.9,
-        "a head's most attended entries are forced (ranked first) until their attention reaches mass less the bias",
-        low=0,
-        high=1,
-    )
+    mass: float = option(0.9, "force a head's best entries until their attention is mass less bias", low=0, high=1)
     bias: Literal["released", "window", "off"] = option(
         "released", "what is subtracted from mass: attention to the entries before the window, to the window, or 0"
     )
-    norm: Literal["heads", "tokens"] = option(
-        "heads", "divide a value's norm by the sum over its token's KV heads, or over its head's entries"
-    )
+    norm: Literal["heads", "tokens"] = option("heads", "divide value norms by their sum over KV heads, or over entries")
     forced: int | None = option(None, "most forced entries of a head; none: the budget sets the limit", low=0)
 
     @property
@@ -86,8 +79,7 @@ class DefensiveKV(Method):
         worst = worst.maximum(worst.sum(dim=-1, keepdim=True) / older.sum(dim=-1, keepdim=True).clamp(min=1))
         norms = torch.where(older, view.columns[VALUE_NORM.name], 0.0)
         score = worst * (shares(norms, dim=-1) if self.norm == "tokens" else norms)
-        forced = older & self._forced(view, paid, older)
-        return torch.where(older & ~forced, score, score.amax(dim=(1, 2), keepdim=True))
+        return torch.where(older & ~self._forced(view, paid, older), score, score.amax(dim=(1, 2), keepdim=True))
 
     def _forced(self, view: LayerView, paid: torch.Tensor, older: torch.Tensor) -> torch.Tensor:
         """Return the mask of forced entries, the best by mean attention, [b, Hk, N]. paid, older: as in `score`."""

@@ -47,9 +47,7 @@ class LagKV(Method):
     lag: int = option(128, "entries in a partition; at least this many of the newest always stay", low=2)
     value_weight: float = option(1.0, "weight of the value's score; that of the key's is 1", low=0)
     cross: bool = option(False, "compare scores between partitions, not ranks (form=budget)")
-    form: Literal["budget", "rate"] = option(
-        "budget", "budget: evict to the budget; rate: no budget, every partition keeps the share keep"
-    )
+    form: Literal["budget", "rate"] = option("budget", "rate: no budget, every partition keeps the share keep")
     keep: float = option(0.2, "share of a partition that stays (form=rate)", low=0, high=1)
 
     @property
@@ -96,8 +94,7 @@ class LagKV(Method):
             score = score.argsort(dim=-1, stable=True).argsort(dim=-1) / self.lag
         row = score.flatten(2).gather(-1, (slot - first).clamp(0, len(whole) - self.lag - 1))
         end = first + ((held - first) // self.lag - 1) * self.lag
-        row = torch.where((slot >= first) & (slot < end), row, float("inf"))
-        return torch.empty_like(row).scatter_(-1, order, row)
+        return torch.empty_like(row).scatter_(-1, order, row.where((slot >= first) & (slot < end), float("inf")))
 
     def _first(self, view: LayerView, held: torch.Tensor) -> torch.Tensor:
         """Return how many of each head's first entries in text order are not scored, [b, Hk, 1] int64."""

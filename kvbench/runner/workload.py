@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,7 +111,7 @@ class TaskWork:
 
         Raises SetupError if data are missing. Raises UserError in these cases: the prompt style is unknown; a chat
         template is needed but missing; --max-new-tokens exceeds the room in the model's context; the run is
-        query-agnostic and documents have no context.
+        query-agnostic and documents have no context; two documents have the same id.
         """
         task = load_task(name, config.task_file)
         style = config.prompt_style_for(name) or task.prompt_styles[0]
@@ -131,6 +131,11 @@ class TaskWork:
         )
         task.reader, task.services = reader, config.services()
         docs = deque(task.docs(source, style=style, limit=config.limit_for(name)))
+        if len(ids := Counter(doc.doc_id for doc in docs)) < len(docs):
+            [(twice, count)] = ids.most_common(1)
+            raise UserError(
+                f"task {quote(task.name)} gives {count} questions the id {quote(twice)}. Give each question its own."
+            )
         if any(turn.images for doc in docs for turn in doc.turns):
             reader = _with_vision(task, reader, vision)
         prompts.check_template(tokenizer, chat=reader.chat, chat_template=reader.template, origin=reader.origin)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import transformers
 
-from kvbench import tiny
+from kvbench import registry, tiny
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.errors import UserError
 from kvbench.eviction.options import budget_in_force
@@ -111,6 +111,19 @@ def test_a_task_without_context_cannot_be_query_agnostic(tokenizer: Any, tmp_pat
     path.write_text(json.dumps(items[1] | {"system": "Be brief."}))
     work, _, _ = planned(tokenizer, made)
     assert tokenizer.decode(work.prompts[0].ids[: work.prompts[0].compress_at]) == "Be brief.\n\n"
+
+
+def test_two_questions_with_one_id_are_refused(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lookup = registry.tasks.get("lookup")
+    docs = lookup.docs
+
+    def same(self: Any, source: Any, **how: Any) -> list[Any]:
+        first, *others = docs(self, source, **how)
+        return [first, *(dataclasses.replace(doc, doc_id="same") for doc in others)]
+
+    monkeypatch.setattr(lookup, "docs", same)
+    with pytest.raises(UserError, match=r"^task 'lookup' gives 2 questions the id 'same'\. Give each question its own"):
+        planned(tokenizer, config("full"))
 
 
 def test_what_reads_prompts_is_part_of_what_a_row_is(tokenizer: Any) -> None:
