@@ -80,7 +80,7 @@ def test_a_prompt_read_in_chunks_has_the_logits_of_one_pass(family):
     whole = loaded.model(ids, use_cache=False).logits[0, -1].detach()
     running = engine(loaded, "full", prefill_chunk=16)
     read = Request(task="t", doc_id="0", prompt_ids=tuple(ids[0].tolist()), max_new_tokens=1)
-    with torch.inference_mode(), running.model.routed():
+    with torch.inference_mode(), running.reader.model.routed():
         prompt = running.reader.read(read, running.setup.rules_for_prompt(50))
     assert float((prompt.logits - whole).abs().max()) < 1e-4
 

@@ -68,8 +68,8 @@ def test_offline_is_one_line(tmp_path: Path, capsys, monkeypatch) -> None:
     assert main(["train", "trimkv", "--data", "hub:org/none", "--out", str(tmp_path / "out")]) == 3
     [line] = capsys.readouterr().err.splitlines()
     assert line == (
-        "error: data set 'org/none' is not on this machine and the hub is unreachable. Run the command once where "
-        "there is a network, or give a file."
+        "error: data set 'org/none' is not on this machine and the hub is unreachable. Run the command once with "
+        "network access, or give a file."
     )
 
 
