@@ -184,7 +184,7 @@ class Scratch:
         return g.kv_heads * (moved * (entry + 4 * INDEX) + 3 * INDEX * held.rows)
 
     def _deciding(self, acting: Method, shown: Shown) -> tuple[int, int]:
-        """Return the most bytes that `acting` takes to decide about views of these sizes.
+        """Return the most bytes that the method `acting` takes to choose the entries to evict in views of these sizes.
 
         Also return how many of these bytes are copies of entries that the views hold.
         """

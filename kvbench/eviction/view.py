@@ -76,7 +76,7 @@ class LayerView:
         return x[:, None]
 
     def per_row(self, x: torch.Tensor) -> torch.Tensor:
-        """Undo `per_sequence`: return x [b, L, ...] with one axis for layers and sequences."""
+        """Return x [b, L, ...] with layers and sequences joined into axis 0, as before `per_sequence`."""
         return x[:, 0]
 
     @property

@@ -182,7 +182,7 @@ class CellPlanner:
             read = shown.read_pictures()
             largest = sorted(range(len(read)), key=lambda i: -tokens[i])
             together = [read[i] for i, seen in zip(largest, accumulate(tokens[i] for i in largest)) if seen <= room]
-            # On a CPU, all pixel values of the prompt stay in memory beside the joined tensor of the pass.
+            # On a CPU, the pixel values of each image stay in memory while the pass reads a tensor that joins them.
             host = sum(value.nbytes for one in read for value in one.values()) if self.device.type == "cpu" else 0
             peak, left = self.shape.images(joined(together), self.dtype)
             self._towers[task, whole] = host + peak, host + left

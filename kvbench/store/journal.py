@@ -204,9 +204,7 @@ class Journal:
         sync_folder(folder)
 
     def _check_place(self) -> None:
-        """Raise SetupError if the segment was deleted or moved: writes to it would still succeed, but the rows would be
-        lost.
-        """
+        """Raise SetupError if the segment was deleted or moved: writes would go on without an error, and lose rows."""
         assert self.segment is not None
         here = os.fstat(self._fd)
         try:

@@ -17,7 +17,7 @@ import pytest
 
 D, F, HQ, HK, HEAD, N, WIDTH = 256, 1024, 8, 2, 32, 700, 128
 ROWS = 256
-FEW, MANY = 2, 10
+FEW, MANY = 6, 20  # with two layers, a step's peak is not yet that of its graph
 GRAPH = 4 * N * (2 * D + 2 * HQ * HEAD + 3 * HK * HEAD + 3 * F)
 RECOMPUTED = 4 * N * (D + HQ * HEAD + 2 * HK * HEAD)  # a layer's input, and what its blocks of queries start from
 GATES = 4 * N * (D + 2 * WIDTH)
@@ -97,4 +97,4 @@ def rises(what: str) -> list[int]:
 def test_a_layer_takes_what_the_formula_says(what):
     few, many = rises(what)
     grown = (many - few) / (MANY - FEW)
-    assert grown == pytest.approx(FORMULAS[what], rel=0.25)  # "duo recomputed" is 0.81 to 0.84 of it on an Intel Xeon
+    assert grown == pytest.approx(FORMULAS[what], rel=0.15)

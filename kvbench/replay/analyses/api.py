@@ -145,7 +145,7 @@ class Analysis(ABC):
 
     @staticmethod
     def figures(rows: Sequence[Row]) -> list[Figure]:
-        """Return the figures of the analysis, except empty figures. rows: the results of all tasks."""
+        """Return the figures of the analysis; leave out figures without data. rows: the results of all tasks."""
         return []
 
     @staticmethod

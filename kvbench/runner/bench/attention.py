@@ -43,7 +43,7 @@ class AttentionTime:
 
 
 class Call(NamedTuple):
-    """The arguments with which one layer calls a backend's attention function (`backends.Decode`)."""
+    """The arguments of one layer's call of a backend's attention function (`backends.Decode`)."""
 
     tensors: tuple[torch.Tensor, ...]  # query, key, value, keys, values, lengths, live
     options: dict[str, Any]
