@@ -54,15 +54,16 @@ class Signals(Progress):
 
 
 class Kills(Progress):
-    """Kills a worker with -9 as soon as some rows are saved."""
+    """Kills a worker that has written rows with -9 as soon as some rows are saved; another must write the rest."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, run_dir: Path) -> None:
         super().__init__(quiet=True)
-        self.rows, self.killed = rows, 0
+        self.rows, self.run_dir, self.killed = rows, run_dir, 0
 
     def update(self, rows_done: int, *_: object) -> None:
         if rows_done >= self.rows and not self.killed:
-            self.killed = workers()[0].pid
+            segment = next((self.run_dir / "journal").iterdir())
+            self.killed = int(segment.stem.split("-")[-2])
             os.kill(self.killed, signal.SIGKILL)
 
 
@@ -70,7 +71,7 @@ def test_two_processes_write_the_rows_of_one_also_when_a_worker_is_killed(model:
     config = configuration(model)
     alone = execute(config, out=tmp_path, run_name="one")
     said: list[str] = []
-    progress = Kills(10)
+    progress = Kills(10, tmp_path / "two")
     placement = Placement(workers=2)
     result = execute(config, out=tmp_path, run_name="two", placement=placement, progress=progress, notice=said.append)
     assert progress.killed
