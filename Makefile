@@ -54,7 +54,7 @@ gate: $(INSTALLED)
 	$(GATE) compare results/baselines/ci.json "$$out/today" --gate results/baselines/gate.toml
 
 gpu-check:
-	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/tools/gpu_check.py
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/tools/gpu_check.py $(SECONDS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -109,6 +109,7 @@ def footprint(
         dtype=dtype,
         interval=interval,
         budget=budget,
+        kernels=gpu and backend != "torch",
     )
     scratch = Scratch(meta=views, gpu=gpu)
     states = max(held.hidden, min(method.during("prefill").needs().prompt_hidden, prompt_rows))

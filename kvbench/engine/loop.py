@@ -58,7 +58,8 @@ class Engine:
         on_step: called after every block of steps with three numbers: how many tokens its steps read (one per step and
             live sequence), and the live bytes and the number of sequences that were live in the block's last step.
         look: most steps of a block, after which the host looks at the tokens.
-        backend: name of the code that computes the attention of decode steps on a GPU, see `kernels.backends`.
+        backend: name of the code that computes the attention of decode steps on a GPU, see `kernels.backends`. With
+            "torch", draws and evictions run no Triton kernel either.
         compiled: on a GPU, let torch compile the model's layers for decode steps; graph: replay decode steps from a
             CUDA graph. If the model cannot be compiled, or a step not captured, the engine decodes without it. A model
             divided among GPUs always runs without both.
@@ -93,7 +94,8 @@ class Engine:
     ) -> None:
         check_prefill(method, prefill)
         lengths = Lengths.of(max_tokens, max_output, tail)
-        self.setup = setup = set_up(loaded, method, budget=budget, interval=interval, lengths=lengths)
+        kernels = loaded.device.type == "cuda" and backend != "torch"
+        self.setup = setup = set_up(loaded, method, budget=budget, interval=interval, lengths=lengths, kernels=kernels)
         self.loaded, self.method, self.budget, self.on_step = loaded, method, budget, on_step
         self.trigger, self.max_tokens = setup.trigger, max_tokens
         self.cache = setup.cache(slots, layout)

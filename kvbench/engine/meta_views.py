@@ -61,7 +61,7 @@ class MetaViews:
         geometry: the evicted layers of the cache, the largest first.
         model: function that returns the model without weights, on the meta device, in any dtype.
         dtype: the dtype of keys, values, queries and hidden states; interval: generated tokens between two evictions.
-        budget: entries per head that an eviction leaves.
+        budget: entries per head that an eviction leaves. kernels: see `Rules`.
     """
 
     method: Method
@@ -70,6 +70,7 @@ class MetaViews:
     dtype: torch.dtype
     interval: int
     budget: int
+    kernels: bool = False
 
     def rules(self, acting: Method) -> Rules:
         """Return `acting` with what its views need: budget, interval and, on the meta device, its weights, RoPE and
@@ -88,6 +89,7 @@ class MetaViews:
             weights=self.weights(acting),
             rope=Rope(torch.empty(layers[0].head_dim // 2, device=META)) if needs.rope else None,
             attention=attention,
+            kernels=self.kernels,
         )
 
     def weights(self, acting: Method) -> dict[str, torch.Tensor]:

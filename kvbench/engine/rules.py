@@ -62,6 +62,7 @@ class Rules:
     Attributes:
         budget: entries per layer and KV head; None: the method takes no budget, or each sequence has its own.
         interval: generated tokens between two ticks.
+        kernels: whether the method's terms may run Triton kernels, which need a GPU.
     """
 
     method: Method
@@ -73,6 +74,7 @@ class Rules:
     elsewhere: Mapping[torch.device, dict[str, torch.Tensor]] = field(default_factory=dict)  # copies of `weights`
     marks: torch.Tensor | None = None  # [V] bool, by token id, see `Needs.marks`
     attention: Mapping[int, OwnAttention] = field(default_factory=dict)  # by layer, see `Needs.attention`
+    kernels: bool = False
 
     def decoding(self) -> Rules:
         """Return the rules for evictions while decoding: in a combined method "a+b", those of b."""
@@ -156,6 +158,7 @@ class Rules:
             noise_key=batch.noise_key,
             budget=batch.allowed,
             interval=self.interval,
+            kernels=self.kernels,
             scaling=geometry.scaling,
             softcap=geometry.softcap,
             rope=self.rope,

@@ -84,8 +84,16 @@ class Setup:
         return make_cache(self.geometry, self.method, shape, loaded.device, loaded.dtype, layout)
 
 
-def set_up(loaded: LoadedModel, method: Method, *, budget: float | None, interval: int, lengths: Lengths) -> Setup:
-    """Set up a method on a loaded model.
+def set_up(
+    loaded: LoadedModel,
+    method: Method,
+    *,
+    budget: float | None,
+    interval: int,
+    lengths: Lengths,
+    kernels: bool = False,
+) -> Setup:
+    """Set up a method on a loaded model. kernels: whether its terms may run Triton kernels, which need a GPU.
 
     Raises UserError when the method does not support the model, SetupError when its weights are missing or belong to
     another model.
@@ -98,7 +106,7 @@ def set_up(loaded: LoadedModel, method: Method, *, budget: float | None, interva
         interval=interval,
         lengths=lengths,
         geometry=geometry,
-        rules=rules_for(method, loaded, interval, geometry),
+        rules=replace(rules_for(method, loaded, interval, geometry), kernels=kernels),
     )
 
 

@@ -20,7 +20,7 @@ from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.cache.dense import DenseCache, DenseStore
 from kvbench.engine.cache.paged import PagedCache, PagedStore
 from kvbench.engine.cache.pool import PAGE
-from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, SlotCache
+from kvbench.engine.cache.slot_cache import EvictingStore, RingPlaces, RingStore, SlotCache
 from kvbench.engine.kernels.backends import Decode, splits
 from kvbench.engine.replicas import Replicas
 from kvbench.engine.rules import Rules
@@ -59,7 +59,7 @@ class StepWriter(ABC):
         self._layers = {layer.geometry.index: layer for layer in cache.layers}
         self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
         self.positions = self.live = Replicas(torch.zeros(cache.slots, dtype=torch.int64, device=cache.device))
-        self._keep_newest = False
+        self._keep_newest, self._newest = False, RingPlaces(self.positions)
         self._steps = 0  # steps of this block so far
         self._ring_bias: dict[tuple[int, torch.device], torch.Tensor] = {}
 
@@ -76,6 +76,7 @@ class StepWriter(ABC):
     def begin(self, positions: torch.Tensor, live: torch.Tensor) -> None:
         """Begin a step. positions: [S], those of the tokens that it reads; live: [S] int64, 1 for a live sequence."""
         self.positions, self.live = Replicas(positions), Replicas(live.to(torch.int8))
+        self._newest = RingPlaces(self.positions)
         self._ring_bias.clear()
         self.prepare()
 
@@ -88,7 +89,7 @@ class StepWriter(ABC):
         layer = self._layers[call.layer]
         call = call.for_heads(layer.geometry.kv_heads)
         if self._keep_newest:
-            layer.keep_newest(call.query, call.hidden, self.positions.on(call.query.device))
+            layer.keep_newest(call.query, call.hidden, self._newest)
         if self.decode is not None:
             with on_device(layer.geometry.device):
                 return self._decode(self.decode, layer, call)

@@ -57,6 +57,7 @@ class LayerView:
     noise_key: torch.Tensor  # [b] int64, one per sample
     budget: int
     interval: int  # generated tokens between evictions
+    kernels: bool = False  # whether helpers may run Triton kernels, which need a GPU
     ordinal: int = 0  # position of the layer among those that evict
     layer_count: int = 1  # layers that evict
     scaling: float  # the model's softmax scale, usually 1 / sqrt(d)

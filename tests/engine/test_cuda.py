@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
@@ -24,6 +25,7 @@ pytestmark = [
 TODO = {"lengths": (9, 60, 33, 5, 100), "new_tokens": (70, 50, 90, 40, 30)}
 
 
+@functools.cache  # torch compiles the layers of every model anew
 def on_gpu(architecture="qwen3", dtype=torch.float32):
     loaded = build(architecture)
     return with_tables(prepare(loaded.model.to("cuda", dtype), loaded.tokenizer))
@@ -38,12 +40,13 @@ def tokens(loaded, todo, method="gkv", **more):
 
 @pytest.mark.parametrize("method", ["full", *EVICTING, *VARIANTS])
 def test_greedy_tokens_are_those_of_the_cpu(method):
+    architecture = "llama" if method == "knorm" else "qwen3"  # normed keys of a random model are equally long
     todo = requests(**TODO, samples=1, sampling=Sampling())
-    cpu, gpu = tokens(with_tables(build("qwen3")), todo, method), tokens(on_gpu(), todo, method)
+    cpu, gpu = tokens(with_tables(build(architecture)), todo, method), tokens(on_gpu(architecture), todo, method)
     assert {k: d.token_ids for k, d in gpu.items()} == {k: d.token_ids for k, d in cpu.items()}
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt-oss", "mistral-sliding"])
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt-oss", "qwen2-sliding"])
 def test_logits_are_those_of_the_dense_reference(architecture):
     loaded, history = on_gpu(architecture), KeptHistory()
     for done in tokens(loaded, requests(**TODO, samples=1, sampling=Sampling()), log=history).values():

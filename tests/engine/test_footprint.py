@@ -44,8 +44,12 @@ def test_a_view_bounds_the_scratch_of_an_eviction(name):
     assert 0 < ticks.at(1) < ticks.at(2) < ticks.at(1000) == ticks.at(2000) < 2 * SCRATCH
 
 
-def test_a_gpu_takes_larger_blocks():
-    assert planned("gkv", prompt_rows=4000).prompt < planned("gkv", prompt_rows=4000, gpu=True).prompt
+def test_pytorch_takes_larger_blocks_of_cosines_on_a_gpu_and_triton_none():
+    cpu, pytorch, triton = (
+        planned("gkv", prompt_rows=4000, **on).prompt
+        for on in ({}, {"gpu": True, "backend": "torch"}, {"gpu": True, "backend": "triton"})
+    )
+    assert triton < cpu < pytorch
 
 
 @pytest.mark.parametrize("gpu", [False, True])

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kvbench.engine.cache.paged import PAGE
 from kvbench.engine.kernels import decode, sample
 from kvbench.engine.kernels.backends import splits
+from kvbench.eviction.terms import redundancy_kernel
 from kvbench.records import Sampling
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -93,6 +94,20 @@ def sampling(**filters: Any) -> Callable[[], Any]:
     return lambda: sample.draw(empty(96, 151_936), number, number, Sampling(temperature=0.6, **filters))
 
 
+def redundancy(rows: int, dim: int, *, masked: bool = False) -> Callable[[], Any]:
+    """The sums of redundancy of `rows` layers of slots with 8 heads of 1,152 entries."""
+
+    def call() -> None:
+        line, total = empty(rows * 8, 1152, dtype=torch.float32), empty(rows * 8, dim, dtype=torch.float32)
+        one, more = (empty(rows * 8, count, dtype=torch.int64) for count in (1152, 1153))
+        valid = empty(rows, 8, 1152, dtype=torch.bool) if masked else None
+        redundancy_kernel.launch(
+            *(empty(rows, 8, 1152, dim), valid, line, more, one, 0.5), *(line, total, line, one, one)
+        )
+
+    return call
+
+
 SHAPES: dict[str, Callable[[], Any]] = {
     "dense, 96 slots (default)": decoding(96, 1152, 8, 4, 128),
     "paged, 96 slots (default)": decoding(96, 1152, 8, 4, 128, paged=True),
@@ -103,6 +118,8 @@ SHAPES: dict[str, Callable[[], Any]] = {
     "deepseek-v3, latent attention, paged": decoding(96, 1152, 1, 128, 576, latent=512, paged=True),
     "glm-4.7-flash, latent attention": decoding(96, 1152, 1, 20, 576, latent=512),
     "sampling, top-p 0.95, top-k 20": sampling(top_p=0.95, top_k=20),
+    "redundancy, 96 rows": redundancy(96, 128),
+    "redundancy, paged, dimension 256": redundancy(96, 256, masked=True),
 }
 
 
@@ -157,7 +174,7 @@ def usage(binary: Any, capability: int) -> dict[str, Any]:
 
 
 def figures() -> Iterator[dict[str, Any]]:
-    modules = (decode, sample)
+    modules = (decode, sample, redundancy_kernel)
     for shape, run in SHAPES.items():
         for name, args, constants in calls(modules, run):
             kernel = next(vars(module)[name] for module in modules if name in vars(module))

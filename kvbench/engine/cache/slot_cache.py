@@ -21,6 +21,7 @@ import torch
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.prompt_layer import PackedLayer
 from kvbench.engine.cache.recurrent import RecurrentStates, StateShape
+from kvbench.engine.replicas import Replicas
 from kvbench.eviction.api import Column, State
 
 if TYPE_CHECKING:
@@ -77,28 +78,42 @@ class Store:
                 at = torch.arange(seen - count, seen, device=index.device) % width
                 ring[index[:, None], :, at] = newest[:, newest.shape[1] - count :].transpose(0, 1)
 
-    def keep_newest(self, query: torch.Tensor, hidden: torch.Tensor | None, positions: torch.Tensor) -> None:
-        """Store the query [S, Hq, 1, D] and hidden state [S, 1, hidden size] of one new token of every slot.
-
-        positions: [S] of these tokens.
-        """
+    def keep_newest(self, query: torch.Tensor, hidden: torch.Tensor | None, places: RingPlaces) -> None:
+        """Store the query [S, Hq, 1, D] and hidden state [S, 1, hidden size] of one new token of every slot."""
         if self.queries.shape[2]:
-            _put(self.queries, query, positions)
+            _put(self.queries, query, places)
         if self.hidden.shape[2]:
             assert hidden is not None  # else reading the prompt would have failed before
-            _put(self.hidden, hidden, positions)
+            _put(self.hidden, hidden, places)
 
     def extra_bytes(self) -> int:
         """Return the bytes of the queries, hidden states and method's states that this layer stores for one slot."""
         return sum(t[0].nbytes for t in (self.queries, self.hidden, *self.states.values()))
 
 
-def _put(ring: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> None:
-    """Store one new vector per slot and head in a ring [S, heads, width, D]. positions: [S] of the vectors."""
-    slots, heads, width, dim = ring.shape
-    at = (torch.arange(slots * heads, device=positions.device) * width).view(slots, heads)
-    at = (at + (positions % width)[:, None]).view(-1)
-    ring.view(-1, dim).index_copy_(0, at, new.reshape(slots * heads, -1))
+class RingPlaces:
+    """Where the rings of all layers store one new vector per slot and head: at its token's position, modulo the width.
+
+    positions: [S], of these tokens. The places are computed once for all rings of one size.
+    """
+
+    def __init__(self, positions: Replicas) -> None:
+        self._positions = positions
+        self._places: dict[tuple[int, int, torch.device], torch.Tensor] = {}
+
+    def of(self, ring: torch.Tensor) -> torch.Tensor:
+        """Return the indices [S * heads] in a ring [S, heads, width, D], flattened to [-1, D]."""
+        slots, heads, width, _ = ring.shape
+        kind = heads, width, ring.device
+        if kind not in self._places:
+            first = (torch.arange(slots * heads, device=ring.device) * width).view(slots, heads)
+            self._places[kind] = (first + (self._positions.on(ring.device) % width)[:, None]).view(-1)
+        return self._places[kind]
+
+
+def _put(ring: torch.Tensor, new: torch.Tensor, places: RingPlaces) -> None:
+    """Store one new vector per slot and head in a ring [S, heads, width, D]."""
+    ring.view(-1, ring.shape[-1]).index_copy_(0, places.of(ring), new.reshape(-1, ring.shape[-1]))
 
 
 class RingStore(Store):

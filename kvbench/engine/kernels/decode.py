@@ -26,12 +26,13 @@ import triton.language as tl
 from kvbench.engine.cache.paged import PAGE
 
 LOWEST = tl.constexpr(-1e30)  # initial maximum of the logits; finite, so that the difference of two maxima is not NaN
-TILE = 64  # most cache rows per tile; wide heads get fewer
+TILE = 32  # most cache rows per tile; wide heads get fewer
 TILE_BYTES = 32 << 10  # most bytes of K and V per tile, so that two programs with two stages each fit a multiprocessor
 STAGES = 3
 MOST_QUERIES = 32  # query heads per program; with wide heads, more would not fit into registers
 WIDE = 256  # with larger head dimensions, a program takes half as many query heads and one pipeline stage less
-WARPS = 4
+WARPS = 4  # half as many where the sums of a program fit into the registers of fewer threads: at most NARROW numbers
+NARROW = 16 * 128
 DOTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -83,7 +84,7 @@ def decode(
         SPLITS=splits,
         TILE=_tile(dim, value_dim, query.element_size()),
         SINK=sinks is not None,
-        num_warps=WARPS,
+        num_warps=WARPS // 2 if _padded(together) * _padded(value_dim) <= NARROW else WARPS,
     )
     _attend[(slots * heads * blocks, splits)](
         *tensors,

@@ -36,25 +36,36 @@ def redundancy(
         column_zero: reproduce the released R-KV code: a row of the matrix without a similar key spares the first entry
             in `order`, and if `spare` is "first" every row does.
     """
-    b, hk, n, d = view.keys.shape
+    b, hk, n, _ = view.keys.shape
     heads = b * hk
-    keys = view.keys.detach().float()
-    unit = keys / (keys.norm(dim=-1, keepdim=True) + 1e-8)
-    if view.mask is not None:  # invalid entries become zero vectors: similar to no key, and without effect on sums
-        unit = unit.masked_fill_(~view.mask[..., None], 0.0)
-    unit = unit.view(heads, n, d)
     order = order.reshape(heads, n)
     own = torch.arange(n, device=order.device).expand(heads, n)
     # Each key has a place 1..n. A row spares, of its similar keys, the one of the highest place; 0: no similar key.
-    places = torch.arange(1, n + 1, dtype=unit.dtype, device=unit.device)
+    places = torch.arange(1, n + 1, dtype=torch.float32, device=order.device)
     if spare == "first":
         places = torch.zeros_like(places) if column_zero else places.flip(0)
-    place = torch.empty(heads, n, dtype=unit.dtype, device=unit.device).scatter_(-1, order, places.expand_as(order))
+    place = torch.empty(heads, n, device=order.device).scatter_(-1, order, places.expand_as(order))
     by_place = torch.cat([order[:, :1], order if spare == "last" else order.flip(-1)], dim=-1)
     # A row without a similar key spares its diagonal, which is 0 already.
     default = order[:, :1].expand_as(order) if column_zero else own
-    mean = _column_sums(unit, place, by_place, default, threshold).view(b, hk, n) / view.valid.sum(-1, keepdim=True)
+    if view.kernels:
+        from kvbench.eviction.terms.redundancy_kernel import column_sums
+
+        sums = column_sums(view.keys.detach(), view.mask, place, by_place, default, threshold)
+    else:
+        sums = _column_sums(_normalised(view), place, by_place, default, threshold)
+    mean = sums.view(b, hk, n) / view.valid.sum(-1, keepdim=True)
     return mean.masked_fill(~view.valid, float("-inf")).softmax(dim=-1)
+
+
+def _normalised(view: LayerView) -> torch.Tensor:
+    """Return the normalised keys [b * Hk, N, d] float32. Invalid entries become zero vectors: they are similar to no
+    key and have no effect on sums."""
+    keys = view.keys.detach().float()
+    unit = keys / (keys.norm(dim=-1, keepdim=True) + 1e-8)
+    if view.mask is not None:
+        unit = unit.masked_fill_(~view.mask[..., None], 0.0)
+    return unit.flatten(0, 1)
 
 
 def _column_sums(

@@ -27,7 +27,7 @@ def test_equal_to_pytorch(script):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_equal_to_pytorch_on_a_gpu(script):
-    steps = script("decode_cases.py", "200", "cuda", interpret=False)
+    steps = script("decode_cases.py", "60", "cuda", "8", interpret=False)
     check(steps)
     assert torch.__version__ < "2.13" or any(s["varlen"] is not None for s in steps)
 

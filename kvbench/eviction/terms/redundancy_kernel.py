@@ -1,0 +1,146 @@
+"""The sums of `redundancy` on a GPU, by Triton kernels that never store the matrix of cosines.
+
+The matrix is symmetric, so the sum of a column is a product of one key with the sum of all keys. From it the kernels
+subtract the cosines that rows have spared. A row's program passes over all keys, computes their cosines in tiles, and
+remembers only the highest place of a similar key. Cosines come from products of the stored keys, exact in float32, and
+not from rounded unit vectors, because rounding would move keys across the threshold.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kvbench.lazy import torch
+
+ROWS, TILE, WARPS = 128, 64, 4  # rows of the matrix that a program computes, keys that it reads at once, warps
+WIDE_ROWS, WIDE_TILE, WIDE_WARPS = 64, 32, 8  # the same for head dimensions above WIDE
+WIDE = 128
+STAGES = 3
+ONE = 1 << 40  # the integer for 1: integers have the same sum in any order, floats have not
+
+
+def column_sums(
+    keys: torch.Tensor,
+    valid: torch.Tensor | None,
+    place: torch.Tensor,
+    by_place: torch.Tensor,
+    default: torch.Tensor,
+    threshold: float,
+) -> torch.Tensor:
+    """Return the column sums [h, N] float32 of the matrix of cosines, after one cosine per row was set to 0 (spared).
+
+    keys: [b, Hk, N, d] as stored, h = b * Hk; valid: [b, Hk, N] bool, None if all entries are valid. The other
+    arguments are those of `redundancy._column_sums`.
+    """
+    b, hk, n, d = keys.shape
+    inverse, whole = (keys.new_empty(b * hk, n, dtype=torch.float32) for _ in range(2))
+    total = keys.new_empty(b * hk, d, dtype=torch.float32)
+    spared, cosine = (keys.new_empty(b * hk, n, dtype=torch.int64) for _ in range(2))
+    if not keys.is_meta:  # the memory plan counts the tensors only
+        keys = keys if keys.stride(-1) == 1 else keys.contiguous()
+        launch(keys, valid, place, by_place, default, threshold, inverse, total, whole, spared, cosine)
+    taken = torch.zeros_like(cosine).scatter_add_(-1, spared, cosine)
+    return whole.sub_(taken.float().mul_(1 / ONE))
+
+
+def launch(
+    keys: torch.Tensor,
+    valid: torch.Tensor | None,
+    place: torch.Tensor,
+    by_place: torch.Tensor,
+    default: torch.Tensor,
+    threshold: float,
+    inverse: torch.Tensor,
+    total: torch.Tensor,
+    whole: torch.Tensor,
+    spared: torch.Tensor,
+    cosine: torch.Tensor,
+) -> None:
+    """Start the kernels. inverse: [h, N] becomes 1 / norm of every key; total: [h, d] the sum of the normalised keys.
+
+    whole: [h, N] becomes the sum of every row of cosines, spared: [h, N] int64 the entry that the row spares, cosine:
+    [h, N] int64 the cosine of the two, times ONE. The other arguments are those of `column_sums`.
+    """
+    b, hk, n, d = keys.shape
+    rows, tile, warps = (ROWS, TILE, WARPS) if d <= WIDE else (WIDE_ROWS, WIDE_TILE, WIDE_WARPS)
+    shown = inverse if valid is None else valid.contiguous().view(torch.int8)
+    shape, wide = (*keys.stride()[:3], n), dict(HK=hk, D=d, DP=max(16, triton.next_power_of_2(d)), TILE=tile)
+    _norms[(b * hk,)](keys, shown, inverse, total, *shape, **wide, MASKED=valid is not None)
+    _spare[(b * hk * triton.cdiv(n, rows),)](
+        *(keys, inverse, total, place, by_place, default.contiguous(), whole, spared, cosine, *shape, threshold),
+        **wide,
+        ROWS=rows,
+        ONE=ONE,
+        DOT=tl.float32 if triton.knobs.runtime.interpret else None,  # the interpreter lacks bfloat16
+        num_warps=warps,
+        num_stages=STAGES,
+    )
+
+
+@triton.jit
+def _norms(  # type: ignore[no-untyped-def]
+    K, VALID, INVERSE, TOTAL, k_batch, k_head, k_row, n,
+    HK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Store 1 / norm of every key of a head, 0 for an invalid one, and the sum of the normalised keys."""
+    head = tl.program_id(0).to(tl.int64)
+    first = K + head // HK * k_batch + head % HK * k_head
+    d = tl.arange(0, DP)
+    total = tl.zeros([DP], tl.float32)
+    for start in range(0, n, TILE):
+        at = start + tl.arange(0, TILE)
+        here = at < n
+        if MASKED:
+            here = here & (tl.load(VALID + head * n + at, mask=here, other=0) != 0)
+        key = tl.load(first + at[:, None] * k_row + d[None, :], mask=here[:, None] & (d < D)[None, :], other=0.0)
+        key = key.to(tl.float32)
+        inverse = tl.where(here, 1.0 / (tl.sqrt(tl.sum(key * key, 1)) + 1e-8), 0.0)
+        tl.store(INVERSE + head * n + at, inverse, mask=at < n)
+        total += tl.sum(key * inverse[:, None], 0)
+    tl.store(TOTAL + head * D + d, total, mask=d < D)
+
+
+@triton.jit
+def _keys(first, at, k_row, inverse, n, D: tl.constexpr, DP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the keys of the entries `at`; zeros for invalid ones, which may hold NaN."""
+    d = tl.arange(0, DP)
+    here = (at < n) & (inverse > 0)
+    return tl.load(first + at[:, None] * k_row + d[None, :], mask=here[:, None] & (d < D)[None, :], other=0.0)
+
+
+@triton.jit
+def _spare(  # type: ignore[no-untyped-def]
+    K, INVERSE, TOTAL, PLACE, BY_PLACE, DEFAULT, WHOLE, SPARED, COSINE, k_batch, k_head, k_row, n, threshold,
+    HK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr,
+    ONE: tl.constexpr,
+):  # fmt: skip
+    """For some rows of the matrix of a head: store the sum of each row, the entry that it spares, and their cosine."""
+    blocks = tl.cdiv(n, ROWS)
+    head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    first = K + head // HK * k_batch + head % HK * k_head
+    row = block * ROWS + tl.arange(0, ROWS)
+    here = row < n
+    inverse = tl.load(INVERSE + head * n + row, mask=here, other=0.0)
+    key = _keys(first, row, k_row, inverse, n, D, DP)
+    factor = key if DOT is None else key.to(DOT)
+    last = tl.zeros([ROWS], tl.float32)
+    for start in range(0, n, TILE):
+        at = start + tl.arange(0, TILE)
+        scale = tl.load(INVERSE + head * n + at, mask=at < n, other=0.0)
+        other = _keys(first, at, k_row, scale, n, D, DP)
+        product = tl.dot(factor, tl.trans(other if DOT is None else other.to(DOT)), input_precision="ieee")
+        similar = (product * inverse[:, None] * scale[None, :] > threshold) & (row[:, None] != at[None, :])
+        place = tl.load(PLACE + head * n + at, mask=at < n, other=0.0)
+        last = tl.maximum(last, tl.max(tl.where(similar, place[None, :], 0.0), 1))
+    spared = tl.load(BY_PLACE + head * (n + 1) + last.to(tl.int32), mask=here, other=0)
+    spared = tl.where(last > 0, spared, tl.load(DEFAULT + head * n + row, mask=here, other=0))
+    scale = tl.load(INVERSE + head * n + spared, mask=here, other=0.0)
+    key, other = key.to(tl.float32), _keys(first, spared, k_row, scale, n, D, DP).to(tl.float32)
+    cosine = tl.where(spared == row, 0.0, tl.sum(key * other, 1) * inverse * scale)  # the diagonal is 0
+    d = tl.arange(0, DP)
+    total = tl.load(TOTAL + head * D + d, mask=d < D, other=0.0)
+    whole = inverse * tl.sum(key * total[None, :], 1) - tl.sum(key * key, 1) * inverse * inverse
+    tl.store(WHOLE + head * n + row, whole, mask=here)
+    tl.store(SPARED + head * n + row, spared.to(tl.int64), mask=here)
+    tl.store(COSINE + head * n + row, (cosine.to(tl.float64) * ONE).to(tl.int64), mask=here)
