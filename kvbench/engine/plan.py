@@ -38,7 +38,7 @@ from kvbench.records import Sampling
 
 MOST_SLOTS = {"cuda": 512, "cpu": 128}  # with more slots, matrix products are compute bound and only latency grows
 PROBES = {"cuda": (1 << 28, 4096), "cpu": (1 << 23, 384)}  # what `measure` copies, in bytes; side of its matrices
-AT_ONCE = {"cuda": 16, "cpu": 1}  # probes in a row before the host waits; its wait takes a tenth of one on a GPU
+AT_ONCE = {"cuda": 16, "cpu": 1}  # probes in a row before the host waits: on a GPU a wait takes a tenth of a copy
 USABLE = {"cuda": 0.92, "cpu": 0.5}  # share of the device's total memory that a run may plan with
 
 
@@ -233,7 +233,7 @@ def roofline(shape: ModelShape, machine: Machine, slots: int, entries: float, dt
 
 
 def measure(device: torch.device, dtype: torch.dtype) -> Machine:
-    """Return a device's copy bandwidth and matrix-product rate, measured in about 0.1 s, and its memory."""
+    """Return a device's copy bandwidth and matrix-product rate, measured in a fraction of a second, and its memory."""
     elements, side = PROBES[device.type]
     source = torch.ones(elements, device=device, dtype=torch.uint8)
     target = torch.empty_like(source)

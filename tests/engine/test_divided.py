@@ -12,13 +12,12 @@ import dataclasses
 import pytest
 import torch
 from support.methods import small, with_tables
-from support.models import build, requests
+from support.models import build, divided, requests
 from support.pretend_cuda import pretended_cuda
 
 from kvbench.engine import steps
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.division import divide
-from kvbench.engine.model.load import prepare
 from kvbench.engine.model.own_attention import own_attention
 from kvbench.engine.model.shape import read_shape, shape_of_model
 from kvbench.engine.plan import Machine, plan_cell
@@ -31,13 +30,6 @@ REQUESTS = requests(lengths=(29, 12), new_tokens=(5, 4), samples=1)
 def gpus():
     with pretended_cuda(devices=2) as device:
         yield device
-
-
-def divided(name):
-    """A small model with its three layers on two GPUs."""
-    loaded = build(name)
-    division = divide(loaded.model.config, "auto", "auto", torch.float32)
-    return with_tables(prepare(division.dispatch(loaded.model), loaded.tokenizer))
 
 
 def generated(loaded, method, layout="auto"):
@@ -79,7 +71,7 @@ def test_tokens_are_those_of_the_undivided_model(name, method, layout, monkeypat
     want, _ = generated(with_tables(build(name)), method, layout)
     with pretended_cuda(devices=2):
         monkeypatch.setattr(steps, "decode_with", lambda *chosen, made=steps.decode_with: on_current(made(*chosen)))
-        got, engine = generated(divided(name), method, layout)
+        got, engine = generated(with_tables(divided(name)), method, layout)
         assert got == want
         assert engine.decoding == "torch"  # without graph and compiled layers
         places = engine.loaded.model.hf_device_map

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from kvbench.engine.model.division import divide
 from kvbench.engine.model.load import LoadedModel, prepare
 from kvbench.records import Request, Sampling
 
@@ -136,6 +137,14 @@ def _vision_language_text(config: Any) -> Any:
     vision.deepstack_visual_indexes = [0]
     whole = transformers.Qwen3VLConfig(text_config=config.to_dict(), vision_config=vision.to_dict())
     return transformers.Qwen3VLForConditionalGeneration(whole)
+
+
+def divided(name: str) -> LoadedModel:
+    """A small model with its three layers on two pretended GPUs."""
+    loaded = build(name)
+    division = divide(loaded.model.config, "auto", "auto", torch.float32)
+    assert division is not None
+    return prepare(division.dispatch(loaded.model), loaded.tokenizer)
 
 
 def requests(

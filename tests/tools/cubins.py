@@ -102,7 +102,7 @@ def redundancy(rows: int, dim: int, *, masked: bool = False) -> Callable[[], Any
         one, more = (empty(rows * 8, count, dtype=torch.int64) for count in (1152, 1153))
         valid = empty(rows, 8, 1152, dtype=torch.bool) if masked else None
         redundancy_kernel.launch(
-            *(empty(rows, 8, 1152, dim), valid, line, more, one, 0.5), *(line, total, line, one, one)
+            *(empty(rows, 8, 1152, dim), valid, line, more, one, 0.5), *(line, total, line, one, one), 1 << 40
         )
 
     return call

@@ -7,6 +7,7 @@ survives. Then take the mean over the rows, and a softmax over the entries: one 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Literal
 
 from kvbench.eviction.planned_device import enough, on_gpu
@@ -16,6 +17,8 @@ from kvbench.lazy import torch
 # Cosines in memory at a time: 256 MiB; on a CPU, as many as the CPU's cache holds.
 SCRATCH_FLOATS = 1 << 26
 CPU_SCRATCH_FLOATS = 1 << 19
+LARGEST = 256  # head dimension of the Triton kernel: the tiles of wider heads do not fit into shared memory
+ONE = 1 << 40  # the integer that stands for 1: integers have the same sum in any order, floats have not
 
 
 def redundancy(
@@ -48,10 +51,8 @@ def redundancy(
     by_place = torch.cat([order[:, :1], order if spare == "last" else order.flip(-1)], dim=-1)
     # A row without a similar key spares its diagonal, which is 0 already.
     default = order[:, :1].expand_as(order) if column_zero else own
-    if view.kernels:
-        from kvbench.eviction.terms.redundancy_kernel import column_sums
-
-        sums = column_sums(view.keys.detach(), view.mask, place, by_place, default, threshold)
+    if view.kernels and view.keys.shape[-1] <= LARGEST:
+        sums = _column_sums_by_kernel(view, place, by_place, default, threshold)
     else:
         sums = _column_sums(_normalised(view), place, by_place, default, threshold)
     mean = sums.view(b, hk, n) / view.valid.sum(-1, keepdim=True)
@@ -98,3 +99,23 @@ def _column_sums(
             s.scatter_(-1, spared[..., None], 0.0)
             total[block] += s.sum(dim=-2)
     return total
+
+
+def _column_sums_by_kernel(
+    view: LayerView, place: torch.Tensor, by_place: torch.Tensor, default: torch.Tensor, threshold: float
+) -> torch.Tensor:
+    """Return what `_column_sums` returns for the normalised keys of a view; Triton computes it from the stored keys."""
+    keys = view.keys.detach()
+    b, hk, n, d = keys.shape
+    inverse, whole = (keys.new_empty(b * hk, n, dtype=torch.float32) for _ in range(2))
+    total = keys.new_empty(b * hk, d, dtype=torch.float32)
+    spared, cosine = (keys.new_empty(b * hk, n, dtype=torch.int64) for _ in range(2))
+    if not keys.is_meta:  # the memory plan counts the tensors only
+        from kvbench.eviction.terms.redundancy_kernel import launch
+
+        keys = keys if keys.stride(-1) == 1 else keys.contiguous()
+        results = inverse, total, whole, spared, cosine
+        with torch.cuda.device(keys.device) if keys.is_cuda else nullcontext():
+            launch(keys, view.mask, place, by_place, default, threshold, *results, ONE)
+    taken = torch.zeros_like(cosine).scatter_add_(-1, spared, cosine)
+    return whole.sub_(taken.float().mul_(1 / ONE))

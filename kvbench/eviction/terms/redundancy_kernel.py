@@ -2,8 +2,8 @@
 
 The matrix is symmetric, so the sum of a column is a product of one key with the sum of all keys. From it the kernels
 subtract the cosines that rows have spared. A row's program passes over all keys, computes their cosines in tiles, and
-remembers only the highest place of a similar key. Cosines come from products of the stored keys, exact in float32, and
-not from rounded unit vectors, because rounding would move keys across the threshold.
+remembers only the highest place of a similar key. Cosines come from the stored keys, whose products are exact in
+float32, and not from rounded unit vectors, because rounding would move keys across the threshold.
 """
 
 from __future__ import annotations
@@ -17,31 +17,6 @@ ROWS, TILE, WARPS = 128, 64, 4  # rows of the matrix that a program computes, ke
 WIDE_ROWS, WIDE_TILE, WIDE_WARPS = 64, 32, 8  # the same for head dimensions above WIDE
 WIDE = 128
 STAGES = 3
-ONE = 1 << 40  # the integer for 1: integers have the same sum in any order, floats have not
-
-
-def column_sums(
-    keys: torch.Tensor,
-    valid: torch.Tensor | None,
-    place: torch.Tensor,
-    by_place: torch.Tensor,
-    default: torch.Tensor,
-    threshold: float,
-) -> torch.Tensor:
-    """Return the column sums [h, N] float32 of the matrix of cosines, after one cosine per row was set to 0 (spared).
-
-    keys: [b, Hk, N, d] as stored, h = b * Hk; valid: [b, Hk, N] bool, None if all entries are valid. The other
-    arguments are those of `redundancy._column_sums`.
-    """
-    b, hk, n, d = keys.shape
-    inverse, whole = (keys.new_empty(b * hk, n, dtype=torch.float32) for _ in range(2))
-    total = keys.new_empty(b * hk, d, dtype=torch.float32)
-    spared, cosine = (keys.new_empty(b * hk, n, dtype=torch.int64) for _ in range(2))
-    if not keys.is_meta:  # the memory plan counts the tensors only
-        keys = keys if keys.stride(-1) == 1 else keys.contiguous()
-        launch(keys, valid, place, by_place, default, threshold, inverse, total, whole, spared, cosine)
-    taken = torch.zeros_like(cosine).scatter_add_(-1, spared, cosine)
-    return whole.sub_(taken.float().mul_(1 / ONE))
 
 
 def launch(
@@ -56,11 +31,17 @@ def launch(
     whole: torch.Tensor,
     spared: torch.Tensor,
     cosine: torch.Tensor,
+    one: int,
 ) -> None:
-    """Start the kernels. inverse: [h, N] becomes 1 / norm of every key; total: [h, d] the sum of the normalised keys.
+    """Start the kernels, which write to the tensors from `inverse` to `cosine`.
 
-    whole: [h, N] becomes the sum of every row of cosines, spared: [h, N] int64 the entry that the row spares, cosine:
-    [h, N] int64 the cosine of the two, times ONE. The other arguments are those of `column_sums`.
+    Args:
+        keys: [b, Hk, N, d] as stored, d contiguous, at most `redundancy.LARGEST`; h = b * Hk heads.
+        valid: [b, Hk, N] bool; None: all entries are valid.
+        place, by_place, default, threshold: see `redundancy._column_sums`.
+        inverse: [h, N] float32, 1 / norm of every key. total: [h, d] float32, the sum of the normalised keys.
+        whole: [h, N] float32, the sum of every row of the matrix of cosines, diagonal 0.
+        spared: [h, N] int64, the entry that every row spares. cosine: [h, N] int64, its cosine times `one`.
     """
     b, hk, n, d = keys.shape
     rows, tile, warps = (ROWS, TILE, WARPS) if d <= WIDE else (WIDE_ROWS, WIDE_TILE, WIDE_WARPS)
@@ -71,7 +52,7 @@ def launch(
         *(keys, inverse, total, place, by_place, default.contiguous(), whole, spared, cosine, *shape, threshold),
         **wide,
         ROWS=rows,
-        ONE=ONE,
+        ONE=one,
         DOT=tl.float32 if triton.knobs.runtime.interpret else None,  # the interpreter lacks bfloat16
         num_warps=warps,
         num_stages=STAGES,

@@ -70,11 +70,15 @@ class Contest:
         self.systems = systems(setting, loaded)
         self.machine = machine or self.apart(partial(measure, loaded.device, loaded.dtype))
         self.capacity = Capacity(setting, loaded, self.machine)
-        self.plans = {  # before any measurement: a method that the engine cannot serve is refused at once
+        # Before any measurement: a method that the engine cannot serve is refused at once. How many sequences fit does
+        # not depend on how many the load has.
+        lengths = {load: load._replace(sequences=None) for load in setting.loads()}
+        planned = {
             (system.name, load): self.capacity.fitting(*system.planned, load)
             for system in self.systems
-            for load in setting.loads()
+            for load in dict.fromkeys(lengths.values())
         }
+        self.plans = {(name, load): planned[name, lengths[load]] for name in setting.names() for load in lengths}
 
     def rows(self, load: Load) -> list[Measured]:
         """Return the figures of each system at one load. Each round measures every system once."""

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from support.methods import small, with_tables
-from support.models import build, requests
+from support.models import build, divided, requests
 from support.pretend_cuda import pretended_cuda
 
 from kvbench.engine.graph import StepGraph
@@ -49,6 +49,14 @@ def decoded(loaded: Any, method: str, layout: Any, sampling: Sampling) -> tuple[
     done = list(engine.generate(todo))
     return {d.request.doc_id: (d.token_ids, dataclasses.replace(d.usage, **times)) for d in done}, engine.decoding
 
+
+with pretended_cuda(devices=2):
+    want, _ = decoded(with_tables(build("qwen3")), "gkv", "dense", GREEDY)
+    got, decoding = decoded(with_tables(divided("qwen3")), "gkv", "dense", GREEDY)
+    tokens, wanted = ({name: ids for name, (ids, _) in done.items()} for done in (got, want))  # bytes are per device
+    print(
+        json.dumps({"case": ["qwen3", "gkv", "divided"], "decoding": decoding, "equal": tokens == wanted, "cost": []})
+    )
 
 with pretended_cuda() as device:
     for architecture, method, layout, sampling in CASES:
