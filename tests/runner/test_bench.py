@@ -13,8 +13,10 @@ import pytest
 import torch
 import transformers
 
+from kvbench.cli.commands.bench import bench as command
 from kvbench.config.run_config import MethodChoice
 from kvbench.console import faults
+from kvbench.console.signals import Signalled
 from kvbench.engine.model.random_weights import supply
 from kvbench.engine.model.shape import on_meta
 from kvbench.engine.plan import Machine, plan_cell
@@ -45,7 +47,7 @@ def test_all_systems_are_measured_in_every_round():
     both = (MethodChoice(name="full"), MethodChoice(name="tova"))
     setting = replace(SMALL, members=members(both, (24, 48)), sequences=(1, 2), repeats=2, new_tokens=(12,))
     rounds: list[str] = []
-    results = bench(setting, rounds.append)
+    results = list(bench(setting, rounds.append))
     names = ["full", "tova @24", "tova @48", "transformers"]
     assert setting.names() == names
     assert [(r.load.sequences, r.system) for r in results] == [(n, name) for n in (1, 2) for name in names]
@@ -65,6 +67,22 @@ def test_all_systems_are_measured_in_every_round():
     document = json.loads(json.dumps(as_json(setting, results)))
     assert document["setting"]["shape"] == "A"
     assert document["rows"][0]["system"] == "full"
+
+
+def test_what_was_measured_before_a_signal_is_printed(capsys, monkeypatch):
+    """The second system's measurement is interrupted: the first one's figures are printed, then the signal goes on."""
+
+    def interrupted(system, *_):
+        raise Signalled(signal.SIGINT)
+
+    monkeypatch.setattr(Generate, "run", interrupted)
+    monkeypatch.setattr(Contest, "apart", lambda self, work: work())  # a forked process would say no more than "ended"
+    typed = {"method": "full", "budget": None, "method_opt": None}
+    with pytest.raises(Signalled):
+        command(**typed, sequences="1", prompt="16", new_tokens="8", repeats="1", device="cpu", json=True)
+    printed = capsys.readouterr().out
+    assert [row["system"] for row in json.loads(printed.splitlines()[-1])["rows"]] == ["full"]
+    assert any(line.startswith("full ") for line in printed.splitlines())
 
 
 def test_the_limit_and_the_entries_are_those_of_the_cache_as_it_was(loaded):
@@ -166,7 +184,7 @@ def test_as_many_sequences_as_the_plan_of_the_given_memory(loaded):
         assert plan_cell(shape, machine, method, slots=fitting, **need).slots == fitting
         with pytest.raises(SetupError, match="do not fit"):
             plan_cell(shape, machine, method, slots=fitting + 1, **need)
-    rows = contest.rows(load)
+    rows = list(contest.rows(load))
     assert [row.decoded for row in rows] == [row.fitting for row in rows]
     assert all(0 < row.fitting < 100 for row in rows)
     assert [row.decoded for row in contest.rows(three)] == [min(3, row.fitting) for row in rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from kvbench.cli import bench_options, options
 from kvbench.cli.bench_figures import bench_figures
@@ -17,6 +17,9 @@ from kvbench.console.progress import step
 from kvbench.report import plots
 from kvbench.runner.bench.presets import PRESETS
 from kvbench.runner.bench.shapes import BASELINES, SHAPES
+
+if TYPE_CHECKING:
+    from kvbench.runner.bench.results import Measured
 
 EPILOG = """Examples:
   kvbench bench
@@ -99,7 +102,15 @@ def bench(
     from kvbench.runner.bench.setting import Member, Setting
 
     setting = Setting(members=tuple(Member(*pair) for pair in asked.pairs), **asked.values)
-    results = measure(setting, step)
+    results: list[Measured] = []
+    ended: BaseException | None = None
+    try:
+        for row in measure(setting, step):
+            results.append(row)
+    except BaseException as error:  # a signal or a failure: the tables show what was measured before it
+        if not results:
+            raise
+        ended = error
     document = as_json(setting, results)
     print_tables(results, setting.baselines)
     if asked.preset is not None:
@@ -110,3 +121,5 @@ def bench(
         draw(bench_figures(setting, results), plot)
     if json:
         terminal.data(document)
+    if ended is not None:
+        raise ended

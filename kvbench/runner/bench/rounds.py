@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,7 +13,7 @@ from kvbench.console import faults
 from kvbench.engine.memory import limit, release, reset_peak
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.plan import Machine, measure, roofline
-from kvbench.runner.bench.attention import fastest
+from kvbench.runner.bench.attention import AttentionTime, fastest
 from kvbench.runner.bench.capacity import Capacity
 from kvbench.runner.bench.forked import forked
 from kvbench.runner.bench.results import Measured, evictions, speed
@@ -40,11 +40,12 @@ class Pair(NamedTuple):
     second: Timing
 
 
-def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> list[Measured]:
-    """Measure every system at every load.
+def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> Iterator[Measured]:
+    """Measure every system at every load; yield the figures of a load when all its rounds are done.
 
     note: receives the name of each measurement before it begins, and a line when fewer sequences are tried. Raises
-    UserError, before the first measurement, for a baseline or a method that cannot run here.
+    UserError, before the first measurement, for a baseline or a method that cannot run here. If a signal or an error
+    ends a round, it is raised after the figures of the systems that have been measured at this load.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # no thread pool before the forks: threads do not survive a fork
@@ -52,7 +53,8 @@ def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> 
         loaded = build(setting)
         limit(loaded.device, setting.memory)
         contest = Contest(setting, loaded, note)
-        return [row for load in setting.loads() for row in contest.rows(load)]
+        for load in setting.loads():
+            yield from contest.rows(load)
     finally:
         torch.set_num_threads(before)
 
@@ -80,16 +82,27 @@ class Contest:
         }
         self.plans = {(name, load): planned[name, lengths[load]] for name in setting.names() for load in lengths}
 
-    def rows(self, load: Load) -> list[Measured]:
-        """Return the figures of each system at one load. Each round measures every system once."""
+    def rows(self, load: Load) -> Iterator[Measured]:
+        """Yield the figures of each system at one load. Each round measures every system once.
+
+        What ends a round early is raised after the figures of the systems that have been measured.
+        """
         done: dict[str, list[Pair] | NothingFits] = {s.name: self._by_plan(s, load) for s in self.systems}
-        for repeat in range(self.setting.repeats):
-            for system in self.systems:
-                before = done[system.name]
-                if not isinstance(before, NothingFits):
-                    self.note(f"{system.name}, {_named(load)}, round {repeat + 1} of {self.setting.repeats}")
-                    done[system.name] = self._round(system, load, before)
-        return [self._measured(system, load, done[system.name]) for system in self.systems]
+        ended: BaseException | None = None
+        try:
+            for repeat in range(self.setting.repeats):
+                for system in self.systems:
+                    before = done[system.name]
+                    if not isinstance(before, NothingFits):
+                        self.note(f"{system.name}, {_named(load)}, round {repeat + 1} of {self.setting.repeats}")
+                        done[system.name] = self._round(system, load, before)
+        except BaseException as error:
+            ended = error
+        for system in self.systems:
+            if ended is None or done[system.name]:
+                yield self._measured(system, load, done[system.name], with_attention=ended is None)
+        if ended is not None:
+            raise ended
 
     def _by_plan(self, system: System, load: Load) -> list[Pair] | NothingFits:
         """Return `NothingFits` if not even one sequence fits by the plan, otherwise [] (no rounds measured yet)."""
@@ -148,7 +161,9 @@ class Contest:
 
         return threaded() if self.loaded.device.type == "cuda" else forked(threaded)
 
-    def _measured(self, system: System, load: Load, pairs: list[Pair] | NothingFits) -> Measured:
+    def _measured(
+        self, system: System, load: Load, pairs: list[Pair] | NothingFits, *, with_attention: bool
+    ) -> Measured:
         facts: dict[str, Any] = {
             "system": system.name,
             "load": load,
@@ -161,9 +176,11 @@ class Contest:
         firsts = [timing.first for timing in timings if timing.first is not None]
         peaks = [timing.peak_bytes for timing in timings if timing.peak_bytes is not None]
         decoded = timings[-1].sequences
-        release(self.loaded.device)
-        ids = self.setting.ids(load.prompt, decoded)
-        attention = system.attention(ids, load.new_tokens, self.machine.bandwidth)
+        attention: tuple[AttentionTime, ...] = ()
+        if with_attention:
+            release(self.loaded.device)
+            ids = self.setting.ids(load.prompt, decoded)
+            attention = system.attention(ids, load.new_tokens, self.machine.bandwidth)
         return Measured(
             **facts,
             decoded=decoded,
