@@ -17,7 +17,7 @@ from kvbench.lazy import torch
 # Cosines in memory at a time: 256 MiB; on a CPU, as many as the CPU's cache holds.
 SCRATCH_FLOATS = 1 << 26
 CPU_SCRATCH_FLOATS = 1 << 19
-LARGEST = 256  # head dimension of the Triton kernel: the tiles of wider heads do not fit into shared memory
+LARGEST = 512  # bytes of a key in the Triton kernel: the tiles of larger keys do not fit into shared memory
 ONE = 1 << 40  # the integer that stands for 1: integers have the same sum in any order, floats have not
 
 
@@ -51,7 +51,7 @@ def redundancy(
     by_place = torch.cat([order[:, :1], order if spare == "last" else order.flip(-1)], dim=-1)
     # A row without a similar key spares its diagonal, which is 0 already.
     default = order[:, :1].expand_as(order) if column_zero else own
-    if view.kernels and view.keys.shape[-1] <= LARGEST:
+    if view.kernels and view.keys.shape[-1] * view.keys.element_size() <= LARGEST:
         sums = _column_sums_by_kernel(view, place, by_place, default, threshold)
     else:
         sums = _column_sums(_normalised(view), place, by_place, default, threshold)

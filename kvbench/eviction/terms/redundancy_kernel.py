@@ -14,8 +14,8 @@ import triton.language as tl
 from kvbench.lazy import torch
 
 ROWS, TILE, WARPS = 128, 64, 4  # rows of the matrix that a program computes, keys that it reads at once, warps
-WIDE_ROWS, WIDE_TILE, WIDE_WARPS = 64, 32, 8  # the same for head dimensions above WIDE
-WIDE = 128
+WIDE_ROWS, WIDE_TILE, WIDE_WARPS = 64, 32, 8  # the same for keys of more than WIDE bytes
+WIDE = 256
 STAGES = 3
 
 
@@ -36,7 +36,7 @@ def launch(
     """Start the kernels, which write to the tensors from `inverse` to `cosine`.
 
     Args:
-        keys: [b, Hk, N, d] as stored, d contiguous, at most `redundancy.LARGEST`; h = b * Hk heads.
+        keys: [b, Hk, N, d] as stored, d contiguous, at most `redundancy.LARGEST` bytes each; h = b * Hk heads.
         valid: [b, Hk, N] bool; None: all entries are valid.
         place, by_place, default, threshold: see `redundancy._column_sums`.
         inverse: [h, N] float32, 1 / norm of every key. total: [h, d] float32, the sum of the normalised keys.
@@ -44,7 +44,7 @@ def launch(
         spared: [h, N] int64, the entry that every row spares. cosine: [h, N] int64, its cosine times `one`.
     """
     b, hk, n, d = keys.shape
-    rows, tile, warps = (ROWS, TILE, WARPS) if d <= WIDE else (WIDE_ROWS, WIDE_TILE, WIDE_WARPS)
+    rows, tile, warps = (ROWS, TILE, WARPS) if d * keys.element_size() <= WIDE else (WIDE_ROWS, WIDE_TILE, WIDE_WARPS)
     shown = inverse if valid is None else valid.contiguous().view(torch.int8)
     shape, wide = (*keys.stride()[:3], n), dict(HK=hk, D=d, DP=max(16, triton.next_power_of_2(d)), TILE=tile)
     _norms[(b * hk,)](keys, shown, inverse, total, *shape, **wide, MASKED=valid is not None)
