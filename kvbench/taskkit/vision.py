@@ -58,7 +58,8 @@ class Vision:
     _known: dict[Image, Picture] = field(default_factory=dict)
 
     def pictures(self, turns: Iterable[Turn]) -> list[Picture]:
-        """Return the images of these turns in their order. Every image is decoded once, which shows broken files."""
+        """Return the images of these turns in their order. Every image is decoded once, so that a broken file is
+        found here."""
         return [self._picture(image) for turn in turns for image in turn.images]
 
     def _picture(self, image: Image) -> Picture:

@@ -113,8 +113,8 @@ class Clusters:
         return np.asarray(sums / np.sqrt(self.variances(values) if self.lopsided else 1 - self.sizes / self.questions))
 
     def variances(self, values: Floats) -> Floats:
-        """Return the variance of the sum of each cluster's values, computed from the variance between clusters and the
-        variance within clusters."""
+        """Return, for each cluster, the variance of the sum of its values, computed from the variance between clusters
+        and the variance within clusters."""
         between, within = self.components(values)
         return within * self.sizes + between * self.sizes**2
 
