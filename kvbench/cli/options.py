@@ -115,7 +115,7 @@ _OPTIONS = [
     _option(
         "workers",
         Text,
-        "Workers that share the run. Default: one per GPU; without GPUs, one per machine.",
+        "Workers that share the run. Default: one per GPU; on CPUs one, or one per core for long runs of small models.",
         _ENGINE,
         metavar="N",
     ),

@@ -83,10 +83,6 @@ class CellPlan:
     source: str  # hash of the method's source
     oom_retries: int = 0  # how often memory ran out until now
 
-    def with_slots(self, slots: int) -> CellPlan:
-        """Return the plan of the same cell as if it had been planned with this number of slots at first."""
-        return self if slots == self.plan.slots else replace(self, plan=self.plan_with(slots), planned_slots=slots)
-
     def after_lack_of_memory(self, slots: int, retries: int) -> CellPlan:
         """Return the plan of the same cell after memory ran out `retries` times. slots: how many slots it has since."""
         return replace(self, plan=self.plan_with(slots), oom_retries=retries)
@@ -109,10 +105,11 @@ class CellPlanner:
     dtype: torch.dtype
     _towers: dict[tuple[str, bool], tuple[int, int]] = field(default_factory=dict)  # see `_images`
 
-    def plan(self, cell: Cell, work: TaskWork, state: MethodState) -> CellPlan:
+    def plan(self, cell: Cell, work: TaskWork, state: MethodState, slots: SlotPlan | None) -> CellPlan:
         """Plan a cell: its rows, and the slots and lengths for the engine.
 
-        Raises KVBenchError when the engine cannot serve the method.
+        slots: the plan of slots that the coordinator made; None: make it, which may take seconds. Raises KVBenchError
+        when the engine cannot serve the method.
         """
         config, context = self.config, self.context
         check_prefill(state.method, config.prefill, cell.method.label)
@@ -151,7 +148,7 @@ class CellPlanner:
             max_prompt=max((p.max_tokens if p.talk else len(p.ids) for p in fitting), default=1),
             **lengths,
         )
-        plan = plan_with(slots=config.slots)
+        plan = slots or plan_with(slots=config.slots)
         return CellPlan(
             cell=cell,
             interval=config.interval_of(cell),

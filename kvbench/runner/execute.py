@@ -94,7 +94,7 @@ def execute(
             config=config,
             out=str(out.absolute()),
             name=name,
-            slots=tuple(cell.plan.slots for cell in plan.cells),
+            slots=tuple(cell.plan for cell in plan.cells),
             device=plan.device.type,
             downloads=hub.allowed(),
             allow_version_change=allow_version_change,

@@ -7,7 +7,7 @@ changed since the run began.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from kvbench.engine.attention.geometry import ProbeFailed
 from kvbench.engine.model.division import Division, divide, with_parts
 from kvbench.engine.model.load import LoadedModel, load, pick_device, pick_dtype
 from kvbench.engine.model.shape import ModelShape, estimate_shape, known_shape, read_shape, use_threads
-from kvbench.engine.plan import measure
+from kvbench.engine.plan import SlotPlan, measure
 from kvbench.errors import quote
 from kvbench.runner import env, same_run, trained_at
 from kvbench.runner.cell import CellPlan, CellPlanner, MethodState, dtype_name
@@ -45,14 +45,25 @@ class RunPlan:
     device: torch.device
     dtype: torch.dtype
     threads: int  # number of torch's threads
+    allowed: int  # number of threads that torch would use for a large model
     division: Division | None  # None: the model is not divided among GPUs
     early: list[LoadedModel]  # the model, if planning had to load it to learn its shape and `load` has not taken it yet
 
     @classmethod
-    def make(cls, config: RunConfig, before: Mapping[str, Any], name: str, *, dry_run: bool, say: Notice) -> RunPlan:
+    def make(
+        cls,
+        config: RunConfig,
+        before: Mapping[str, Any],
+        name: str,
+        *,
+        dry_run: bool,
+        say: Notice,
+        slots: Sequence[SlotPlan] | None = None,
+    ) -> RunPlan:
         """Read all inputs and plan every cell.
 
-        before: the record of the run to continue; empty for a new run. name: the run's name. Raises KVBenchError.
+        before: the record of the run to continue; empty for a new run. name: the run's name. slots: for a worker, the
+        coordinator's plan of slots of every cell. Raises KVBenchError.
         """
         device = pick_device(config.device)
         dtype = pick_dtype(config.dtype, device)
@@ -71,6 +82,7 @@ class RunPlan:
         shape = with_parts(shape, division)
         if form is not None and form.kept and info.folder is not None:
             shape = replace(shape, stored=quantised.stored_bytes(info.folder, dtype.itemsize))
+        allowed = torch.get_num_threads()
         threads = use_threads(shape, device)
         methods = {choice: MethodState.of(choice, inputs.config, info) for choice in config.methods}
         for text in trained_at.warnings(config, {choice: state.method for choice, state in methods.items()}, info):
@@ -78,6 +90,8 @@ class RunPlan:
         for choice, state in methods.items():
             for text in state.method.notes():
                 say(f"method {quote(choice.label)}: {text}")
+        cells = config.cells()
+        planned: Sequence[SlotPlan | None] = slots or [None] * len(cells)
         planner = CellPlanner(
             config=config,
             model=model["model"],
@@ -93,10 +107,14 @@ class RunPlan:
             model=model,
             methods=methods,
             shape=shape,
-            cells=tuple(planner.plan(c, inputs.works[c.task], methods[c.method]) for c in config.cells()),
+            cells=tuple(
+                planner.plan(cell, inputs.works[cell.task], methods[cell.method], known)
+                for cell, known in zip(cells, planned, strict=True)
+            ),
             device=device,
             dtype=dtype,
             threads=threads,
+            allowed=allowed,
             division=division,
             early=[] if early is None else [early],
         )
@@ -105,6 +123,11 @@ class RunPlan:
     def rows(self) -> int:
         """The number of rows that the complete run has."""
         return sum(len(cell.rows) for cell in self.cells)
+
+    @property
+    def abreast(self) -> int:
+        """How many processes can execute this plan side by side with the CPU's threads and the machine's memory."""
+        return min((self.allowed // self.threads, *(cell.plan.fitting // cell.plan.slots for cell in self.cells)))
 
     def load(self) -> LoadedModel:
         """Load the model's weights and return the model. Raises KVBenchError."""

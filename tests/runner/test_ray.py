@@ -76,7 +76,7 @@ def order_of_another_folder(folder: Path, **order: object) -> Order:
 def test_the_number_of_workers_comes_from_the_cluster(
     address: str, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = Order(config=config, out="results", name="r", slots=(1,), device="cpu")
+    order = Order(config=config, out="results", name="r", slots=(), device="cpu")
     with pytest.raises(SetupError, match=r"the Ray cluster has no GPU now\. Give --workers N to wait for N GPUs"):
         RayExecutor(order, address=address, workers=None, gpus=True)
     monkeypatch.setenv(ray_cluster.ADDRESS, address)
@@ -94,7 +94,7 @@ def test_a_device_with_a_number_is_refused() -> None:
     with pytest.raises(
         UserError, match="--executor ray chooses a GPU for every worker; give --device cuda without a number"
     ):
-        Placement(name="ray").executor(None, torch.device("cuda", 1))  # type: ignore[arg-type]
+        Placement(name="ray").executor(None, torch.device("cuda", 1), 1)  # type: ignore[arg-type]
 
 
 def test_a_long_error_of_ray_becomes_the_line_that_says_what_happened() -> None:

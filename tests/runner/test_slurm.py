@@ -63,7 +63,7 @@ def test_a_share_leaves_out_saved_rows_and_a_good_end_removes_the_cache(cache: P
     result = execute(config, out=tmp_path, run_name="r")
     assert result.run_dir is not None
     keys = tuple(row.key for row in result.plans[0].rows)
-    order = Order(config=config, out=str(tmp_path), name="r", slots=(5,), device="cpu")
+    order = Order(config=config, out=str(tmp_path), name="r", slots=tuple(p.plan for p in result.plans), device="cpu")
     assert slurm.Share(order, [Job(0, keys)])() == [slurm.Done(slurm.FIRST, len(keys))]
     executor = slurm.SlurmExecutor(order, workers=1, parameters=LOCAL, gpus=False)
     assert len(list(cache.iterdir())) == 1

@@ -20,9 +20,10 @@ from kvbench.config.run_config import RunConfig
 from kvbench.console import faults
 from kvbench.console.progress import Progress
 from kvbench.errors import Interrupted, SetupError, UserError
-from kvbench.runner import env, session
+from kvbench.runner import env, session, work
 from kvbench.runner.execute import execute
 from kvbench.runner.jobs import Job
+from kvbench.runner.run_plan import RunPlan
 from kvbench.runner.workers.executor import Lost, Order
 from kvbench.runner.workers.local import LocalExecutor
 from kvbench.runner.workers.placement import Placement
@@ -100,8 +101,7 @@ def test_a_signal_stops_all_workers_and_one_process_goes_on(model: Path, tmp_pat
 
 
 def order(config: RunConfig, out: Path, **changes: Any) -> Order:
-    cells = len(config.cells())
-    return replace(Order(config=config, out=str(out), name="r", slots=(4,) * cells, device="cpu"), **changes)
+    return replace(Order(config=config, out=str(out), name="r", slots=(), device="cpu"), **changes)
 
 
 def test_a_worker_of_another_version_is_refused(model: Path, tmp_path: Path) -> None:
@@ -195,3 +195,35 @@ def test_later_jobs_of_a_cell_begin_as_the_last_one_ended(tmp_path: Path, monkey
         runner.run(SimpleNamespace(), journal, jobs, ended.append)  # type: ignore[arg-type]
     assert StubRun.slots == [8, 4, 8, 4]  # the second job of the cell that ended early is left out
     assert len(ended) == len(jobs)
+
+
+@pytest.mark.parametrize(
+    ("asked", "abreast", "size"), [(None, 3, 3), (None, 1, None), (None, 0, None), (1, 3, None), (2, 1, 2)]
+)
+def test_workers_on_a_cpu(asked: int | None, abreast: int, size: int | None) -> None:
+    executor = Placement(workers=asked).executor(None, torch.device("cpu"), abreast)  # type: ignore[arg-type]
+    assert getattr(executor, "size", None) == size
+
+
+def test_a_long_run_of_a_small_model_uses_all_cores(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(Placement, "executor", lambda self, order, device, abreast: given.append(abreast))
+    monkeypatch.setattr(work, "WORTH_A_WORKER", 30)  # of 72 rows
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(5)
+        execute(configuration(model), out=tmp_path, run_name="five")
+        torch.set_num_threads(1)
+        execute(configuration(model), out=tmp_path, run_name="one")
+        torch.set_num_threads(5)
+        monkeypatch.undo()
+        plan = RunPlan.make(configuration(model), {}, "r", dry_run=False, say=str)
+    finally:
+        torch.set_num_threads(before)
+    assert given == [2, 1]
+    assert (plan.threads, plan.abreast) == (1, 5)
+    cell = plan.cells[0]
+    short = replace(cell, plan=replace(cell.plan, fitting=3 * cell.plan.slots + 1))
+    assert replace(plan, cells=(cell, short)).abreast == 3

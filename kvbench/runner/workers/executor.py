@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvbench.config.run_config import RunConfig
 from kvbench.console.figures import Figures
 from kvbench.runner.jobs import Job
+
+if TYPE_CHECKING:
+    from kvbench.engine.plan import SlotPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """What a worker needs to execute jobs of a run.
 
-    out: the results folder. name: the run's name. slots: the number of slots of each cell as the coordinator planned
-    it; a worker plans none itself, because rows must not depend on its free memory. device: the type of the
-    coordinator's device. downloads: models and tasks that a worker may download; None: all.
+    out: the results folder. name: the run's name. slots: the plan of slots of each cell, which the coordinator made; a
+    worker plans no slots, because rows must not depend on its free memory. device: the type of the coordinator's
+    device. downloads: models and tasks that a worker may download; None: all.
     """
 
     config: RunConfig
     out: str
     name: str
-    slots: tuple[int, ...]
+    slots: tuple[SlotPlan, ...]
     device: str
     downloads: tuple[str, ...] | None = None
     allow_version_change: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -43,10 +42,8 @@ class Worker:
         folder.check_versions(order.name, info, env.compared(), allowed=allowed)
         with hub.only(order.downloads):
             load_plugins(order.config.plugin)
-            plan = RunPlan.make(order.config, before, order.name, dry_run=False, say=_ignore)
-            self._loaded = plan.load()
-        cells = tuple(cell.with_slots(slots) for cell, slots in zip(plan.cells, order.slots, strict=True))
-        self._plan = replace(plan, cells=cells)
+            self._plan = RunPlan.make(order.config, before, order.name, dry_run=False, say=_ignore, slots=order.slots)
+            self._loaded = self._plan.load()
         same_run.check(order.name, before, self._plan.record({}), allow_version_change=allowed)
         check_weights(self._plan.cells, self._loaded)
 
