@@ -194,13 +194,14 @@ def load_draft(target: LoadedModel) -> Callable[[str], LoadedModel]:
 
 
 def prepare(model: Any, tokenizer: Any) -> LoadedModel:
-    """Make a LoadedModel of a model in memory, and check the model.
+    """Make a LoadedModel of a model in memory, and check the model. Sets the model's limits of time steps.
 
     Raises UserError when its architecture is not supported.
     """
     parameter = next(model.parameters())
     if parameter.device.type == "cuda":
         torch.cuda.set_device(parameter.device)  # Triton launches on the current device
+    _limit_time_steps(model)
     geometry, states = read_layers(model)
     check_states(model, states) if states else check_positions(model)
     if any(g.latent for g in geometry):
@@ -222,6 +223,20 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
         states=states,
         devices=devices_of(model),
     )
+
+
+def _limit_time_steps(model: Any) -> None:
+    """Give state-space layers the limits of time steps that the model's configuration states.
+
+    transformers' Nemotron-H does not read them: its passes of several tokens raise every step to `time_step_min`, which
+    is a limit of the initial weights only, and its passes of one token do not (huggingface/transformers#48989).
+    """
+    limits = getattr(model.config.get_text_config(), "time_step_limit", None)
+    if limits is None:
+        return
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = tuple(map(float, limits))
 
 
 def refuse_training(loaded: LoadedModel) -> None:
