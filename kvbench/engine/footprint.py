@@ -111,7 +111,7 @@ def footprint(
         budget=budget,
         kernels=gpu and backend != "torch",
     )
-    scratch = Scratch(meta=views, gpu=gpu)
+    scratch = Scratch(meta=views, gpu=gpu, counted=shape.counted)
     states = max(held.hidden, min(method.during("prefill").needs().prompt_hidden, prompt_rows))
     kept = held.hidden if whole else states  # stored in each layer; with `whole`, the layer being read stores `states`
     queries = stored_queries(method, interval, prompt_rows)[0] if method.evicts else 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,8 @@ COUNTED = (1, 4, 16, 64)  # numbers of slots for which bytes are counted; betwee
 INDEX = 8  # bytes of an index
 MOST_READS = 10_000  # values that a method's code may read in one call; more mean an endless loop
 GUESS = 3  # code that fails on meta tensors counts as this many float32 copies of the keys that it sees
+
+TickBytes = tuple[int, int, int]  # see `Scratch._ticking`
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,15 @@ class Ticks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scratch:
-    """Counts the bytes that the code of one method takes on one model. gpu: whether the method will run on a GPU."""
+    """Counts the bytes that the code of one method takes on one model.
+
+    gpu: whether the method will run on a GPU. counted: counts of decode-time evictions that were made before for this
+    model, by what they depend on; cells whose prompts have other lengths often share them.
+    """
 
     meta: MetaViews
     gpu: bool
+    counted: dict[Any, TickBytes] = field(default_factory=dict)
 
     @property
     def method(self) -> Method:
@@ -154,17 +161,30 @@ class Scratch:
             stacked=acting.stacked,
             copied=True,
         )
-        observed = 0
+        seen = None
         if needs.queries == "since_last":
             b = min(rows, self._rows_at_once(held, held.queries, at_once))
-            observed = self._observing(acting, replace(shown, b=b, queries=held.queries))[0]
+            seen = replace(shown, b=b, queries=held.queries)
         if not acting.layerwise:
             if acting.stacked and shown.b >= layers and len(list(alike(self.meta.geometry))) == 1:
                 shown = replace(shown, b=slots * layers, together=layers)
             else:
                 shown = replace(shown, b=slots, views=layers, together=int(acting.stacked))
-        decided, views = self._deciding(acting, shown)
+        observed, decided, views = self._ticking(acting, seen, shown)
         return max(observed, decided, views + shown.b * self._compacting(held))
+
+    def _ticking(self, acting: Method, seen: Shown | None, shown: Shown) -> TickBytes:
+        """Return the bytes to observe a view of the sizes `seen` (None: nothing), to decide about views of the sizes
+        `shown`, and of these views' copies of entries."""
+        depends: object = (self.meta, self.gpu, acting, seen, shown)
+        try:
+            if depends in self.counted:
+                return self.counted[depends]
+        except TypeError:  # a plug-in's method may have options that cannot be hashed
+            depends = object()
+        observed = 0 if seen is None else self._observing(acting, seen)[0]
+        self.counted[depends] = observed, *self._deciding(acting, shown)
+        return self.counted[depends]
 
     def _entries(self, held: Shape) -> int:
         """Return how many entries per head a view shows while decoding."""

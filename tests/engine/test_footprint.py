@@ -95,6 +95,30 @@ def test_the_code_of_every_method_runs_without_values(kind, gpu, monkeypatch):
     assert served >= 20
 
 
+@pytest.mark.parametrize("name", ["tova", "gkv", "retention", "foresightkv"])
+def test_cells_with_other_prompts_share_the_counts_of_ticks(name, monkeypatch):
+    method, decided = small(name), []
+    original = Scratch._deciding
+
+    def deciding(self, acting, shown):
+        decided.append(shown)
+        return original(self, acting, shown)
+
+    def ticks(shape, budget, longest):
+        decided.clear()
+        lengths, device = Lengths.of(longest, 40, 0, longest - 40), torch.device("cpu")
+        sizes = dict(lengths=lengths, device=device, dtype=torch.float32, total=1 << 34, prefill_chunk=64)
+        need = cell_footprint(shape, method, budget=budget, interval=16, **sizes)[0]
+        return need.ticks, sum(shown.copied for shown in decided)
+
+    monkeypatch.setattr(Scratch, "_deciding", deciding)
+    shape, others = (shape_of_model(build("qwen3").model) for _ in range(2))
+    _, counted = ticks(shape, 48, 200)
+    assert counted > 0
+    assert ticks(shape, 48, 300) == (ticks(others, 48, 300)[0], 0)
+    assert ticks(shape, 32, 300)[1] == counted
+
+
 @dataclasses.dataclass(frozen=True)
 class Odd(Method):
     """A plug-in that cannot be hashed, whose code reads values that meta tensors lack, and whose probes never end."""

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from kvbench.engine.attention.interface import route, run
 from kvbench.engine.cache.recurrent import RecurrentStates, StateShape
+from kvbench.engine.model import meta_results
 from kvbench.engine.model.continuation import no_attention
 
 
@@ -50,7 +51,7 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = meta_results.call(func, args, kwargs or {})
         leaves = (leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
         if new := [leaf for leaf in leaves if leaf.untyped_storage() not in self._known]:
             given = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))

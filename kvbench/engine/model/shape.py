@@ -60,6 +60,7 @@ class ModelShape:
         images: function of the model's inputs for images and a dtype that returns two numbers: the most bytes that the
             vision part holds, and the bytes that it holds afterwards; see `tower`.
         parts: the part of each device, if the model is divided among several; else empty.
+        counted: see `scratch.Scratch`.
     """
 
     geometry: tuple[LayerGeometry, ...]
@@ -78,6 +79,7 @@ class ModelShape:
         default=None, compare=False, repr=False
     )
     parts: tuple[Part, ...] = ()
+    counted: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def activations(self, tokens: int, dtype: torch.dtype) -> int:
         """Return the bytes of activations, without attention, while one sequence reads `tokens` tokens in a pass."""
