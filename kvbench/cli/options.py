@@ -115,7 +115,7 @@ _OPTIONS = [
     _option(
         "workers",
         Text,
-        "Workers that share the run. Default: one per GPU; on CPUs one, or one per core for long runs of small models.",
+        "Workers that share the run. Default: one per GPU; on CPUs one, or up to four for a long run of a small model.",
         _ENGINE,
         metavar="N",
     ),

@@ -20,7 +20,9 @@ from kvbench.engine.model.layer_weights import refuse_quantised
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.shape import ModelShape
 from kvbench.engine.model.weights import find, load_weights
-from kvbench.engine.plan import Machine, SlotPlan, plan_cell
+from kvbench.engine.plan import Machine, plan_cell
+from kvbench.engine.slot_plan import SlotPlan
+from kvbench.errors import SetupError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.modality import check_images
@@ -109,7 +111,7 @@ class CellPlanner:
         """Plan a cell: its rows, and the slots and lengths for the engine.
 
         slots: the plan of slots that the coordinator made; None: make it, which may take seconds. Raises KVBenchError
-        when the engine cannot serve the method.
+        when the engine cannot serve the method or the device has less memory than the coordinator planned.
         """
         config, context = self.config, self.context
         check_prefill(state.method, config.prefill, cell.method.label)
@@ -148,6 +150,11 @@ class CellPlanner:
             max_prompt=max((p.max_tokens if p.talk else len(p.ids) for p in fitting), default=1),
             **lengths,
         )
+        if slots is not None and slots.peak_bytes > self.machine.memory:
+            raise SetupError(
+                f"a worker's device has {self.machine.memory / 2**30:.3g} GiB, but {quote(cell.label)} is planned with "
+                f"{slots.peak_bytes / 2**30:.3g} GiB. Use workers with devices of one kind, or fewer --slots."
+            )
         plan = slots or plan_with(slots=config.slots)
         return CellPlan(
             cell=cell,

@@ -22,7 +22,8 @@ from kvbench.engine.attention.geometry import ProbeFailed
 from kvbench.engine.model.division import Division, divide, with_parts
 from kvbench.engine.model.load import LoadedModel, load, pick_device, pick_dtype
 from kvbench.engine.model.shape import ModelShape, estimate_shape, known_shape, read_shape, use_threads
-from kvbench.engine.plan import SlotPlan, measure
+from kvbench.engine.plan import USABLE, measure
+from kvbench.engine.slot_plan import SlotPlan
 from kvbench.errors import quote
 from kvbench.runner import env, same_run, trained_at
 from kvbench.runner.cell import CellPlan, CellPlanner, MethodState, dtype_name
@@ -30,6 +31,10 @@ from kvbench.runner.inputs import Inputs, Notice, read_inputs
 from kvbench.sources import adapters, model_weights, models, quantised
 from kvbench.sources.quantised import Form
 from kvbench.store import again
+
+ROWS_PER_WORKER = 1024  # with fewer rows of a small model, a second process hardly shortens the run
+MOST_WORKERS = 4  # unless the user asks for more: a container may have fewer cores and less memory than it sees
+PROCESS = 1 << 30  # bytes of a process beside the planned ones: libraries, prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +96,7 @@ class RunPlan:
             for text in state.method.notes():
                 say(f"method {quote(choice.label)}: {text}")
         cells = config.cells()
-        planned: Sequence[SlotPlan | None] = slots or [None] * len(cells)
+        planned: Sequence[SlotPlan | None] = [None] * len(cells) if slots is None else slots
         planner = CellPlanner(
             config=config,
             model=model["model"],
@@ -124,10 +129,14 @@ class RunPlan:
         """The number of rows that the complete run has."""
         return sum(len(cell.rows) for cell in self.cells)
 
-    @property
-    def abreast(self) -> int:
-        """How many processes can execute this plan side by side with the CPU's threads and the machine's memory."""
-        return min((self.allowed // self.threads, *(cell.plan.fitting // cell.plan.slots for cell in self.cells)))
+    def workers(self, missing: int) -> int:
+        """Return how many processes of a CPU should share the run's missing rows.
+
+        A model that one process computes on all threads has one. missing: number of rows.
+        """
+        most = max((cell.plan.peak_bytes for cell in self.cells), default=0) + PROCESS
+        fitting = int(memory.total(self.device) * USABLE[self.device.type]) // most
+        return max(1, min(self.allowed // self.threads, missing // ROWS_PER_WORKER, fitting, MOST_WORKERS))
 
     def load(self) -> LoadedModel:
         """Load the model's weights and return the model. Raises KVBenchError."""

@@ -40,8 +40,9 @@ class Shard:
         return f"-{self.number}-of-{self.of}"
 
     def divide(self, plan: RunPlan) -> RunPlan:
-        """Return the run's plan, reduced to the rows of this shard."""
-        return replace(plan, cells=tuple(self._part(number, cell) for number, cell in enumerate(plan.cells)))
+        """Return the run's plan, reduced to the rows of this shard. Other shards may use this machine's other cores."""
+        cells = tuple(self._part(number, cell) for number, cell in enumerate(plan.cells))
+        return replace(plan, cells=cells, allowed=plan.threads)
 
     def _part(self, number: int, cell: CellPlan) -> CellPlan:
         questions: dict[str, int] = {}

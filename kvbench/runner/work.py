@@ -17,8 +17,6 @@ from kvbench.runner.workers.executor import Order
 from kvbench.runner.workers.placement import Placement
 from kvbench.store import RunFolder, resume_command
 
-WORTH_A_WORKER = 1024  # rows of a small model on a CPU; with fewer, a second process hardly shortens the run
-
 
 class Work:
     """The generation of a run's missing rows. before: number of rows that were saved before."""
@@ -44,8 +42,8 @@ class Work:
 
     def do(self, placement: Placement, order: Order, done: Collection[str]) -> None:
         """Generate the rows that are not `done`, and save them. Raises KVBenchError."""
-        worthwhile = (self.plan.rows - self.done) // WORTH_A_WORKER
-        executor = placement.executor(order, self.plan.device, min(self.plan.abreast, worthwhile))
+        workers = self.plan.workers(self.plan.rows - self.done)
+        executor = placement.executor(order, self.plan.device, workers)
         try:
             if executor is None:
                 self._alone(done)

@@ -104,11 +104,11 @@ def test_cells_with_other_prompts_share_the_counts_of_ticks(name, monkeypatch):
         decided.append(shown)
         return original(self, acting, shown)
 
-    def ticks(shape, budget, longest):
+    def ticks(shape, budget, longest, interval=16, dtype=torch.float32, device="cpu"):
         decided.clear()
-        lengths, device = Lengths.of(longest, 40, 0, longest - 40), torch.device("cpu")
-        sizes = dict(lengths=lengths, device=device, dtype=torch.float32, total=1 << 34, prefill_chunk=64)
-        need = cell_footprint(shape, method, budget=budget, interval=16, **sizes)[0]
+        lengths, device = Lengths.of(longest, 40, 0, longest - 40), torch.device(device)
+        sizes = dict(lengths=lengths, device=device, dtype=dtype, total=1 << 34, prefill_chunk=64)
+        need = cell_footprint(shape, method, budget=budget, interval=interval, **sizes)[0]
         return need.ticks, sum(shown.copied for shown in decided)
 
     monkeypatch.setattr(Scratch, "_deciding", deciding)
@@ -116,7 +116,9 @@ def test_cells_with_other_prompts_share_the_counts_of_ticks(name, monkeypatch):
     _, counted = ticks(shape, 48, 200)
     assert counted > 0
     assert ticks(shape, 48, 300) == (ticks(others, 48, 300)[0], 0)
-    assert ticks(shape, 32, 300)[1] == counted
+    for other in ({"budget": 32}, {"interval": 8}, {"dtype": torch.bfloat16}, {"device": "cuda"}):
+        sizes = {"budget": 48, "longest": 300} | other
+        assert ticks(shape, **sizes)[0] == ticks(shape_of_model(build("qwen3").model), **sizes)[0], other
 
 
 @dataclasses.dataclass(frozen=True)

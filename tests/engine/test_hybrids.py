@@ -18,7 +18,7 @@ from kvbench.engine import sampler
 from kvbench.engine.attention.geometry import refuse_unsupported
 from kvbench.engine.cache.layout import Lengths, plan_slot_bytes, shape_of
 from kvbench.engine.loop import Engine
-from kvbench.engine.model.load import prepare
+from kvbench.engine.model.load import limit_time_steps, prepare
 from kvbench.engine.plan import evictable_share
 from kvbench.engine.reference import KeptHistory, dense_logits
 from kvbench.errors import UserError
@@ -36,6 +36,7 @@ def load(family, scale: float = 0.5):
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(scale)
+    limit_time_steps(model)
     return prepare(model, transformers.AutoTokenizer.from_pretrained(tiny.path()))
 
 

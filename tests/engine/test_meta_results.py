@@ -28,6 +28,7 @@ CALLS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "a list": (aten.cat.default, lambda: ([meta(2, 3), meta(1, 3)],), {}),
     "several results": (aten.topk.default, lambda: (meta(4, 9), 2), {}),
     "another dtype": (aten._to_copy.default, lambda: (meta(4),), {"dtype": torch.bfloat16}),
+    "a list of results": (aten.split_copy.Tensor, lambda: (meta(4, 9), 2), {}),
     "reduced": (aten.sum.dim_IntList, lambda: (meta(4, 5, dtype=torch.int32), [1]), {"keepdim": True}),
 }
 
@@ -39,7 +40,7 @@ def test_a_remembered_result_has_the_sizes_of_a_computed_one(name: str) -> None:
     first, again = (call(func, args(), kwargs) for _ in range(2))
     assert len(meta_results._known) == 1
     for one in (first, again):
-        pairs = list(zip(computed, one, strict=True)) if isinstance(computed, tuple) else [(computed, one)]
+        pairs = list(zip(computed, one, strict=True)) if isinstance(computed, (list, tuple)) else [(computed, one)]
         for a, b in pairs:
             assert (a.shape, a.stride(), a.dtype, b.device.type) == (b.shape, b.stride(), b.dtype, "meta")
             assert a.untyped_storage().nbytes() == b.untyped_storage().nbytes()
@@ -67,6 +68,11 @@ def test_views_and_operators_that_change_an_argument_are_computed_every_time() -
         assert x.shape == (2, 2)
         assert call(aten.expand.default, (meta(1, 3), [4, 3]), {}).untyped_storage().nbytes() == 12
     assert meta_results._known == {}
+
+
+def test_an_operator_without_results() -> None:
+    for _ in range(2):
+        assert len(call(aten.unbind.int, (meta(0, 3),), {})) == 0
 
 
 def test_tensors_with_values_are_computed_every_time() -> None:

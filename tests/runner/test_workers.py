@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +21,15 @@ from kvbench.cli.app import main
 from kvbench.config.run_config import RunConfig
 from kvbench.console import faults
 from kvbench.console.progress import Progress
+from kvbench.engine import memory
+from kvbench.engine.plan import USABLE
 from kvbench.errors import Interrupted, SetupError, UserError
-from kvbench.runner import env, session, work
+from kvbench.runner import env, run_plan, session
 from kvbench.runner.execute import execute
 from kvbench.runner.jobs import Job
 from kvbench.runner.run_plan import RunPlan
+from kvbench.runner.shard import Shard
+from kvbench.runner.work import Work
 from kvbench.runner.workers.executor import Lost, Order
 from kvbench.runner.workers.local import LocalExecutor
 from kvbench.runner.workers.placement import Placement
@@ -197,33 +203,69 @@ def test_later_jobs_of_a_cell_begin_as_the_last_one_ended(tmp_path: Path, monkey
     assert len(ended) == len(jobs)
 
 
-@pytest.mark.parametrize(
-    ("asked", "abreast", "size"), [(None, 3, 3), (None, 1, None), (None, 0, None), (1, 3, None), (2, 1, 2)]
-)
-def test_workers_on_a_cpu(asked: int | None, abreast: int, size: int | None) -> None:
-    executor = Placement(workers=asked).executor(None, torch.device("cpu"), abreast)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("asked", "on_cpus", "size"), [(None, 3, 3), (None, 1, None), (1, 3, None), (2, 1, 2)])
+def test_workers_on_a_cpu(asked: int | None, on_cpus: int, size: int | None) -> None:
+    executor = Placement(workers=asked).executor(None, torch.device("cpu"), on_cpus)  # type: ignore[arg-type]
     assert getattr(executor, "size", None) == size
 
 
-def test_a_long_run_of_a_small_model_uses_all_cores(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[int] = []
-    monkeypatch.setattr(Placement, "executor", lambda self, order, device, abreast: given.append(abreast))
-    monkeypatch.setattr(work, "WORTH_A_WORKER", 30)  # of 72 rows
+@pytest.fixture
+def five_threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(5)
-        execute(configuration(model), out=tmp_path, run_name="five")
-        torch.set_num_threads(1)
-        execute(configuration(model), out=tmp_path, run_name="one")
-        torch.set_num_threads(5)
-        monkeypatch.undo()
-        plan = RunPlan.make(configuration(model), {}, "r", dry_run=False, say=str)
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(5)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_long_run_of_a_small_model_has_several_workers(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, five_threads: None
+) -> None:
+    plan = RunPlan.make(configuration(model), {}, "r", dry_run=False, say=str)
+    assert (plan.threads, plan.allowed) == (1, 5)
+    rows = run_plan.ROWS_PER_WORKER
+    assert [plan.workers(missing) for missing in (0, rows, 2 * rows, 3 * rows - 1, 9 * rows)] == [1, 1, 2, 2, 4]
+    assert replace(plan, allowed=3).workers(9 * rows) == 3
+    assert Shard(2, 1).divide(plan).workers(9 * rows) == 1
+    cell, half = plan.cells[0], int(memory.total(plan.device) * USABLE["cpu"])
+    for peak, workers in ((half // 2 - run_plan.PROCESS, 2), (half, 1)):
+        large = replace(cell, plan=replace(cell.plan, peak_bytes=peak))
+        assert replace(plan, cells=(cell, large)).workers(9 * rows) == workers
+
+    given: list[int] = []
+
+    def executor(self: Placement, order: Order, device: torch.device, on_cpus: int) -> None:
+        given.append(on_cpus)
+        raise SetupError("enough")
+
+    monkeypatch.setattr(Placement, "executor", executor)
+    monkeypatch.setattr(run_plan, "ROWS_PER_WORKER", 30)
+    for before in (0, 30):  # of 72 rows
+        with pytest.raises(SetupError):
+            Work(None, plan, before, Progress(quiet=True), str).do(Placement(), None, ())  # type: ignore[arg-type]
     assert given == [2, 1]
-    assert (plan.threads, plan.abreast) == (1, 5)
-    cell = plan.cells[0]
-    short = replace(cell, plan=replace(cell.plan, fitting=3 * cell.plan.slots + 1))
-    assert replace(plan, cells=(cell, short)).abreast == 3
+
+
+def test_a_long_run_on_a_cpu_needs_no_option_for_its_workers(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, five_threads: None
+) -> None:
+    monkeypatch.setattr(run_plan, "ROWS_PER_WORKER", 30)
+    result = execute(configuration(model), out=tmp_path, run_name="two", placement=Placement())
+    assert (result.done, result.planned) == (72, 72)
+    assert len(list((tmp_path / "two" / "journal").iterdir())) == 2
+
+
+def test_a_worker_takes_the_slots_of_the_coordinator(model: Path, tmp_path: Path) -> None:
+    config = configuration(model)
+    said = execute(config, out=tmp_path, run_name="one")
+    environment = json.loads((tmp_path / "one" / "run.json").read_text())["environment"]
+    with RunFolder.open(tmp_path, "r", config.stored(), environment=environment, planned=said.planned):
+        pass
+    plans = [replace(cell.plan, slots=2) for cell in said.plans]
+    keys = tuple(row.key for row in said.plans[0].rows[:4])
+    Worker(order(config, tmp_path, slots=tuple(plans))).run([Job(0, keys)], show=str, say=str, ended=str)
+    with RunFolder.resume(tmp_path, "r", environment=env.compared()) as folder:
+        entries = folder.content().entries
+    assert [entries[key].row["slots"] for key in keys] == [2] * 4
+    small = replace(plans[0], peak_bytes=memory.total(torch.device("cpu")) + 1)
+    with pytest.raises(SetupError, match=r"a worker's device has .* GiB, but .* is planned with"):
+        Worker(order(config, tmp_path, slots=(small, *plans[1:])))

@@ -120,6 +120,7 @@ def load(
             raise
         reason = (words(error).strip().splitlines() or [type(error).__name__])[0]
         raise SetupError(f"model {quote(path)} cannot be loaded: {reason}") from error
+    limit_time_steps(model)
     if form is not None and form.kept:
         refuse_quantised(adapter, form)
         if move is not None:
@@ -194,14 +195,13 @@ def load_draft(target: LoadedModel) -> Callable[[str], LoadedModel]:
 
 
 def prepare(model: Any, tokenizer: Any) -> LoadedModel:
-    """Make a LoadedModel of a model in memory, and check the model. Sets the model's limits of time steps.
+    """Make a LoadedModel of a model in memory, and check the model.
 
     Raises UserError when its architecture is not supported.
     """
     parameter = next(model.parameters())
     if parameter.device.type == "cuda":
         torch.cuda.set_device(parameter.device)  # Triton launches on the current device
-    _limit_time_steps(model)
     geometry, states = read_layers(model)
     check_states(model, states) if states else check_positions(model)
     if any(g.latent for g in geometry):
@@ -225,7 +225,7 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     )
 
 
-def _limit_time_steps(model: Any) -> None:
+def limit_time_steps(model: Any) -> None:
     """Give state-space layers the limits of time steps that the model's configuration states.
 
     transformers' Nemotron-H does not read them: its passes of several tokens raise every step to `time_step_min`, which

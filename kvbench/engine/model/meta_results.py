@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 MOST = 100_000  # remembered calls; a further one makes room by forgetting all
 _SAME = "the first argument"  # the result of an operator in place
-_known: dict[Any, Any] = {}  # call -> `_SAME`, or a `Size` or a tuple of them
+_known: dict[Any, Any] = {}  # call -> `_SAME`, or a `Size`, or a list or tuple of them
 
 
 class Size(NamedTuple):
@@ -48,7 +48,9 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return out
     if known is _SAME:
         return args[0]
-    return known.new() if isinstance(known, Size) else tuple(size.new() for size in known)
+    if isinstance(known, Size):
+        return known.new()
+    return type(known)(size.new() for size in known)
 
 
 def _described(argument: Any) -> Any:
@@ -71,6 +73,8 @@ def _result(described: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out:
     if out is args[0]:
         return _SAME
     made = out if isinstance(out, (list, tuple)) else [out]
+    if not made:
+        return None
     storages = [tensor.untyped_storage() for tensor in given]
     for tensor in made:
         if not (isinstance(tensor, torch.Tensor) and tensor.is_meta):
@@ -81,4 +85,4 @@ def _result(described: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out:
             or storage.nbytes() != Size.of(tensor).new().untyped_storage().nbytes()
         ):
             return None
-    return Size.of(out) if made[0] is out else tuple(map(Size.of, made))
+    return Size.of(out) if made[0] is out else type(out)(map(Size.of, made))

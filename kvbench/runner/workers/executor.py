@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from kvbench.config.run_config import RunConfig
 from kvbench.console.figures import Figures
+from kvbench.engine.slot_plan import SlotPlan
 from kvbench.runner.jobs import Job
-
-if TYPE_CHECKING:
-    from kvbench.engine.plan import SlotPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +17,8 @@ class Order:
     """What a worker needs to execute jobs of a run.
 
     out: the results folder. name: the run's name. slots: the plan of slots of each cell, which the coordinator made; a
-    worker plans no slots, because rows must not depend on its free memory. device: the type of the coordinator's
-    device. downloads: models and tasks that a worker may download; None: all.
+    worker begins with it, because rows must not depend on the worker's free memory. device: the type of the
+    coordinator's device. downloads: models and tasks that a worker may download; None: all.
     """
 
     config: RunConfig

@@ -1,4 +1,4 @@
-"""Workers in processes of this machine, one per GPU or as many as the user asks for."""
+"""Workers in processes of this machine."""
 
 from __future__ import annotations
 

@@ -52,14 +52,14 @@ class Placement:
             )
         return HERE
 
-    def executor(self, order: Order, device: torch.device, abreast: int) -> Executor | None:
+    def executor(self, order: Order, device: torch.device, on_cpus: int) -> Executor | None:
         """Return the executor for a run on this device; None if this process executes all jobs itself.
 
-        abreast: how many local workers a run on a CPU has if the user gave no number. Raises KVBenchError if the
-        cluster cannot be used.
+        on_cpus: how many local workers a run on CPUs has if the user gave no number. Raises KVBenchError if the cluster
+        cannot be used.
         """
         if self.name == "local":
-            return self._local(order, device, abreast)
+            return self._local(order, device, on_cpus)
         if device.index is not None:
             raise UserError(
                 f"--executor {self.name} chooses a GPU for every worker; give --device {device.type} without a number."
@@ -73,11 +73,11 @@ class Placement:
 
         return SlurmExecutor(order, workers=self.workers or 1, parameters=self.slurm, gpus=gpus)
 
-    def _local(self, order: Order, device: torch.device, abreast: int) -> Executor | None:
+    def _local(self, order: Order, device: torch.device, on_cpus: int) -> Executor | None:
         gpus = _visible() if device.type == "cuda" and device.index is None else [None]
-        default = abreast if device.type == "cpu" else len(gpus)
+        default = on_cpus if device.type == "cpu" else len(gpus)
         count = default if self.workers is None else self.workers
-        if count <= 1:
+        if count == 1:
             return None
         if device.type == "cuda" and count > len(gpus):
             raise UserError(f"--workers {count}: {counted(len(gpus), 'GPU')} can be used, and each worker needs a GPU.")
