@@ -1,4 +1,7 @@
-"""The planned number of slots of a cell. Imports no torch, because workers receive plans before they import torch."""
+"""The plan of the slots of one cell.
+
+This module imports no torch, because a worker receives plans before it imports torch.
+"""
 
 from __future__ import annotations
 

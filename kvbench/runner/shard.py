@@ -40,7 +40,10 @@ class Shard:
         return f"-{self.number}-of-{self.of}"
 
     def divide(self, plan: RunPlan) -> RunPlan:
-        """Return the run's plan, reduced to the rows of this shard. Other shards may use this machine's other cores."""
+        """Return the run's plan, reduced to the rows of this shard.
+
+        On CPUs the shard has one worker by default, because other shards may run on the same machine.
+        """
         cells = tuple(self._part(number, cell) for number, cell in enumerate(plan.cells))
         return replace(plan, cells=cells, allowed=plan.threads)
 

@@ -58,8 +58,7 @@ class Vision:
     _known: dict[Image, Picture] = field(default_factory=dict)
 
     def pictures(self, turns: Iterable[Turn]) -> list[Picture]:
-        """Return the images of these turns in their order. Every image is decoded once, so that a broken file is
-        found here."""
+        """Return the images of these turns in their order. This decodes each image, so a broken file raises here."""
         return [self._picture(image) for turn in turns for image in turn.images]
 
     def _picture(self, image: Image) -> Picture:

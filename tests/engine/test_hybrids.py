@@ -19,6 +19,7 @@ from kvbench.engine.attention.geometry import refuse_unsupported
 from kvbench.engine.cache.layout import Lengths, plan_slot_bytes, shape_of
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import limit_time_steps, prepare
+from kvbench.engine.model.load import load as from_folder
 from kvbench.engine.plan import evictable_share
 from kvbench.engine.reference import KeptHistory, dense_logits
 from kvbench.errors import UserError
@@ -91,6 +92,20 @@ def test_logits_equal_the_dense_reference(family, monkeypatch):
     worst, evictions = worst_difference(load(family), monkeypatch)
     assert evictions > 4
     assert worst < 1e-4
+
+
+def test_a_loaded_model_has_the_limits_of_time_steps_of_its_configuration(tmp_path):
+    """transformers sets others, which only passes of several tokens apply; a model of the user stays as it is."""
+    family = next(f for f in HYBRIDS if f.model_type == "nemotron_h")
+    folder = zoo.repository(tmp_path / "model", zoo.configuration(family.model_type, family.changes))
+
+    def limits(model):
+        return {module.time_step_limit for module in model.modules() if hasattr(module, "time_step_limit")}
+
+    own = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    prepare(own, None)
+    assert limits(own) == {(own.config.time_step_min, float("inf"))}
+    assert limits(from_folder(str(folder), device="cpu").model) == {(0.0, float("inf"))}
 
 
 @pytest.mark.parametrize("method", ["gkv", "kvzip", "laq", "cake", "ada-kv", "retention", "lookaheadkv", "foresightkv"])

@@ -113,8 +113,10 @@ class Clusters:
         return np.asarray(sums / np.sqrt(self.variances(values) if self.lopsided else 1 - self.sizes / self.questions))
 
     def variances(self, values: Floats) -> Floats:
-        """Return, for each cluster, the variance of the sum of its values, computed from the variance between clusters
-        and the variance within clusters."""
+        """Return the variance of each cluster's sum of values.
+
+        It follows from the variance between clusters and the variance within clusters (`components`).
+        """
         between, within = self.components(values)
         return within * self.sizes + between * self.sizes**2
 

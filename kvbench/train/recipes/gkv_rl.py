@@ -89,8 +89,11 @@ class RLRecipe(SparseRecipe):
         return loss, figures
 
     def rehearse_loss(self, share: slice) -> torch.Tensor:
-        """Fill `lifetimes` with as many evictions as the answers to `share` of a step's questions cause, then compute
-        the loss of two micro-batches of the longest answers."""
+        """Compute the loss of two micro-batches of the longest answers.
+
+        Before, fill `lifetimes` with the most evictions that these answers can cause. share: the questions of a step
+        that this process answers.
+        """
         own = self.questions[share.start] if share.start < len(self.questions) else self.questions[0]
         if self.budget is not None:
             copies = self.method.per_query_head
