@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
-from kvbench.engine.cache.layout import layer_by_layer, plan_slot_bytes, stored_queries
+from kvbench.engine.cache.layout import layer_by_layer, pass_tokens, plan_slot_bytes, stored_queries
 from kvbench.engine.cache.slot_cache import Shape
 from kvbench.engine.drawing_bytes import drawing_bytes
 from kvbench.engine.kernels.backends import Backend
@@ -128,6 +128,7 @@ def footprint(
         tail=tail,
         block=block,
         chunked=prefill == "chunked",
+        unevicted=pass_tokens(block, gpu=gpu, states=bool(shape.states)),
         scratch=scratch,
     )
     reading = prompt.reading(whole) + (states - kept) * max(g.hidden for g in geometry) * dtype.itemsize

@@ -3,9 +3,9 @@
     layer by layer   One forward pass reads the whole prompt; every layer is evicted right after its attention. The
                      prompt's hidden states equal those with the full cache; peak memory is one layer's full KV plus
                      the budgets of the other layers.
-    whole            The prompt is read in chunks, without eviction before its end: for the full cache, for methods
-                     that need all layers at once, and for probes. Here, too, hidden states equal those with the full
-                     cache.
+    whole            The prompt is read in passes of one chunk (on a GPU several chunks, `layout.pass_tokens`), without
+                     eviction before its end: for the full cache, for methods that need all layers at once, and for
+                     probes. Here, too, hidden states equal those with the full cache.
     chunked          The prompt is read in chunks, with an eviction after every chunk (`prefill=chunked`). Memory is
                      bounded for any length, but later chunks read an evicted cache, so results differ from the other
                      two ways.
@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 
 from kvbench.engine.attention.interface import RoutedModel
-from kvbench.engine.cache.layout import layer_by_layer
+from kvbench.engine.cache.layout import layer_by_layer, pass_tokens
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PackedLayer, PromptLayer
 from kvbench.engine.cache.recurrent import RecurrentStates
@@ -83,7 +83,8 @@ class PromptReader:
     """Reads prompts, one at a time, inside a `with reader.model.routed()` block that the caller opens.
 
     Args:
-        chunk: tokens per forward pass; for a prompt read in one pass, queries per attention call.
+        chunk: tokens per forward pass that an eviction follows; in longer passes, queries per attention call, unless
+            attention needs no mask (`BlockWriter`).
         prefill: when to evict: once ("full") or after every chunk ("chunked").
         log: receives the kept positions of every eviction, see `rules.KeptLog`.
     """
@@ -229,13 +230,15 @@ class PromptReader:
         cache: PromptCache,
         evictions: _PromptEvictions | None,
     ) -> torch.Tensor:
-        """Read the tokens from `start` up to but not including `end`, in chunks; return the last logits [b, V].
+        """Read the tokens from `start` up to but not including `end`, pass by pass; return the last logits [b, V].
 
-        evictions: evicts after every chunk; None: no eviction.
+        evictions: evicts after every pass, which then reads one chunk; None: no eviction.
         """
-        writer, last = self.writer(cache), start
+        writer, last, most = self.writer(cache), start, self.chunk
+        if evictions is None and cache.images is None:  # the plan counts the images of one chunk
+            most = pass_tokens(self.chunk, gpu=cache.device.type == "cuda", states=cache.recurrent is not None)
         while last < end:
-            first, last = last, min(last + self.chunk, end)
+            first, last = last, min(last + most, end)
             if cache.images is not None:
                 last = cache.images.border(first, last)
             logits = self._forward(writer, [prompt[first:last] for prompt in prompts], first)

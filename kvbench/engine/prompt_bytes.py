@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.attention.sdpa import WIDEST
 from kvbench.engine.cache.layout import plan_slot_bytes
 from kvbench.engine.cache.slot_cache import Shape
 from kvbench.engine.model.shape import ModelShape
@@ -28,8 +29,8 @@ class PromptBytes:
         held: what each layer stores beside keys and values before its eviction (its `rows` is ignored); hidden_left:
             how many of the newest hidden states each layer still stores after its eviction.
         rows: entries per head before the eviction; left: entries per head after it, with the tail (`layout.Lengths`).
-        block: most tokens per chunk, and most queries per attention call; chunked: whether an eviction follows each
-            chunk.
+        block: most tokens per chunk, and most queries per call of the observer, and of attention with a mask; chunked:
+            whether an eviction follows each chunk; unevicted: most tokens of a pass that no eviction follows.
         scratch: counts the bytes of attention and of the method's code.
     """
 
@@ -45,6 +46,7 @@ class PromptBytes:
     tail: int
     block: int
     chunked: bool
+    unevicted: int
     scratch: Scratch
 
     def peak(self, whole: bool, reading: int) -> int:
@@ -53,7 +55,7 @@ class PromptBytes:
         packed = self._bytes(self.stored, replace(self._after(), queries=0, recurrent=()))  # all else is not copied
         evicting = self._one_layer(self.left)  # an eviction copies what stays, layer by layer
         before = left + reading if whole else full + max(reading, evicting)
-        tail = self._pass(min(self.block, self.tail), self.left, 0, not self.method.uniform) if self.tail else 0
+        tail = self._pass(min(self.unevicted, self.tail), self.left, 0, not self.method.uniform) if self.tail else 0
         return max(before, left + max(packed, tail))
 
     def read(self) -> int:
@@ -68,7 +70,8 @@ class PromptBytes:
             return self._pass(rows, rows, max(observed, decided), layer=self._one_layer(rows))
         grown = self._one_layer(rows) if self.chunked else 0  # a layer is copied when it needs more room
         uneven = self.chunked and not self.method.uniform
-        passes = self._pass(min(self.block, rows), rows, max(observed, grown), uneven)
+        tokens = min(self.block if self.chunked else self.unevicted, rows)
+        passes = self._pass(tokens, rows, max(observed, grown), uneven)
         return max(passes, decided, self._probing())
 
     def _probing(self) -> int:
@@ -109,7 +112,7 @@ class PromptBytes:
         size, t = self.dtype.itemsize, min(self.block, tokens)
         mask = 0 if self.scratch.gpu else t * rows * size  # the layers share it
         kinds = {replace(g, index=0, device=None) for g in self.geometry}
-        attended = max((self.scratch.attended(g, t, min(rows, g.window or rows), uneven) for g in kinds), default=0)
+        attended = max((self._attended(g, tokens, rows, uneven) for g in kinds), default=0)
         widths = [
             (g.hidden, g.head_dim, g.query_heads * g.head_dim, g.kv_heads * (g.head_dim + g.value_dim))
             for g in self.geometry
@@ -123,3 +126,11 @@ class PromptBytes:
         attending = 2 * queries + max(attended, inside + mask)  # the queries and the output
         layers = held + max(rotating, layer + max(storing, attending))
         return max(self.shape.activations(tokens, self.dtype) + mask, layers)
+
+    def _attended(self, g: LayerGeometry, tokens: int, rows: int, uneven: bool) -> int:
+        """Return the bytes that a layer's attention takes beside its queries and output, see `_pass`."""
+        maskless = self.scratch.gpu and g.plain and g.window is None and not uneven
+        if maskless and g.head_dim <= WIDEST and not self.scratch.observes:  # all queries at once
+            output = tokens * g.query_heads * g.read_dim * self.dtype.itemsize
+            return self.scratch.attended(g, tokens, rows, uneven) - output
+        return self.scratch.attended(g, min(self.block, tokens), min(rows, g.window or rows), uneven)

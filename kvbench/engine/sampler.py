@@ -31,9 +31,12 @@ def next_tokens(logits: torch.Tensor, state: State, kernel: Draw | None = None) 
     if state.drawing.bans:
         logits = _without_ends(logits, state)
     drawn = (kernel or draw)(logits, state.keys, state.drawn, state.drawing.sampling)
-    bad = ~torch.isfinite(logits.gather(-1, drawn[:, None])).squeeze(-1)
-    fixed = state.fixed.index_select(1, state.step).squeeze(1)
-    tokens = torch.where(fixed < 0, drawn, fixed)
+    logit = logits.gather(-1, drawn[:, None]).squeeze(-1)
+    bad = logit - logit != 0  # NaN unless the logit is finite; fewer operations than `isfinite`
+    tokens = drawn
+    if state.drawing.fixes:
+        fixed = state.fixed.index_select(1, state.step).squeeze(1)
+        tokens = torch.where(fixed < 0, drawn, fixed)
     if not state.drawing.forced:
         return Choice(tokens, bad)
     log_probs = torch.log_softmax(logits.float(), dim=-1).gather(-1, tokens[:, None]).squeeze(-1)

@@ -77,6 +77,11 @@ class Scratch:
     def method(self) -> Method:
         return self.meta.method
 
+    @property
+    def observes(self) -> bool:
+        """Whether the method observes the queries of a prompt while the prompt is read."""
+        return self.method.during("prefill").evicts and self.method.needs().queries == "since_last"
+
     def weights(self) -> int:
         """Return the bytes of the method's weights; 0 for weights of unknown shapes."""
         return sum(weight.nbytes for weight in self.meta.weights(self.method).values())
@@ -104,7 +109,7 @@ class Scratch:
 
         rows: entries per head of the prompt.
         """
-        if not self.method.during("prefill").evicts or self.method.needs().queries != "since_last":
+        if not self.observes:
             return 0
         full = min(block, rows)  # queries of the last full block
         return self._observing(self.method, Shown(1, rows - rows % full, full))[0]

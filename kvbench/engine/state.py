@@ -30,6 +30,12 @@ class Drawing:
     ends: int = 0  # most end tokens that a request has
     bans: bool = False  # whether any request bans its end tokens at first (`min_new_tokens`)
     forced: bool = False  # whether any request has forced tokens, whose log-probabilities are then computed
+    turns: bool = False  # whether any request has further turns, whose tokens are read one per step
+
+    @property
+    def fixes(self) -> bool:
+        """Whether tokens may be fixed in advance (`State.fixed`)."""
+        return self.forced or self.turns
 
     @classmethod
     def of(cls, requests: Sequence[Request], stop_ids: frozenset[int]) -> Drawing:
@@ -45,6 +51,7 @@ class Drawing:
             ends=max((len(stop_ids.union(r.stop_ids)) for r in requests), default=0),
             bans=any(r.min_new_tokens for r in requests),
             forced=any(r.forced for r in requests),
+            turns=any(r.conversation is not None for r in requests),
         )
 
 
@@ -76,14 +83,15 @@ class State:
         deltas: [R] the rotary position of a token minus its index, see `images`.
         unread: [R] steps in which the slot still reads tokens of its next turn; the tokens drawn in them do not count.
         ends: [R, drawing.ends] end tokens, -1: none.
-        fixed: [R, steps] tokens that replace those drawn in the next steps, -1: none.
+        fixed: [R, steps] tokens that replace those drawn in the next steps, -1: none; [R, 0] unless `drawing.fixes`.
         step: [1] number of steps of this block so far.
     """
 
     def __init__(self, rows: int, steps: int, drawing: Drawing, device: torch.device) -> None:
         """Allocate the tensors. rows: number of slots; steps: most steps of a block."""
         self.drawing, self.steps, self.device = drawing, steps, device
-        self.rows = torch.zeros(rows, FIELDS + drawing.ends + steps, dtype=torch.int64, device=device)
+        self._fixable = steps if drawing.fixes else 0
+        self.rows = torch.zeros(rows, FIELDS + drawing.ends + self._fixable, dtype=torch.int64, device=device)
         fields = self.rows[:, :FIELDS].unbind(1)
         self.tokens, self.seen, self.live, self.keys, self.drawn, *rest = fields
         self.left, self.early, self.unread, self.deltas = rest
@@ -109,15 +117,15 @@ class State:
     def _row(self, sequence: sequences.Sequence, seen: int, stop_ids: frozenset[int]) -> list[int]:
         request, drawn = sequence.request, len(sequence.tokens)
         ends = [] if request.forced else [*stop_ids.union(request.stop_ids)]
-        fixed = [*islice(sequence.pending, 1, 1 + self.steps), *request.forced[drawn : drawn + self.steps]]
+        fixed = [*islice(sequence.pending, 1, 1 + self._fixable), *request.forced[drawn : drawn + self._fixable]]
         early, unread = max(0, request.min_new_tokens - drawn), max(0, len(sequence.pending) - 1)
         return [
             *(sequence.next_token, seen, 1, sequence.key, sequence.drawn, sequence.left, early, unread),
             sequence.delta,
             *ends,
             *[-1] * (self.ends.shape[1] - len(ends)),
-            *fixed[: self.steps],
-            *[-1] * (self.steps - len(fixed)),
+            *fixed[: self._fixable],
+            *[-1] * (self._fixable - len(fixed)),
         ]
 
     def inputs(self) -> dict[str, torch.Tensor]:
@@ -132,14 +140,19 @@ class State:
         self._out.index_copy_(0, self.step, torch.stack([choice.tokens, choice.bad.long()])[None])
         if choice.log_probs is not None and choice.likeliest is not None:
             self._scores.index_copy_(0, self.step, torch.stack([choice.log_probs, choice.likeliest.float()])[None])
-        counts = self.live * (self.unread == 0)
-        ended = choice.bad | (self.left == 1) | (choice.tokens[:, None] == self.ends).any(dim=1)
+        drawing, counts = self.drawing, self.live
+        if drawing.turns:
+            counts = self.live * (self.unread == 0)
+            self.unread -= self.live - counts
+        ended = choice.bad | (self.left == 1)
+        if drawing.ends:
+            ended |= (choice.tokens[:, None] == self.ends).any(dim=1)
         self.tokens.copy_(torch.where(self.live > 0, choice.tokens, self.tokens))
         self.seen += self.live
-        self.unread -= self.live - counts
         self.drawn += counts
         self.left -= counts
-        self.early -= counts
+        if drawing.bans:
+            self.early -= counts
         self.live -= counts * ended
         self.step += 1
 

@@ -75,7 +75,7 @@ class StepWriter(ABC):
 
     def begin(self, positions: torch.Tensor, live: torch.Tensor) -> None:
         """Begin a step. positions: [S], those of the tokens that it reads; live: [S] int64, 1 for a live sequence."""
-        self.positions, self.live = Replicas(positions), Replicas(live.to(torch.int8))
+        self.positions, self.live = Replicas(positions), Replicas(live)
         self._newest = RingPlaces(self.positions)
         self._ring_bias.clear()
         self.prepare()

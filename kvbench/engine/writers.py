@@ -8,7 +8,7 @@ import torch
 
 from kvbench.engine.attention.flash import flash_attention
 from kvbench.engine.attention.interface import AttentionCall, causal_bias
-from kvbench.engine.attention.sdpa import newest_rows
+from kvbench.engine.attention.sdpa import WIDEST, newest_rows
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.replicas import Replicas
@@ -20,9 +20,11 @@ Heard = Callable[[AttentionCall, torch.Tensor], None]  # gets (a layer's attenti
 
 
 class BlockWriter:
-    """Appends t tokens to a prompt's cache and attends causally, `block` queries at a time.
+    """Appends t tokens to a prompt's cache and attends causally.
 
     Args:
+        block: most queries per attention call, and per call of the observer. On a GPU, attention without a mask that
+            needs memory reads all queries at once, unless there is an observer.
         observer: called with each block of queries of an evicted layer, once the block's keys are in the cache.
         finished: called with each layer after its attention; the forward pass does not read the layer again.
         heard: called with every attention call and its output.
@@ -67,8 +69,9 @@ class BlockWriter:
             layer.columns[MODALITY.name][:, :, before : layer.rows] = self.modality
         self.cache.measure()
         parts, at = [], self._positions.on(call.query.device)
-        for first in range(0, call.query.shape[2], self.block):
-            r = slice(first, first + self.block)
+        block = self._block(layer, call)
+        for first in range(0, call.query.shape[2], block):
+            r = slice(first, first + block)
             queries, positions = call.query[:, :, r], at[r]
             rows = before + first + queries.shape[2]
             if self.observer is not None and layer.geometry.evicts:
@@ -80,6 +83,15 @@ class BlockWriter:
         if self.heard is not None:
             self.heard(call, out)
         return out
+
+    def _block(self, layer: PromptLayer, call: AttentionCall) -> int:
+        """Return the most queries per attention call: all, if neither mask, weights nor observer grow with them."""
+        observed = self.observer is not None and layer.geometry.evicts
+        whole = self._maskless(layer, call) and call.query.shape[-1] <= WIDEST and not observed
+        return call.query.shape[2] if whole else self.block
+
+    def _maskless(self, layer: PromptLayer, call: AttentionCall) -> bool:
+        return call.query.is_cuda and call.plain and call.window is None and layer.valid is None
 
     def _attend(
         self, layer: PromptLayer, call: AttentionCall, start: int, queries: torch.Tensor, rows: int
@@ -103,7 +115,7 @@ class BlockWriter:
 
         Layers with the same window and equally many entries share the mask.
         """
-        if call.query.is_cuda and call.plain and call.window is None and layer.valid is None:
+        if self._maskless(layer, call):
             return newest_rows(count, rows)
         first = start - self.start
         positions = self._positions.on(call.query.device)[first : first + count]

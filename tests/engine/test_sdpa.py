@@ -108,13 +108,13 @@ def test_cuda_repeats_neither_mask_nor_entries(g, bias):
         ("gpt-oss", "full", "full"),  # sinks
     ],
 )
-def test_tokens_after_blocks_on_cuda_are_those_of_the_cpu(architecture, method, prefill):
-    todo = requests(lengths=(9, 60, 33), new_tokens=(6, 6, 6), samples=1, sampling=Sampling())
+def test_tokens_after_passes_of_eight_chunks_on_cuda_are_those_of_the_cpu(architecture, method, prefill):
+    todo = requests(lengths=(9, 150, 33), new_tokens=(6, 6, 6), samples=1, sampling=Sampling())
 
     def tokens(loaded):
         budget = 24 if small(method).takes_budget else None
         plain = {"backend": "torch", "compiled": False}  # the subject is the prompt
-        settings = {"slots": 2, "max_tokens": 80, "prefill_chunk": 16, "prefill": prefill} | plain
+        settings = {"slots": 2, "max_tokens": 160, "prefill_chunk": 16, "prefill": prefill} | plain
         engine = Engine(loaded, small(method), budget=budget, interval=8, **settings)
         return {done.request.doc_id: done.token_ids for done in engine.generate(todo)}
 
@@ -122,3 +122,18 @@ def test_tokens_after_blocks_on_cuda_are_those_of_the_cpu(architecture, method, 
     with pretended_cuda():
         loaded = build(architecture)
         assert tokens(prepare(loaded.model.to("cuda"), loaded.tokenizer)) == want
+
+
+@pytest.mark.parametrize(("method", "prefill", "passes"), [("full", "full", 2), ("snapkv", "chunked", 10)])
+def test_on_cuda_a_pass_without_eviction_reads_eight_chunks(method, prefill, passes):
+    [request] = requests(lengths=(150,), new_tokens=(1,), samples=1, sampling=Sampling())
+    with pretended_cuda():
+        model = build("qwen3")
+        loaded, read = prepare(model.model.to("cuda"), model.tokenizer), list[int]()
+        loaded.model.model.register_forward_pre_hook(
+            lambda module, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        )
+        budget = 24 if small(method).takes_budget else None
+        sizes = dict(slots=1, max_tokens=160, prefill_chunk=16, prefill=prefill, compiled=False)
+        list(Engine(loaded, small(method), budget=budget, interval=8, **sizes).generate([request]))
+    assert (len(read), sum(read)) == (passes, 150)

@@ -1,30 +1,31 @@
 """`make gpu-check`: on a machine with a GPU, runs the tests that need it, then measures decoding speeds.
 
-Offline, random weights, under ten minutes (`make gpu-check SECONDS=300`: under five): a measurement that no longer fits
-into the time is named as not run. Writes results/speed/GPU.md and GPU.json, with the device's name and versions. Exit
-codes: 0 done; 1 a test or a measurement failed; 3 no GPU.
+Offline, random weights, under ten minutes (`make gpu-check SECONDS=300`: under five): the table names measurements for
+which no time was left. Writes results/speed/GPU.md and GPU.json, with the device's name and versions. Exit codes: 0
+done; 1 a test or a measurement failed; 3 no GPU.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 570.0
-TESTS_SECONDS = 200.0
+TESTS_SECONDS = 150.0
 TEST_PROCESSES = 12  # at most; most of the tests' time goes into compiling
-LEAST = 30.0  # seconds that a measurement takes at least: loading and compiling
+LEAST = 40.0  # seconds that a measurement takes at least: loading and compiling
+GRACE = 15.0  # seconds in which an interrupted call must print what it has measured
 SHAPES = ("qwen3-4b", "r1-distill-qwen-7b")
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRITON_INTERPRET": "0", "KVBENCH_NO_PROGRESS": "1"}
 
@@ -34,19 +35,20 @@ COLUMNS += ("mean entries", "of the limit", "GPU peak", "attention, of a copy")
 
 @dataclass(frozen=True)
 class Call:
-    """One call of `kvbench bench`: several systems on one model. All sequences share their prompt."""
+    """One call of `kvbench bench`: several systems on one model. All sequences of a load share their prompt."""
 
     shape: str
     method: str
     budget: str
-    prompt: int
+    prompt: str
     sequences: int
+    new_tokens: int
     baseline: str = "none"
-    more: tuple[str, ...] = ("--device", "cuda", "--dtype", "bfloat16", "--interval", "128", "--new-tokens", "256")
+    more: tuple[str, ...] = ("--device", "cuda", "--dtype", "bfloat16", "--interval", "128")
 
     def command(self) -> list[str]:
-        names = ("shape", "method", "budget", "prompt", "sequences", "baseline")
-        options = [text for name in names for text in (f"--{name}", str(getattr(self, name)))]
+        names = ("shape", "method", "budget", "prompt", "sequences", "new_tokens", "baseline")
+        options = [text for name in names for text in (f"--{name.replace('_', '-')}", str(getattr(self, name)))]
         shared = ("--samples", str(self.sequences), "--repeats", "1")
         return [sys.executable, "-m", "kvbench", "bench", *options, *shared, *self.more, "--json"]
 
@@ -56,52 +58,56 @@ class Call:
 
 def plan() -> list[Call]:
     """The calls, the most telling first. The full cache is measured beside transformers' own systems."""
-
-    def evicting(methods: str, budgets: str) -> list[Call]:
-        return [Call(shape, methods, budgets, 4096, 96) for shape in SHAPES]
-
-    def full(prompt: int) -> list[Call]:
-        return [Call(shape, "full", "1024", prompt, 131072 // prompt, "transformers,continuous") for shape in SHAPES]
-
-    order = (evicting("tova,gkv", "1024"), full(32640), evicting("tova", "512,2048,4096"), full(8192), full(16384))
-    return [*itertools.chain(*order), *evicting("rkv,h2o,retention", "1024")]
+    budgets = [Call(shape, "tova", "1024,512,2048,4096", "4096", 96, 256) for shape in SHAPES]
+    full = [Call(shape, "full", "1024", "32640,8192,16384", 4, 64, "transformers,continuous") for shape in SHAPES]
+    return [*budgets, *full, *(Call(shape, "gkv,rkv,h2o,retention", "1024", "4096", 96, 256) for shape in SHAPES)]
 
 
 Result = tuple[Call, dict[str, Any] | str]
 
 
-def measure(calls: Sequence[Call], deadline: float) -> list[Result]:
-    """Return each call with bench's JSON document, or with the reason why there is none."""
-    return [(call, _measured(call, deadline - time.monotonic())) for call in calls]
+def measure(calls: Sequence[Call], deadline: float) -> Iterator[Result]:
+    """Yield each call with bench's JSON document, or with the reason why there is none."""
+    for call in calls:
+        yield call, _measured(call, deadline - time.monotonic())
 
 
 def _measured(call: Call, seconds: float) -> dict[str, Any] | str:
+    """Make a call that ends within `seconds`. An interrupted call's document lacks what it has not measured."""
     if seconds < LEAST:
         return "not run: no time left"
     print(call.line(), flush=True)
-    try:
-        done = subprocess.run(
-            call.command(), cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=seconds
-        )
-    except subprocess.TimeoutExpired:
-        return "not finished: no time left"
-    if done.returncode:
-        return f"failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
-    document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return document
+    began, environment = time.monotonic(), os.environ | ENVIRONMENT
+    pipe = subprocess.PIPE
+    with subprocess.Popen(call.command(), cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            out, told = process.communicate(timeout=seconds - GRACE)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            try:
+                out, told = process.communicate(timeout=GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return "not finished: no time left"
+    print(f"  {time.monotonic() - began:.0f} s", flush=True)
+    last = (out.strip().splitlines() or [""])[-1]
+    if last.startswith("{"):
+        document: dict[str, Any] = json.loads(last)
+        return document
+    return f"failed: {(told.strip().splitlines() or ['no message'])[-1]}"
 
 
 def table(results: Sequence[Result]) -> str:
     """Return the measurements as a table in Markdown."""
     lines = [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join('---' for _ in COLUMNS)} |"]
     for call, found in results:
-        where = [call.shape, f"{call.prompt:,}"]
         if isinstance(found, str):
-            lines.append(
-                f"| {' | '.join([*where, call.method, str(call.sequences), found])}{' |' * (len(COLUMNS) - 4)}"
-            )
+            known = [call.shape, call.prompt, call.method, str(call.sequences), found]
+            lines.append(f"| {' | '.join(known)}{' |' * (len(COLUMNS) - 4)}")
             continue
-        lines += [f"| {' | '.join([*where, *_cells(row)])} |" for row in found["rows"]]
+        lines += [
+            f"| {' | '.join([call.shape, format(row['load']['prompt'], ','), *_cells(row)])} |" for row in found["rows"]
+        ]
     return "\n".join(lines)
 
 
@@ -152,8 +158,8 @@ def write(folder: Path, device: str, versions: str, tested: str, results: Any) -
     page = [
         f"# Decoding speed: {device}",
         f"`make gpu-check`, {versions}. Tests with the mark cuda: {tested}.",
-        "Random weights, bfloat16, greedy, 256 new tokens, interval 128, one prompt for all sequences, the second of\n"
-        "two runs in one process. [speed.md](../../docs/speed.md) says what the columns are.",
+        "Random weights, bfloat16, greedy, interval 128, one prompt for all sequences, the second of two runs in one\n"
+        "process. [speed.md](../../docs/speed.md) says what the columns are.",
         table(results),
         "Commands:",
         "\n".join(f"    {call.line()}" for call, _ in results),
@@ -176,8 +182,10 @@ def main() -> int:
     driver = f"torch {torch.__version__}, CUDA {torch.version.cuda}, transformers {transformers.__version__}"
     passed, tested = tests(deadline - time.monotonic())
     print(f"tests: {tested}", flush=True)
-    results = measure(plan(), deadline)
-    page = write(ROOT / "results/speed", torch.cuda.get_device_name(), driver, tested, results)
+    results: list[Result] = []
+    for result in measure(plan(), deadline):
+        results.append(result)
+        page = write(ROOT / "results/speed", torch.cuda.get_device_name(), driver, tested, results)
     print(f"{table(results)}\n\nwritten: {page.relative_to(ROOT)}")
     failed = any(isinstance(found, str) and found.startswith("failed") for _, found in results)
     return int(failed or not passed)

@@ -78,6 +78,11 @@ class LayerGeometry:
         return keys[..., : self.latent] if self.latent else values
 
     @property
+    def plain(self) -> bool:
+        """Whether the logits are only scaled: no logit cap, no sinks."""
+        return self.softcap is None and not self.sinks
+
+    @property
     def read_dim(self) -> int:
         """The dimension of a value as attention reads it."""
         return self.latent or self.value_dim

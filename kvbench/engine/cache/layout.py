@@ -21,6 +21,7 @@ from kvbench.eviction.declare import WHOLE
 from kvbench.eviction.options import budget_in_force
 
 Layout = Literal["auto", "dense", "paged"]
+CHUNKS_PER_GPU_PASS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +160,15 @@ def layer_by_layer(method: Method, prefill: str, states: bool) -> bool:
     """
     acting = method.during("prefill")
     return not states and prefill == "full" and acting.evicts and acting.layerwise and not acting.needs().probes
+
+
+def pass_tokens(chunk: int, *, gpu: bool, states: bool) -> int:
+    """Return how many tokens of a prompt a forward pass reads at most, if no eviction follows the pass.
+
+    chunk: see `prefill.PromptReader`; states: see `layer_by_layer`. On a GPU, a pass over one chunk takes the host
+    longer to launch than the GPU to compute.
+    """
+    return chunk * CHUNKS_PER_GPU_PASS if gpu and not states else chunk
 
 
 def shape_of(

@@ -8,6 +8,7 @@ weight, for example, stay as they are.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,16 +38,24 @@ def fused_norms(model: Any) -> Iterator[int]:
 
 def _fused(module: Any) -> Norm | None:
     """Return torch's operator with a module's weight and epsilon; None if the module cannot be an RMS norm."""
-    parameters = dict(module.named_parameters())
-    inputs = inspect.signature(type(module).forward).parameters.values()
-    if len(inputs) != 2 or any(i.kind is i.VAR_POSITIONAL for i in inputs):  # self and x; some norms also take a gate
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not isinstance(epsilon, float):
         return None
-    weight, epsilon = parameters.get("weight"), getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if len(parameters) != 1 or weight is None or weight.dim() != 1 or not isinstance(epsilon, float):
+    parameters = dict(module.named_parameters())
+    weight = parameters.get("weight")
+    if len(parameters) != 1 or weight is None or weight.dim() != 1:
+        return None
+    inputs = _parameters(type(module).forward)
+    if len(inputs) != 2 or any(i.kind is i.VAR_POSITIONAL for i in inputs):  # self and x; some norms also take a gate
         return None
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return None
     return lambda x: torch.rms_norm(x, weight.shape, weight, epsilon)
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    return tuple(inspect.signature(function).parameters.values())
 
 
 def _equal(module: Any, norm: Norm) -> bool:
