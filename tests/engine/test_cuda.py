@@ -42,7 +42,8 @@ def tokens(loaded, todo, method="gkv", **more):
 def test_greedy_tokens_are_those_of_the_cpu(method):
     architecture = "llama" if method == "knorm" else "qwen3"  # normed keys of a random model are equally long
     todo = requests(**TODO, samples=1, sampling=Sampling())
-    cpu, gpu = tokens(with_tables(build(architecture)), todo, method), tokens(on_gpu(architecture), todo, method)
+    cpu = tokens(with_tables(build(architecture)), todo, method)
+    gpu = tokens(on_gpu(architecture), todo, method, compiled=False)  # a later test compiles the layers
     assert {k: d.token_ids for k, d in gpu.items()} == {k: d.token_ids for k, d in cpu.items()}
 
 

@@ -7,6 +7,7 @@ import torch
 import transformers
 from support import zoo
 
+from kvbench.engine import plan
 from kvbench.engine.attention.geometry import ProbeFailed
 from kvbench.engine.model.load import prepare
 from kvbench.engine.model.shape import estimate_shape, known_shape, read_shape, shape_of_model
@@ -61,6 +62,21 @@ def test_text_does_not_stream_a_vision_tower_or_an_embedding_table():
     assert shape.parameters - shape.streamed >= tower + 512 * 64
     tied = zoo.configuration("llama", {"tie_word_embeddings": True})
     assert shape_of_model(zoo.build(tied)).streamed == read_shape(tied).parameters
+
+
+def test_the_copy_that_is_timed_fits_into_memory(monkeypatch):
+    ones, asked = torch.ones, []
+
+    def limited(*size, **more):
+        asked.append(size)
+        if size[0] > 1000:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return ones(*size, **more)
+
+    monkeypatch.setattr(torch, "ones", limited)
+    monkeypatch.setitem(plan.PROBES, "cpu", (3000, 8))
+    assert plan.measure(torch.device("cpu"), torch.float32).bandwidth > 0
+    assert asked == [(3000,), (1500,), (750,), (8, 8)]
 
 
 @pytest.mark.parametrize("model_type", ["got_ocr2", "llava", "gemma3"])

@@ -28,6 +28,7 @@ LEAST = 40.0  # seconds that a measurement takes at least: loading and compiling
 GRACE = 15.0  # seconds in which an interrupted call must print what it has measured
 SHAPES = ("qwen3-4b", "r1-distill-qwen-7b")
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRITON_INTERPRET": "0", "KVBENCH_NO_PROGRESS": "1"}
+ONE_THREAD = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # for the tests: each of their processes would start one per core
 
 COLUMNS = ("shape", "prompt", "system", "sequences", "tok/s", "decode tok/s", "first token", "evicting", "per token")
 COLUMNS += ("mean entries", "of the limit", "GPU peak", "attention, of a copy")
@@ -77,24 +78,36 @@ def _measured(call: Call, seconds: float) -> dict[str, Any] | str:
     if seconds < LEAST:
         return "not run: no time left"
     print(call.line(), flush=True)
-    began, environment = time.monotonic(), os.environ | ENVIRONMENT
+    began = time.monotonic()
+    out, told, code = _until(call.command(), seconds, ENVIRONMENT)
+    print(f"  {time.monotonic() - began:.0f} s", flush=True)
+    if out and out[-1].startswith("{"):
+        document: dict[str, Any] = json.loads(out[-1])
+        return document
+    return "not finished: no time left" if code is None else f"failed: {(told or ['no message'])[-1]}"
+
+
+def _until(command: list[str], seconds: float, environment: dict[str, str]) -> tuple[list[str], list[str], int | None]:
+    """Run a command; return its lines on stdout and on stderr, and its exit code, None if it was interrupted.
+
+    It gets Ctrl-C GRACE seconds before the end of `seconds`, and may then still print.
+    """
     pipe = subprocess.PIPE
-    with subprocess.Popen(call.command(), cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True
+    ) as process:
         try:
             out, told = process.communicate(timeout=seconds - GRACE)
+            code: int | None = process.returncode
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
+            code = None
             try:
                 out, told = process.communicate(timeout=GRACE)
             except subprocess.TimeoutExpired:
                 process.kill()
-                return "not finished: no time left"
-    print(f"  {time.monotonic() - began:.0f} s", flush=True)
-    last = (out.strip().splitlines() or [""])[-1]
-    if last.startswith("{"):
-        document: dict[str, Any] = json.loads(last)
-        return document
-    return f"failed: {(told.strip().splitlines() or ['no message'])[-1]}"
+                out, told = process.communicate()
+    return out.strip().splitlines(), told.strip().splitlines(), code
 
 
 def table(results: Sequence[Result]) -> str:
@@ -137,19 +150,15 @@ def tests(seconds: float) -> tuple[bool, str]:
     seconds: the most that they may take, unless TESTS_SECONDS is less.
     """
     limit = min(TESTS_SECONDS, seconds)
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider", "tests/engine"]
+    command = [sys.executable, "-m", "pytest", "-v", "-m", "cuda", "-p", "no:cacheprovider", "tests/engine"]
+    command += ["--durations=10"]
     if importlib.util.find_spec("xdist") is not None:
         command += ["-n", str(min(TEST_PROCESSES, os.cpu_count() or 1))]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=limit
-        )
-    except subprocess.TimeoutExpired:
-        return False, f"not finished within {limit:.0f} s"
-    lines = done.stdout.strip().splitlines() or [done.stderr.strip()]
-    if done.returncode:
-        print("\n".join(lines[-40:]), file=sys.stderr)
-    return done.returncode == 0, lines[-1].strip("= ")
+    out, told, code = _until(command, limit, ENVIRONMENT | ONE_THREAD)
+    lines = out or told or ["pytest printed nothing"]
+    if code != 0:
+        print("\n".join(lines[-200:]), file=sys.stderr)
+    return code == 0, lines[-1].strip("= ")
 
 
 def write(folder: Path, device: str, versions: str, tested: str, results: Any) -> Path:
