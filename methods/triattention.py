@@ -57,7 +57,7 @@ class TriAttention(Method):
     normalize: bool = option(True, "standardise the scores of each query head")
     trig: bool = option(True, "add the series to the weighted key norms; false: the norms alone")
     spread: bool = option(
-        True, "weight of a key's norm: the queries' mean length minus the length of their mean; false: mean length"
+        True, "weight a key's norm by the queries' mean norm minus the norm of their mean; false: by their mean norm"
     )
     prompt: Literal["keep", "score"] = option("keep", "whether the prompt stays, or competes")
 

@@ -85,8 +85,11 @@ def _rates(result: Measured) -> Iterator[dict[str, Any]]:
 
 
 def _stretches(result: Measured) -> Iterator[dict[str, Any]]:
-    """Yield one point per stretch of the answers with the time per token when fresh, then one per stretch with the time
-    when warm. Each load (lengths of prompt and answer, number of sequences) has two panels: fresh and warm."""
+    """Yield, for each stretch of the answers, a point with the time per token in the first generation ("fresh"); then
+    the same points for the second generation ("warm").
+
+    Each load (lengths of prompt and answer, number of sequences) has two panels: fresh and warm.
+    """
     load = result.load
     name = f"{load.prompt:,} + {load.new_tokens:,} tokens, {load.sequences or 'max'} sequences"
     for state, speed in (("fresh", result.fresh), ("warm", result.warm)):

@@ -77,9 +77,9 @@ class FutureAttention(Listener):
             torch.maximum(known, paid, out=known)
 
     def future(self) -> dict[str, torch.Tensor]:
-        """Return the tables of future attention that the oracle `golden` reads as its weights, by name.
+        """Return, by name, the weights that the oracle `golden` reads: tables of future attention, and the interval.
 
-        Each table has one block more than the answer. Its values are 0, because no query follows the last block.
+        Each table has one block more than the answer. The values of this last block are 0, because no query follows it.
         """
         tables = {"interval": torch.tensor(self.interval, device=self.device)}
         for name, table in (("mean", self.attention), ("max", self.most)):

@@ -114,8 +114,8 @@ def stored_answers(
 ) -> list[ForcedTrace]:
     """Return the answers that a run generated with the full cache, as traces.
 
-    The answers lack the end token, because stored texts lack it. Answers that cannot be read again are left out. say:
-    called with a message about what is left out. Raises UserError if no answer to this task remains.
+    The answers lack the end token, because stored texts lack it. Leaves out the answers for which `read_trace` returns
+    None. say: called with a message about what is left out. Raises UserError if no answer to this task remains.
     """
     rows = read_rows(folder).merge(read_texts(folder), on="row_key")
     rows = rows[(rows["task"] == work.task.name) & (rows["method"] == "full") & (rows["status"] == "ok")]

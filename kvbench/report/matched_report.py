@@ -1,5 +1,8 @@
-"""The report of ``--matched``: for each method, how much its scoring of entries adds to the mean score, and how much a
-protection adds."""
+"""The report of ``--matched``: for each method, two differences of mean scores.
+
+The method less `random` under the same protection: what its choice of entries adds. The method under this protection
+less the method under its own: what the protection adds.
+"""
 
 from __future__ import annotations
 

@@ -50,11 +50,11 @@ class CellRun:
 
     @property
     def ended_early(self) -> bool:
-        """Whether the cell ended because logits stayed NaN or infinite."""
+        """Whether the cell ended because NOT_NUMBERS successive rows had NaN or infinite logits."""
         return self.not_numbers >= NOT_NUMBERS
 
     def run(self) -> None:
-        """Generate until all rows are written, logits stay NaN (`_numbers_fail`), or rows cannot be scored."""
+        """Generate until all rows are written, the cell ends early (`ended_early`), or rows cannot be scored."""
         memory.reset_peak(*self.loaded.devices)
         while True:
             try:

@@ -125,7 +125,10 @@ def audit(
 
 
 def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple[str, Method]]:
-    """Return (name in tables, method with its options) for each method to audit. Raises UserError."""
+    """Return (name in tables, method with its options) for each method to audit.
+
+    Raises UserError if the user named no method, methods beside --all, or wrong options.
+    """
     if every and names:
         raise UserError("give methods or --all, not both.")
     if not every and not names:

@@ -2,8 +2,8 @@
 
 Keys are stored after RoPE at their true position and never re-indexed. After an eviction a head's entries are in
 storage order, not text order. `dense.DenseCache` is for methods that keep equally many entries in every head,
-`paged.PagedCache` for all others. Layers with a sliding window are ring buffers of `window` entries per head, which no
-method evicts.
+`paged.PagedCache` for all others. Layers with a sliding window are ring buffers of at most `window` entries per head,
+which no method evicts.
 
 Letters: S slots, b slots of a batch, Hk KV heads, n entries per head, D head dimension, t new tokens.
 """

@@ -37,7 +37,8 @@ def fused_norms(model: Any) -> Iterator[int]:
 
 
 def _fused(module: Any) -> Norm | None:
-    """Return torch's operator with a module's weight and epsilon; None if the module cannot be an RMS norm."""
+    """Return torch's RMS norm with a module's weight and epsilon; None if the module cannot be an RMS norm, or if its
+    weight is not a float32 tensor on a CPU."""
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(epsilon, float):
         return None

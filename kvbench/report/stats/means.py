@@ -99,11 +99,11 @@ def _interval(
 
 
 def unseen(groups: Clusters, level: float) -> float:
-    """Return an upper bound for data in which all observed questions have the same score: at this confidence level, at
-    most this share of all possible questions has another score. At 95% it is 3 / n for n clusters of equal size.
+    """Return an upper confidence bound on the share of all possible questions that have another score, if all observed
+    questions have the same score.
 
-    The bound is -log(1 - level) / n. If the sizes of clusters differ, n is the number of equal clusters with the same
-    sum of squared weights.
+    The bound is -log(1 - level) / n for n clusters of equal size: about 3 / n at 95%. If the clusters differ in size, n
+    is the number of equal clusters with the same sum of squared weights.
     """
     import numpy as np
 

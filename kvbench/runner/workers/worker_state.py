@@ -17,7 +17,7 @@ class WorkerState:
     """What a coordinator knows of one worker.
 
     active: whether it was started, and neither lost nor released since then. rows_before, tokens_before: rows and
-    tokens of former workers of this name.
+    tokens of workers of this name before the counters in `figures` began.
     """
 
     active: bool = False
