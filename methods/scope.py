@@ -54,8 +54,8 @@ class Scope(Method):
     base: str = option("snapkv", "the method that evicts the prompt, with its options in brackets")
     form: Literal["slide", "adaptive", "discontinuous"] = option(
         "adaptive",
-        "how many entries of the answer stay, and when it is evicted: slide: equally many, at every tick; adaptive: "
-        "more as it grows, at every tick; discontinuous: more as it grows, every `delta` tokens",
+        "how many entries of the answer stay, and when the others are evicted. slide: a fixed number, at every tick; "
+        "adaptive: a number that grows with the answer, at every tick; discontinuous: the same, every `delta` tokens",
     )
     share: float = option(0.8, "share of the budget that the prompt may fill", low=0.1, high=0.9)
     recent: int = option(16, "newest tokens of the answer that always stay", low=1)

@@ -52,7 +52,7 @@ class TriAttention(Method):
         "head", "one set of tokens per KV head for all layers (head), per head and layer, or for the model (all)"
     )
     reach: int = option(65536, "largest offset beyond the next position", low=1)
-    over: Literal["mean", "max"] = option("mean", "how the scores of the offsets are merged")
+    over: Literal["mean", "max"] = option("mean", "how a key's scores at the offsets become one score")
     group: Literal["max", "mean"] = option("max", "how the query heads of a group are merged (level=layer_head)")
     normalize: bool = option(True, "standardise the scores of each query head")
     trig: bool = option(True, "add the series to the weighted key norms; false: the norms alone")

@@ -211,7 +211,8 @@ def roofline(shape: ModelShape, machine: Machine, slots: int, entries: float, dt
 def measure(device: torch.device, dtype: torch.dtype) -> Machine:
     """Return a device's copy bandwidth and matrix-product rate, measured in a fraction of a second, and its memory.
 
-    The copy is as large as free memory allows: on an H200, copies of 256 MiB move 4% fewer bytes/s than those of 2 GiB.
+    The copy has the size in `PROBES`, halved until it fits into free memory. Small copies are slower: on an H200,
+    copies of 256 MiB move 4% fewer bytes/s than copies of 2 GiB.
     """
     elements, side = PROBES[device.type]
     while (pair := _pair(elements, device)) is None:

@@ -111,7 +111,7 @@ class _Windows(Listener):
 
 class _Holdings(Listener):
     """A listener that passes three things to analyses: the entries that a method holds at the beginning of each block
-    of the answer, the attention of queries to these entries, and the losses of the answer's tokens.
+    of the answer, the attention of each query to the entries held at that time, and the losses of the answer's tokens.
 
     `tell(None)` passes the entries that the method holds at the end of the answer.
     """

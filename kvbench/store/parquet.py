@@ -63,7 +63,7 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
 
 
 def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
-    """Raise Damaged if a column of `schema` is missing, duplicated or nested."""
+    """Raise Damaged if a column of `schema` is duplicated or nested, or if it is missing and not in `ADDED`."""
     import pyarrow as pa
 
     for name in schema.names:

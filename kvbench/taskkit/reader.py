@@ -124,9 +124,9 @@ class ModelReader:
 class Talk:
     """The turns of a document after the first, for `kvbench.records.Request`.
 
-    If `keep` is set and the chat template only appends text, the engine continues each turn from the cache of the turn
-    before. Otherwise each turn is a new prompt. That happens for one of three reasons: the user asked for a new prompt
-    each turn, the template changes earlier turns (many templates drop their thinking), or a later turn has images.
+    The engine continues each turn from the cache of the turn before if three conditions hold: `keep` is set, no later
+    turn has images, and the chat template only appends text (many templates drop the thinking of earlier answers).
+    Otherwise each turn is a new prompt.
 
     read: returns the document, which need not stay in memory.
     """

@@ -253,7 +253,10 @@ class Exam:
         )
 
     def _requests(self) -> list[Request]:
-        """Return three requests: one prompt is shorter than the budget, two are longer. The first has two samples."""
+        """Return three requests: a long and a middle prompt, which are longer than the budget, and a short one.
+
+        The request with the long prompt has two samples, the others have one.
+        """
         lengths = {"long": self.size + LONG, "short": self.size + SHORT, "middle": self.size + MIDDLE}
         prompts = self.subject.prompts([*lengths.values()], seed=1)
         return [

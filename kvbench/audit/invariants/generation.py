@@ -1,7 +1,7 @@
 """The invariants of a generation: of its tokens, logits, memory and evictions.
 
-The first line of each public function states an invariant. The function raises `Broken` if the invariant does not hold,
-and `NotApplicable` if it cannot be checked.
+Each public function that has a docstring checks the invariant in its first line. It raises `Broken` if the invariant
+does not hold, and `NotApplicable` if it cannot be checked.
 """
 
 from __future__ import annotations

@@ -72,8 +72,10 @@ class AttentionCall:
         return values if self.latent is None else keys[..., : self.latent.rank]
 
     def in_latents(self, maps: Latent, latent: torch.Tensor) -> AttentionCall:
-        """Return a latent layer's call in its latent form. maps: the layer's matrices; latent: [b, 1, t, R], those of
-        the tokens."""
+        """Return the call of a layer with latent attention in its latent form.
+
+        maps: the layer's matrices; latent: [b, 1, t, R], the latents of the new tokens.
+        """
         key = maps.entries(latent, self.key)
         return replace(self, query=maps.queries(self.query), key=key, value=key[..., :0], latent=maps)
 

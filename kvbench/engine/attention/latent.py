@@ -25,7 +25,10 @@ PROJECTION = "kv_b_proj"  # transformers' name of the module that computes keys 
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """The matrices of one layer: up_key [Hq, N, R] (U) and up_value [Hq, Dv, R] (V). N: size of U_h c."""
+    """The matrices of one layer that compute keys and values from a latent c of R numbers.
+
+    up_key: [Hq, N, R] (U); up_value: [Hq, Dv, R] (V). N: size of U_h c, a head's key without its rotary part.
+    """
 
     up_key: torch.Tensor
     up_value: torch.Tensor

@@ -7,7 +7,8 @@ from kvbench.lazy import torch
 
 
 def pooled_rows(view: LayerView, rows: torch.Tensor, kernel: int, among: torch.Tensor) -> torch.Tensor:
-    """Return the attention `rows` of r queries, [b, Hk, r, N], average-pooled along the text; the sum per query stays.
+    """Return the attention `rows` [b, Hk, r, N] of r queries, average-pooled along the text and rescaled: each query's
+    sum over the entries in `among` is unchanged.
 
     among: [b, Hk, N] bool, the entries that are pooled; the result is 0 at all others.
     """

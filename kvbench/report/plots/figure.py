@@ -15,8 +15,8 @@ LONGEST = 400  # characters of a text in a figure; the time to draw a text grows
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that can be drawn in any theme. Secrets (API keys), control characters and text-direction characters are
-    removed from its texts.
+    """A figure that can be drawn in any theme. In its texts, secrets (API keys) are replaced by ``***``, and control
+    and text-direction characters are escaped.
 
     `name`: the stem of its files. `caption`: names the axes, the number of questions, the error bars, and the cells
     that are not shown. `spec`: a Vega-Lite specification without `config`; the figure is drawn with `config` from

@@ -1,7 +1,8 @@
 """Score a function that a model repeats from a repository, as RepoQA does (Liu et al. 2024).
 
-The function is right if its BLEU with the wanted function is at least 0.8 and no less than with any other wanted
-function of the repository. tree-sitter finds the function in the output: the first function in a code block counts.
+The candidates are all functions of the repository that any question asks for. The output is right if its BLEU is
+highest with the function that this question asks for (of equally high ones, the first listed counts), and at least 0.8.
+tree-sitter finds the function in the output: the first function in a code block counts.
 """
 
 from __future__ import annotations
