@@ -39,8 +39,12 @@ class CAOTE(Method):
     form: Literal["mean", "squared"] = option(
         "mean", "score by the error of one averaged attention row, or by squared errors of each query's row"
     )
-    window: int | None = option(None, "newest queries that vote and always stay; none: 64 (mean) or 8 (squared)", low=1)
-    kernel: int | None = option(None, "average-pooling width; none: 1 (mean) or 11 (squared)", low=1, odd=True)
+    window: int | None = option(
+        None, "newest queries that vote and always stay; none: 64 with form=mean, 8 with form=squared", low=1
+    )
+    kernel: int | None = option(
+        None, "width of average pooling; none: 1 with form=mean, 11 with form=squared", low=1, odd=True
+    )
     sinks: int = option(0, "first tokens that always stay", low=0)
 
     @property

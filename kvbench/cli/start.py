@@ -104,8 +104,11 @@ def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered, Shard | No
 
 
 def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> None:
-    """Print the plan of a dry run, or the tables of a run. json: print a JSON document, and no table of the plan.
-    quiet: print no plan and no tables. Raises IncompleteError if rows of the run have no score."""
+    """Print the plan of a dry run, or the tables of a run.
+
+    json: also print a JSON document as the last line; for a dry run it replaces the table of the plan. quiet: print no
+    tables. Raises IncompleteError if rows of the run have no score.
+    """
     if result.run_dir is None and not (json or quiet):
         _print_plan(result)
     elif result.run_dir is not None:

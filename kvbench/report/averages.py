@@ -139,8 +139,10 @@ def _alike(a: _Family, b: _Family) -> bool:
 
 
 def _lengths(kin: Sequence[tuple[_Family, AverageTable]]) -> AverageTable:
-    """Return the table in which one group's first average is averaged over the lengths. kin: the group at each length,
-    with its table."""
+    """Return the table of three averages over prompt lengths, weighted equally, rising (inc) and falling (dec).
+
+    They average the first of `Task.averages` of one group of tasks. kin: the group at each length, with its table.
+    """
     family, tables = kin[0][0], [table for _, table in kin]
     name = next(iter(family.task.averages))
     lengths = [f"@{length}" for length in sorted(family.task.lengths)]

@@ -128,8 +128,8 @@ class ReturnsNan(Method):
 @pytest.mark.parametrize(
     ("method", "expected", "reason"),
     [
-        (ReadsInvalid(), {"storage"}, "scores change by .* beside invalid entries .*use `view.valid`"),
-        (ReadsInvalidSlightly(), {"storage"}, "scores change by .* beside invalid entries with 1e4"),
+        (ReadsInvalid(), {"storage"}, "scores change by .* when invalid entries hold .*use `view.valid`"),
+        (ReadsInvalidSlightly(), {"storage"}, "scores change by .* when invalid entries hold 1e4"),
         (TakesStorageForText(), {"storage"}, "in another storage order"),
         (Leaks(), {"leak", "batch", "storage"}, "kept entries differ the second time"),
         (MixesBatch(), {"batch", "storage"}, "without the other sequences of the batch"),

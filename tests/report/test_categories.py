@@ -119,7 +119,7 @@ def test_the_command(make_run: Callable, rows: Callable, kvbench: Callable, tmp_
     for words, message in (
         (["--by", "subject"], "--by 'subject': choose category."),
         (["--by", "category", "--memory"], "different reports"),
-        (["--by", "category", "--baseline", "full"], "--by compares no methods"),
+        (["--by", "category", "--baseline", "full"], "--by does not use --baseline"),
     ):
         done = kvbench("report", str(run), *words)
         assert (done.code, message in done.err) == (2, True), done.err

@@ -1,4 +1,5 @@
-"""The invariant on the budget's effect: a method that ignores its budget gives the same output at all budgets."""
+"""The invariant `effect`: a method keeps more entries at a larger budget, and some logits change. It finds methods that
+ignore their budget."""
 
 from __future__ import annotations
 

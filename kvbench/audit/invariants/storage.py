@@ -16,9 +16,9 @@ from kvbench.eviction.view import LayerView
 
 CLOSE = 1e-4  # relative; sums in another order differ in their last bits
 WAYS: dict[str, float | None] = {
-    "in another storage order": None,
-    "beside invalid entries with NaN": float("nan"),
-    "beside invalid entries with 1e4": 1e4,
+    "when entries are stored in another order": None,
+    "when invalid entries hold NaN": float("nan"),
+    "when invalid entries hold 1e4": 1e4,
 }
 
 
@@ -43,7 +43,7 @@ def storage(exam: Exam, layout: AuditLayout) -> None:
 def _decides_alike(method: Method, plain: Sequence[LayerView], other: Sequence[LayerView], how: str) -> None:
     """Compare a method's scores, columns and decisions for the same entries, stored as in `plain` and as in `other`.
 
-    how: how `other` is stored, in words for the message. Raises Broken if results differ by more than rounding.
+    how: how `other` differs, in words for the message. Raises Broken if results differ by more than rounding.
     """
     for a, b in zip(plain, other):
         must = protected(kept_always(method, a), a.positions, a.seen, a.prompt_len, a.valid)
@@ -52,7 +52,7 @@ def _decides_alike(method: Method, plain: Sequence[LayerView], other: Sequence[L
         mine, theirs = _scored(method, a), _scored(method, b)
         change = largest_change(by_position(mine.score, a)[free], by_position(theirs.score, b)[free])
         if change > CLOSE:
-            raise Broken(f"scores change by {change:.1e} (relative) {how}, layer {a.layer}{_cure(how)}")
+            raise Broken(f"in layer {a.layer} scores change by {change:.1e} (relative) {how}{_cure(how)}")
         for name in mine.columns:
             _alike(name, mine.columns[name], theirs.columns[name], a, b, how)
     ties = None
@@ -66,7 +66,7 @@ def _decides_alike(method: Method, plain: Sequence[LayerView], other: Sequence[L
         spread = float(swapped.max() - swapped.min())
         if not spread <= CLOSE * float(ties[torch.isfinite(ties)].abs().max().clamp_min(1e-30)):
             count = int((kept != others).sum())
-            raise Broken(f"{count} entries are kept or evicted differently {how}, layer {a.layer}{_cure(how)}")
+            raise Broken(f"in layer {a.layer} {count} entries are kept or evicted differently {how}{_cure(how)}")
 
 
 def _cure(how: str) -> str:
@@ -79,7 +79,7 @@ def _scores_alike(method: Method, alone: Sequence[LayerView], together: Sequence
         valid = a.valid[0]
         if not torch.equal(mine[valid], theirs[valid]):
             change = float((mine[valid] - theirs[valid]).abs().nan_to_num().max())
-            raise Broken(f"scores change by {change:.1e} without the other sequences of the batch, layer {a.layer}")
+            raise Broken(f"in layer {a.layer} scores change by {change:.1e} without the other sequences of the batch")
 
 
 def _observes_alike(method: Method, plain: LayerView, other: LayerView, how: str) -> None:
@@ -98,7 +98,7 @@ def _alike(name: str, a: torch.Tensor, b: torch.Tensor, mine: LayerView, theirs:
         a, b = by_position(a, mine), by_position(b, theirs)
     change = largest_change(a.double(), b.double())
     if change > CLOSE:
-        raise Broken(f"{name!r} changes by {change:.1e} (relative) {how}, layer {mine.layer}{_cure(how)}")
+        raise Broken(f"in layer {mine.layer} {name!r} changes by {change:.1e} (relative) {how}{_cure(how)}")
 
 
 def _scored(method: Method, view: LayerView) -> ScoreOut:

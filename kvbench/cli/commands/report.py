@@ -85,7 +85,7 @@ def report(
         if html is not None:
             raise UserError(f"--html writes a page of the report of scores; leave out {other}.")
         if baseline is not None:
-            raise UserError(f"{other} compares no methods; leave out --baseline.")
+            raise UserError(f"{other} does not use --baseline; leave it out.")
         if plot is not None and not matched:
             raise UserError(f"--plot draws the report of scores; leave out {other}.")
     if summary and (others or json or format in ("csv", "json")):

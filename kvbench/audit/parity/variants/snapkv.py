@@ -54,8 +54,8 @@ def _snapkv_prefill(case: Case) -> list[CasePlan]:
 def _pyramidkv_kvpress(case: Case) -> list[CasePlan]:
     """Plan a PyramidKV case of kvpress.
 
-    kvpress may divide a fractional number of entries per layer, kvbench only a whole one; if so, the reference's kept
-    sets are cut to the sizes of kvbench's.
+    The mean budget of the layers may be a fraction in kvpress; kvbench rounds it down. If the two differ, the plan cuts
+    the reference's kept entries in each layer to the number that kvbench keeps there.
     """
     options = _options(case, "mean") | {"beta": case.hyper["beta"], "rounding": "kvpress"}
     budget = windowed_budget(case)
