@@ -1,7 +1,7 @@
 """Errors that reach the user, each with its exit code, and the parts of their messages.
 
 A message is one line: the problem, with the offending value quoted by `quote`, and the cure. The command line prints
-``error: <message>``. Any other exception is a bug (exit code 1).
+``error: <message>``, for `Interrupted` only the message. Any other exception is a bug (exit code 1).
 """
 
 from __future__ import annotations

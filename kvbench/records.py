@@ -125,7 +125,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """The finished result of one sample. `status`: "ok", or why it gets no score (nan_logits, oom, prompt_too_long)."""
+    """The finished result of one sample.
+
+    `status`: "ok", or why the sample gets no score (nan_logits, oom, prompt_too_long, prompt_empty).
+    """
 
     request: Request
     sample: int

@@ -50,8 +50,9 @@ class Registry(Generic[T]):
     `package` is the name of a package, all of whose modules are imported on first use, or of a single module.
 
     families: {prefix: module}. A name ``prefix:NAME`` stands for a member that this module makes; the module is
-    imported when such a name is used. The module's functions `canonical(NAME)` and `member(NAME)` raise UserError for
-    an unknown NAME. The registry's `names` and `items` leave these members out.
+    imported when such a name is used. The module's function `canonical(NAME)` returns the usual spelling of NAME and
+    raises UserError for an unknown NAME; `member` takes this spelling and returns the member. The registry's `names`
+    and `items` leave these members out.
     """
 
     def __init__(self, kind: str, package: str, group: str, families: Mapping[str, str] | None = None) -> None:

@@ -1,4 +1,5 @@
-"""The task interface: a task gives documents and scores answers. It knows texts and images, neither engine nor methods.
+"""The task interface: a task gives documents and scores answers. Tasks know texts and images, but neither the engine
+nor the methods.
 
 A task is one class in one file under ``tasks/`` with the decorator ``@tasks.register("name")``. Only `docs`, `gen` and
 `score` are required; class attributes declare the rest. `kvbench.taskkit.names.get_task("name")` makes a task.

@@ -8,8 +8,9 @@ the protected tokens and the time of eviction. With c = `chunk`, the tokens at p
 chunk. Its score is the mean of the base's scores over its entries in all heads of the layer; entries that the base
 protects do not count, and a chunk with a protected entry comes before all others. The best chunks stay. Of the chunk in
 which the budget ends, each head keeps the entries with the base's best scores; so with a single chunk the base decides
-alone. `whole=true` drops that chunk: fewer entries than the budget may stay, but no part of a chunk. Defaults: chunks
-of 20 tokens and snapkv as in kvpress; the paper has chunks of 10.
+alone. `whole=true` drops that chunk: fewer entries than the budget may stay, but no part of a chunk. A part stays only
+if the best chunk alone exceeds the budget, or if the chunks that fit do not hold all protected entries. Defaults:
+chunks of 20 tokens and snapkv as in kvpress; the paper has chunks of 10.
 
 Traps of kvpress: it keeps a number of chunks, and counts the short last chunk as a full one, so it does not keep
 exactly the budget's number of tokens. It sums raw scores over heads, so heads with large scores decide; this file does

@@ -12,7 +12,7 @@ The option `form` says when tokens are evicted:
             (n = 0, 1, ...) keeps the prompt, (n + 1) P / c generated tokens and the newest R. The cache grows without
             bound; the method takes no budget and ignores the interval.
     fixed   a budget, at the run's interval. Generated tokens are evicted first. Prompt entries are evicted only if the
-            prompt alone exceeds the budget, by the same vote among prompt entries, with room left for the newest R.
+            prompt and the newest R tokens together exceed the budget, by the same vote among prompt entries.
 
 Defaults as in the released library: P 1024, R 32, c 4, average pooling of width 7. The released code stores the newest
 R - 1 queries and counts the newest of them twice: `compat=reference`.

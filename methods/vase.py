@@ -2,7 +2,7 @@
 
 Paper: VaSE, arXiv 2606.03928.
 
-The newest `window` tokens and the first `sinks` always stay. Of the other entries stay
+The newest `window` tokens and the first `sinks` always stay. Of the other entries these stay:
 
     large   those with the largest range max_d v_jd - min_d v_jd: `large` entries, less the number of sinks
     drawn   as many as the budget leaves room for, drawn without replacement with probabilities proportional to a_j: the

@@ -5,7 +5,7 @@ longproc_tom_tracking      where an agent believes an object to be, after every 
 longproc_countdown         search for three equations that turn four numbers into a target
 longproc_travel_planning   search for a trip plan under constraints (/2k, /8k; there is no 0.5k)
 
-The levels and the base are in `kvbench.taskkit.longproc`, the scorers in `kvbench.scoring.longproc`.
+The levels and the base class are in `kvbench.taskkit.longproc`, the scorers in `kvbench.scoring.longproc`.
 """
 
 from __future__ import annotations

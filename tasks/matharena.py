@@ -38,8 +38,8 @@ def _manifest(name: str, hub: str, rows: int, revision: str) -> Manifest:
 
 
 class _Typed(MathTask):
-    """A competition whose data names one or several types for each problem. They become its category, such as
-    "Geometry" or "Algebra + Number Theory"."""
+    """A competition whose data names one or several types for each problem. The types become the problem's category,
+    such as "Geometry" or "Algebra + Number Theory"."""
 
     def meta(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {"category": " + ".join(row["problem_type"])}

@@ -33,8 +33,11 @@ MISSING = {
 
 
 def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
-    """Turn gathered settings into a configuration. Errors go to `problems`. The result is None if an error leaves no
-    configuration, even one with faults."""
+    """Turn gathered settings into a configuration. Errors go to `problems`.
+
+    A setting with an invalid value, such as --seed, is left out of the configuration, so that later checks can find
+    more errors. After other errors, such as an unknown method, the result is None.
+    """
     given = gathered.first("plugin")
     before = len(problems.errors)
     with problems.collect():

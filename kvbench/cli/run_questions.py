@@ -127,7 +127,7 @@ def reference(doc: Doc) -> str:
 
 def _asks(doc: Doc, entry: Entry) -> bool:
     """Return whether the row's prompt contains this question. False if the task's data have changed, or if the run
-    stored no prompt."""
+    stored no prompt. A prompt from which tokens were cut is not checked: the result is True."""
     prompt = entry["prompt"]
     if not prompt:
         return False

@@ -107,7 +107,7 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
     """Print the plan of a dry run, or the tables of a run.
 
     json: also print a JSON document as the last line; for a dry run it replaces the table of the plan. quiet: print no
-    tables. Raises IncompleteError if rows of the run have no score.
+    tables. Raises IncompleteError if rows of the run are missing or failed (`check_scored`).
     """
     if result.run_dir is None and not (json or quiet):
         _print_plan(result)
@@ -128,8 +128,9 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
 
 
 def check_scored(run_dir: Path, planned: int, done: int, failed: Mapping[str, int], why: str = "") -> None:
-    """Raise IncompleteError if rows of a run have no score. failed: the number of these rows by status. why: the
-    beginning of the message."""
+    """Raise IncompleteError if rows of a run are missing or failed. planned, done: numbers of rows; their difference is
+    missing. failed: the number of failed rows by status, without rows that only wait for a score. why: the beginning of
+    the message."""
     not_run = max(0, planned - done)
     lacking = dict(failed) | ({"not run": not_run} if not_run else {})
     if lacking:

@@ -6,7 +6,7 @@ again.
 
 When two versions of a method generate their own answers, the texts differ from some token on. All later decisions then
 differ because the texts do. Decisions are therefore compared on texts that do not depend on the method: the first
-answers of the full cache. Decisions show what the code does that is installed when they are recorded, so no comparison
+answers of the full cache. Recorded decisions are those of the code that is installed at that time, so no comparison
 takes them from a run's folder. `kvbench compare RUN --save FILE --replay` records them for a later comparison.
 """
 
@@ -37,9 +37,12 @@ MOST = 3  # number of answers per task that are read again
 
 @dataclass(frozen=True, slots=True)
 class FirstDecision:
-    """The first eviction at which two versions of a method keep different entries. seen: the number of tokens read
-    before this eviction. layer: the first layer that keeps other entries, counted from 0; None if only one of the two
-    versions evicts there."""
+    """The first eviction at which two versions of a method keep different entries.
+
+    seen: the number of tokens read before this eviction. layer: the first layer that keeps other entries, counted from
+    0 among the layers that evict; None if the two versions evict from different numbers of layers there, for example
+    because only one of them evicts.
+    """
 
     question: str
     seen: int

@@ -1,9 +1,9 @@
 """The measures that a comparison shows beside the score: entries, bytes, lengths, truncation, speed.
 
-Numbers of entries do not vary by chance: if a question needs more entries in the new run, it is a regression
-(`_of_questions` states the exceptions). The other measures are only shown, unless a policy sets a limit for them. For a
-share the limit is the largest increase, new - base; for speed the smallest ratio new / base; for every other measure
-the largest ratio.
+Numbers of entries do not vary by chance: if a question needs more entries in the new run, that is a regression
+(`_entries` and `_of_questions` state the exceptions). The other measures are only shown, unless a policy sets a limit
+for them. For a share the limit is the largest increase, new - base; for speed the smallest ratio new / base; for every
+other measure the largest ratio.
 """
 
 from __future__ import annotations
@@ -83,9 +83,12 @@ def measures(pairs: Sequence[Pair]) -> list[Measure]:
 
 
 def _entries(pairs: Sequence[Pair], place: int) -> Measure:
-    """Return the measure `ENTRIES[place]`, a number of entries. pairs: for each seed, the cell on both sides. If the
-    number rose for some questions, `base` and `new` are the numbers of the question where it rose most. Otherwise
-    `base` and `new` are the largest number of any question on that side."""
+    """Return the measure `ENTRIES[place]`, a number of entries. pairs: for each seed, the cell on both sides.
+
+    If the number rose for some questions, `base` and `new` are the numbers of the question where it rose most.
+    Otherwise `base` and `new` are each the largest number of any question on their side. A rise does not count if --map
+    pairs the cell with another method or model; a higher peak counts only above the bound (see `_of_questions`).
+    """
     found = [(*values, pair.renamed) for pair in pairs for values in _of_questions(pair, place)]
     risen = [
         (mine, theirs)

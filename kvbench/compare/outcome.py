@@ -10,7 +10,7 @@ Verdicts of a cell:
     worse           the one-sided paired test rejects "no drop", after Holm's correction over all cells of the tier
     undecided       neither "no worse" nor "worse"; `drop` says how large a drop the test would find
     better          with a margin of 0: the lower bound of the difference is above 0
-    missing         new lacks the cell, or the score of a question or sample that has one in base
+    missing         new lacks the cell, the score of a question or sample that has one in base, or a figure with a limit
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ Group = tuple[Pair, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tested:
-    """The tests of one cell. stages: one test per seed. together: a test on the samples of all seeds, whose difference
-    and lower bound tables show."""
+    """The tests of one cell. stages: one test per seed. together: a test on the samples of all seeds; tables show its
+    difference and lower bound."""
 
     stages: tuple[Regression, ...]
     together: Regression

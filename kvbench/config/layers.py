@@ -60,9 +60,7 @@ class Gathered:
     blocks: list[Layer] = field(default_factory=list)
 
     def first(self, key: str) -> Given | None:
-        """Return the value of a setting that is in force: that of the source that overrides all others. None if no
-        source has the setting.
-        """
+        """Return a setting's value from the source that overrides all others; None if no source has the setting."""
         return self.typed(key) or next((layer[key] for layer in reversed(self.files) if key in layer), None)
 
     def typed(self, key: str) -> Given | None:

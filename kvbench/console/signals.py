@@ -80,7 +80,8 @@ def phase(tell: Callable[[], str]) -> Iterator[None]:
     """If a signal ends the block, raise `Interrupted` with the text that `tell` returns. tell: called only in this
     case.
 
-    This also holds if a library discarded `Signalled` and the block then fails with another exception, see `came`.
+    This also holds if a library discarded `Signalled` and the block then fails with an exception that is no
+    KVBenchError, see `came`.
     """
     _tellers.append(tell)
     try:

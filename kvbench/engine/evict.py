@@ -70,8 +70,8 @@ class Evictor:
         self.noise_key[slot], self.evictions[slot] = noise.signed64(noise_key), evictions
 
     def tick(self, slots: Sequence[int]) -> list[int]:
-        """Let the method observe the sequences in these slots, which have a tick. Where a slot holds too many entries,
-        drop those that the method does not keep.
+        """Let the method observe the sequences in these slots, which have a tick. Where the trigger demands an eviction
+        (`Trigger.full`), drop the entries that the method does not keep.
 
         Return the slots that lost entries.
         """

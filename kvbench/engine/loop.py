@@ -61,8 +61,8 @@ class Engine:
         backend: name of the code that computes the attention of decode steps on a GPU, see `kernels.backends`. With
             "torch", draws and evictions run no Triton kernel either.
         compiled: on a GPU, let torch compile the model's layers for decode steps; graph: replay decode steps from a
-            CUDA graph. If the model cannot be compiled, or a step not captured, the engine decodes without it. A model
-            divided among GPUs always runs without both.
+            CUDA graph. If the model cannot be compiled, the engine decodes without compiled layers; if a step cannot be
+            captured, it decodes without a graph. A model divided among GPUs always runs without both.
         notice: called with a line of text if the engine cannot compile or capture; see also `decoding`.
 
     Raises:

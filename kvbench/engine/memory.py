@@ -46,7 +46,8 @@ def release(device: torch.device) -> None:
 
 
 def limit(device: torch.device, most: int | None) -> None:
-    """Let torch allocate at most `most` bytes of a GPU's memory. None, or more than the GPU has: no limit."""
+    """Let torch allocate at most `most` bytes of a GPU's memory. None, or at least as many as the GPU has: change
+    nothing."""
     if device.type == "cuda" and most is not None and most < total(device):
         torch.cuda.set_per_process_memory_fraction(most / total(device), device)
 

@@ -56,8 +56,8 @@ class MetaViews:
     """Makes the views of one method on one model.
 
     Attributes:
-        method: the cell's method; for a combined method "a+b" not one part alone, since entries have the columns of
-            both.
+        method: the cell's method. Of a combined method "a+b" it is the whole, since entries have the columns of both
+            parts.
         geometry: the evicted layers of the cache, the largest first.
         model: function that returns the model without weights, on the meta device, in any dtype.
         dtype: the dtype of keys, values, queries and hidden states; interval: generated tokens between two evictions.

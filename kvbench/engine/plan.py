@@ -155,7 +155,7 @@ def cell_footprint(
 ) -> tuple[Footprint, Shape, int | None]:
     """Return the planned bytes of a cell on one device, the size of its cache with one slot, and its budget in entries.
 
-    The returned budget counts entries per head of the cache for the longest sequence; None if the method takes no
+    The returned budget counts entries per KV head of the model for the longest sequence; None if the method takes no
     budget. budget: see `Engine`. total: bytes of the device's memory. backend, samplings: see `plan_cell`.
     part: see `footprint.footprint`. Raises UserError when the method does not support the model at this length.
     """

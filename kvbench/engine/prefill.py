@@ -303,7 +303,7 @@ class _PromptEvictions:
         self._decided = False
 
     def evict_layer(self, layer: PromptLayer) -> None:
-        """Evict one layer right after its attention, if it holds more entries than allowed."""
+        """Evict one layer right after its attention, if the trigger demands an eviction (`Trigger.full`)."""
         cache = self.cache
         cache.seen = self.context
         self.peak = max(self.peak, layer.held())
@@ -323,7 +323,7 @@ class _PromptEvictions:
             check_held(self.cache.held(), self._allowed)
 
     def evict(self) -> None:
-        """Evict all layers together if they hold more entries than allowed."""
+        """Evict all layers if the method must evict (`PromptCache.full`)."""
         held = self.cache.held()
         self.peak = max(self.peak, held)
         if self.cache.reduce():

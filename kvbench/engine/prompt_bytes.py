@@ -50,7 +50,8 @@ class PromptBytes:
     scratch: Scratch
 
     def peak(self, whole: bool, reading: int) -> int:
-        """Return the most bytes that the prompt and its cache take. reading: the most of them beside the cache."""
+        """Return the most bytes that the prompt and its cache take. reading: most bytes beside the cache while the
+        prompt is read."""
         full, left = self._cache(self.stored, self.rows), self.read()
         packed = self._bytes(self.stored, replace(self._after(), queries=0, recurrent=()))  # all else is not copied
         evicting = self._one_layer(self.left)  # an eviction copies what stays, layer by layer

@@ -104,7 +104,7 @@ def dense_logits(
 
 @contextlib.contextmanager
 def _drawn_as_text(model: Any, ids: torch.Tensor, images: Images) -> Iterator[torch.Tensor]:
-    """Make the dense pass treat image tokens that the model generated as text, as the engine does.
+    """Make the dense pass treat generated image tokens as text, as the engine does.
 
     Yields the input for the pass: a copy of `ids` [1, T] in which id 0 replaces each image token outside the prompt's
     images. With `ids` as input, the pass would put features of an image in place of such a token. Inside the block, the

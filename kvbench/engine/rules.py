@@ -171,7 +171,8 @@ class Rules:
 
 
 def no_hidden_states(layer: int) -> UserError:
-    """Return the error for a method that reads hidden states, on a model that does not pass a layer's to attention."""
+    """Return the error for a method that reads hidden states, on a model that does not pass the hidden states of
+    `layer` to attention."""
     return UserError(
         f"the method reads hidden states, which kvbench cannot get from layer {layer} of this model. "
         "Use another method."

@@ -201,8 +201,9 @@ class Scratch:
     def _compacting(self, held: Shape) -> int:
         """Return the bytes that an eviction takes to close the gaps in one layer of one slot.
 
-        In every KV head they are a copy of the moved keys or of the moved values, whichever are larger, because the
-        cache moves them one after the other; four indices per moved entry; and three per entry (`stack.moves`).
+        Each KV head takes a copy of the moved keys or of the moved values, whichever are larger, because the cache
+        moves keys and values one after the other; four indices per moved entry; three indices per entry
+        (`stack.moves`).
         """
         g, moved = self.meta.geometry[0], max(0, held.rows - self.meta.budget)
         entry = max(g.head_dim, g.value_dim) * self.meta.dtype.itemsize

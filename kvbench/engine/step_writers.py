@@ -331,7 +331,8 @@ def step_writer(cache: SlotCache, rules: Rules, decode: Decode | None = None) ->
 
 
 def on_device(device: torch.device | None) -> AbstractContextManager[Any]:
-    """Make a layer's own device the current one inside the block, where Triton launches kernels. None: no change."""
+    """Make a layer's own device the current one inside the block, because Triton launches kernels on the current
+    device. None: no change."""
     return contextlib.nullcontext() if device is None else torch.cuda.device(device)
 
 

@@ -23,8 +23,9 @@ class BlockWriter:
     """Appends t tokens to a prompt's cache and attends causally.
 
     Args:
-        block: most queries per attention call, and per call of the observer. On a GPU, attention without a mask that
-            needs memory reads all queries at once, unless there is an observer.
+        block: most queries per attention call, and per call of the observer. On a GPU, an attention call gets all
+            queries at once if its mask needs no memory, unless the observer gets them too or the head dimension is
+            above `WIDEST`.
         observer: called with each block of queries of an evicted layer, once the block's keys are in the cache.
         finished: called with each layer after its attention; the forward pass does not read the layer again.
         heard: called with every attention call and its output.
@@ -85,7 +86,8 @@ class BlockWriter:
         return out
 
     def _block(self, layer: PromptLayer, call: AttentionCall) -> int:
-        """Return the most queries per attention call: all, if neither mask, weights nor observer grow with them."""
+        """Return the most queries per attention call: all, if attention stores neither a mask nor weights, and the
+        observer does not get the queries."""
         observed = self.observer is not None and layer.geometry.evicts
         whole = self._maskless(layer, call) and call.query.shape[-1] <= WIDEST and not observed
         return call.query.shape[2] if whole else self.block
@@ -111,7 +113,8 @@ class BlockWriter:
         return call.attend(queries, keys, values, bias)
 
     def _mask(self, layer: PromptLayer, start: int, count: int, rows: int, call: AttentionCall) -> torch.Tensor | None:
-        """Return the additive mask of `_attend`, [b or 1, Hk or 1, count, rows]; None if every query sees every entry.
+        """Return the mask of `_attend`: the result of `newest_rows` if that suffices, else an additive mask
+        [b or 1, Hk or 1, count, rows].
 
         Layers with the same window and equally many entries share the mask.
         """

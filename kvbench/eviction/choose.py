@@ -41,7 +41,7 @@ def canonical(name: str) -> str:
 
 
 def make(name: str, options: Mapping[str, Any]) -> Method:
-    """Make a method from its name and option values. For two methods each option names one: ``gkv.alpha``."""
+    """Make a method from its name and option values. For two methods, the option's name has a prefix: ``gkv.alpha``."""
     return _made(name, list(options.items()), lambda part, own: methods.get(part)(**dict(own)))
 
 

@@ -162,8 +162,10 @@ class Combined(Method):
 
 
 def _most(a: Protect, b: Protect) -> int | None:
-    """Return `Protect.prompt_most` of the union of two protections: the larger limit, or None if either has no
-    limit."""
+    """Return `Protect.prompt_most` of the union of two protections. Only protections that protect the prompt count.
+
+    The result is the larger limit; None if one of these protections has no limit, or if neither protects the prompt.
+    """
     limits = [protect.prompt_most for protect in (a, b) if protect.prompt]
     return None if None in limits or not limits else max(limit for limit in limits if limit is not None)
 

@@ -1,4 +1,4 @@
-"""Helps to write a method that wraps another method: it changes the other's decisions, and copies all else from it."""
+"""Helps to write a wrapper, a method that changes the decisions of another method and takes all else from it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def named(option: str, label: str, make: Callable[[], Method]) -> Method:
 
 
 def check_base(method: Any, *refusals: tuple[Callable[[Method], bool], str]) -> None:
-    """Raise OptionError if the option `base` of a method names an unknown method, or a method that `refusals` exclude.
+    """Raise OptionError if the option `base` of a method names a method that `method` cannot wrap.
+
+    It cannot wrap an unknown method, two combined methods, a method that meets a condition in `refusals` or, unless
+    `method` is `uniform`, a method that cannot score heads of uneven lengths.
 
     refusals: pairs of a condition, which is true for a method that `base` must not name, and words for the kind of
     method that the user should name instead.

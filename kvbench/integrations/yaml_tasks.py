@@ -1,5 +1,5 @@
-"""Functions that the YAML files in ``lm_eval_tasks`` call: they return documents of kvbench's tasks to lm-eval, and
-score its answers.
+"""Functions that the YAML files in ``lm_eval_tasks`` call: they give lm-eval the documents of kvbench's tasks, and
+score the model's answers.
 
 kvbench's task scores each answer in a scoring process. A question's scores are means over its answers, so lm-eval's
 standard error over questions is the clustered one. An answer that cannot be scored counts neither as right nor as

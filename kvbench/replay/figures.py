@@ -1,9 +1,10 @@
 """Turns the figures of all traces of a cell into one row of results: means over tokens, ratios, and standard errors.
 
 Tokens of one trace are not independent, and neither are traces of one question. Standard errors therefore come from a
-jackknife over the C questions, in which each question is left out once:
+jackknife over the C questions (questions of one cluster count as one), in which each question c is left out once. With
+f_c, the figure without question c:
 
-    se = sqrt((C - 1) / C * sum over questions c of (figure without c - mean of the C figures without a question)^2)
+    se = sqrt((C - 1) / C * sum over c of (f_c - mean of all f_c)^2)
 
 For a mean this is the clustered standard error; the formula also holds for ratios and for `gap_closed`.
 """
@@ -116,7 +117,7 @@ def numbered(names: Iterable[Any]) -> list[int]:
 def _low(traces: Cell) -> list[Any]:
     """Return, for each trace, a mask [n] of the tokens whose predictions with the full cache have the lowest entropy.
 
-    The masks have the share LOW_SHARE of all tokens. Of tokens with equal entropy, earlier tokens come first.
+    Together, the masks mark the share LOW_SHARE of all tokens. Of tokens with equal entropy, earlier tokens come first.
     """
     import numpy as np
 

@@ -151,7 +151,8 @@ def attention_to(
     """Return the attention [b, Hk, g, t, N] that queries pay to all N tokens read so far.
 
     query: [b, Hq, t, D]; the first of the t queries is at position `first`. reduce_g, reduce_q: how to reduce the
-    attention over the g query heads of a group, and over the t queries; the result lacks a reduced axis. None: do not.
+    attention over the g query heads of a group, and over the t queries; the result lacks a reduced axis. None keeps
+    the axis.
     """
     end = first + query.shape[2]
     return window_attention(
@@ -213,7 +214,7 @@ def readings(
 
     This is a tuple for each method and budget: method and budget, a reader with them, the record of the batch with the
     full cache, and the oracle's weights, which are empty for other methods. A method with probes gets one tuple for
-    each trace of the batch, with the record of this trace.
+    each trace of the batch, with the record of this trace and always with empty weights.
     """
     full = TraceReader.of(loaded, FULL, interval=interval, max_tokens=max_tokens)
     readers = {c: TraceReader.of(loaded, c, interval=interval, max_tokens=max_tokens) for c in chosen}

@@ -150,7 +150,7 @@ def with_interval(value: float, low: float, high: float) -> str:
     """Format a share with its confidence interval, as in "0.000 (0, 0.125)". Reports show it for scores without spread,
     whose standard error of 0 would mislead. Returns the share alone if the interval is empty or unknown.
 
-    The ends have at least three digits, and more if an end would otherwise look equal to the share.
+    Ends other than 0 and 1 have at least three decimals, and more if an end would otherwise look equal to the share.
     """
     near = min((abs(end - value) for end in (low, high) if end != value), default=1.0)
     digits = max(3, -math.floor(math.log10(max(near, 1e-6))))

@@ -35,8 +35,9 @@ class Matched:
     protection. own: the method's score under its own protection; None if no run has it.
 
     protection_adds, scoring_adds, own_scoring: the differences that the docstring of the module defines. Each is None
-    if one of its two cells was not run. judged: the verdict on `scoring_adds`. marked: whether generated
-    entries are not bounded by the budget. idle: whether nothing was evicted under this protection.
+    if its two cells share no question (one of them may not have been run), or if they are the same cell. judged: the
+    verdict on `scoring_adds`. marked: whether generated entries are not bounded by the budget. idle: whether nothing
+    was evicted under this protection.
     """
 
     method: str

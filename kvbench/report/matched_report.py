@@ -1,7 +1,8 @@
-"""The report of ``--matched``: for each method, two differences of mean scores.
+"""The report of ``--matched``: for each method, three differences of mean scores.
 
-The method less `random` under the same protection: what its choice of entries adds. The method under this protection
-less the method under its own: what the protection adds.
+Scoring adds: the method less `random` under the same protection. Protection adds: the method under this protection less
+the method under its own. Own scoring: the method less `random`, each under its own protection. Figures show the first
+and the second.
 """
 
 from __future__ import annotations

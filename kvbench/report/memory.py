@@ -11,11 +11,12 @@ conversation's row does not state the length of its later questions; this length
 full cache's row of the same conversation. Sliding-window layers, from which no method evicts, count with the tokens in
 their windows, both in nominal and in measured bytes.
 
-Measured bytes are the live keys and values at the peak, from the rows. A cell is marked in two cases: a sample's
-measured bytes exceed the sum of 1.05 times its nominal bytes and one page per head (the last page of a head may be
-partly empty), or its entries at the peak exceed 1.05 times the nominal entries. Cells of methods that do not
-bound generated entries, and of query-agnostic runs, are never marked. A separate column shows the bytes that a method
-stores beside keys and values.
+Measured bytes are the live keys and values at the peak, from the rows. A cell is marked with ! in two cases: a
+sample's measured bytes exceed the sum of 1.05 times its nominal bytes and one page per head (the last page of a head
+may be partly empty), or its entries at the peak exceed 1.05 times the nominal entries. Three kinds of samples never
+cause this mark: samples of methods that do not bound generated entries, samples of query-agnostic runs, and samples of
+conversations without a row of the full cache. A separate column shows the bytes that a method stores beside keys and
+values.
 """
 
 from __future__ import annotations

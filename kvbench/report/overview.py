@@ -26,7 +26,7 @@ ACROSS = 4  # tasks side by side
 @dataclass(frozen=True, slots=True)
 class Place:
     """A line of the overview's tables: a cell and the table of the cell's task. `best`: the best methods
-    at the line's budget, of which `cell` has the highest score; None in tables other than that of the best methods."""
+    at the line's budget, of which `cell` has the highest score; None outside the table of best methods."""
 
     table: TaskTable
     cell: ScoreCell
@@ -45,7 +45,7 @@ def overview(tables: Sequence[TaskTable]) -> Iterator[Block]:
 
 def frontier(table: TaskTable) -> list[ScoreCell]:
     """Return the frontier of a task: the cells for which no other cell has at least the same score with at most the
-    same measured bytes. The cells are in order of rising bytes."""
+    same measured bytes. Of cells with equal scores and bytes, the first is kept. Sorted by rising bytes."""
     known = [c for c in table.cells if not math.isnan(c.score.mean) and not math.isnan(c.kv_bytes_peak)]
     kept: list[ScoreCell] = []
     for cell in sorted(known, key=lambda c: (c.kv_bytes_peak, -c.score.mean)):

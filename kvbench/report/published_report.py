@@ -85,8 +85,8 @@ SHOWN = ("method", "budget", "here", "published", "difference", "within both", "
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """The printed scores of one task beside ours. lacking: the printed scores of the same model and task for which no
-    cell was run."""
+    """The printed scores of one task beside ours. lacking: the printed scores of the same model and task that belong
+    to no cell with a score."""
 
     table: TaskTable
     lines: list[Beside]

@@ -4,7 +4,7 @@ run, hide or change the format.
     print(FORMATS["markdown"](report))         # one string
     write(report, Path("results/demo/report")) # report.md, report.csv, report.json
 
-Control characters are removed. A value in Markdown cannot break out of its table or carry HTML. A value in CSV gets an
+Control characters are escaped. A value in Markdown cannot break out of its table or carry HTML. A value in CSV gets an
 apostrophe in front if a spreadsheet would take the value for a formula.
 """
 

@@ -5,7 +5,8 @@ groups of tasks.
 
 The overview comes first. Then each task has small tables within 80 columns: the quality of the cells, their memory and
 their speed. A further table is about the samples behind the scores. It appears if cells have different numbers of
-samples or several samples per question, or if samples are truncated, failed, or without an answer or a score.
+questions or samples, if questions have several samples, or if samples are truncated, failed, or without an answer or a
+score.
 """
 
 from __future__ import annotations

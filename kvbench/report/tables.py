@@ -3,8 +3,8 @@
     for table in make_tables(load([Path("results/demo")]), baseline="full"):
         table.cells[0].score.mean, table.cells[0].against.paired.diff
 
-All numbers come from the rows alone. Comparisons are paired question by question, and their p-values are Holm-adjusted
-over the table. For a cell without a comparison, `against` is None.
+Scores, costs and comparisons come from the rows alone. Comparisons are paired question by question, and their p-values
+are Holm-adjusted over the table. For a cell without a comparison, `against` is None.
 """
 
 from __future__ import annotations

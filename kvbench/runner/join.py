@@ -112,7 +112,7 @@ def join(
 
 
 def _add(shard: ShardFolder, known: dict[str, _Known], journal: Journal, say: Callable[[str], object]) -> Part:
-    """Write those records of a shard whose rows the joined run lacks, or of which it has a record with a lower rank."""
+    """Copy a shard's record of each row for which the joined run has no record, or has a record with a lower rank."""
     state = read_journal(shard.path)
     for text in state.notices:
         say(f"{shard.path.name}: {text}")

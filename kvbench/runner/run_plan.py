@@ -132,7 +132,7 @@ class RunPlan:
     def workers(self, missing: int) -> int:
         """Return how many processes of a CPU should share the run's missing rows.
 
-        A model that one process computes on all threads has one. missing: number of rows.
+        If one process computes the model on all threads, the result is 1. missing: number of rows.
         """
         most = max((cell.plan.peak_bytes for cell in self.cells), default=0) + PROCESS
         fitting = int(memory.total(self.device) * USABLE[self.device.type]) // most

@@ -93,9 +93,10 @@ def check(
 def check_model(
     run: str, before: Mapping[str, Any], now: Mapping[str, Any], wanted: Callable[[str], bool] = lambda file: True
 ) -> None:
-    """Raise UserError if the files of model or adapter, the revision or the chat template changed.
+    """Raise UserError if the files of model or adapter, or the chat template changed.
 
-    wanted: a function that returns whether the file of a given name is compared.
+    If one of the records has no hashes of the model's files, the model's revision is compared instead. wanted: a
+    function that returns whether the file of a given name is compared.
     """
     if not before:
         return

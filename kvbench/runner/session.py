@@ -48,7 +48,7 @@ def failures(device: str, saved: Callable[[], str]) -> Iterator[None]:
 
 
 def _ignore(rows: int) -> None:
-    """Do nothing after a job: a process that works alone has no coordinator to tell how many rows it saved."""
+    """Do nothing after a job: a process that works alone does not report its saved rows to a coordinator."""
 
 
 class Runner:

@@ -78,7 +78,10 @@ def read_shards(paths: Iterable[Path], *, allow_version_change: bool = False) ->
 
 
 def common_name(shards: Sequence[ShardFolder]) -> str:
-    """Return the run's name: the beginning of all shards' names. Raises UserError if their beginnings differ."""
+    """Return the run's name: the shards' names without their suffixes (`Shard.suffix`).
+
+    Raises UserError if this gives several names, or if the shards' names do not end with their suffixes.
+    """
     names = {shard.path.name.removesuffix(shard.shard.suffix) for shard in shards}
     if len(names) > 1 or names == {shards[0].path.name}:
         raise UserError(

@@ -1,7 +1,7 @@
 """Compares a run's budgets and intervals with those on the cards of its methods' weights.
 
 A method whose weights were trained at one budget and interval may score lower at another; the run warns once per
-method.
+method and file of weights.
 """
 
 from __future__ import annotations

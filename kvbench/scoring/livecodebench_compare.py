@@ -11,7 +11,7 @@ _DIGITS = 50000
 
 
 def same_lines(printed: str, expected: str) -> bool:
-    """Return whether two texts have equally many lines, and line by line the same text without outer blanks.
+    """Return whether all lines of two texts are equal, without the blanks around each text and around each line.
 
     Two lines also count as equal if their words are equal decimal numbers.
     """

@@ -244,7 +244,7 @@ def _plain(value: Any) -> Any:
 def _number(value: Any) -> Any:
     """Return a number of numpy, fractions or decimal as one of the types that JSON has.
 
-    Raises ValueError for an array of several numbers.
+    Raises ValueError for an array that does not hold exactly one number.
     """
     if getattr(value, "ndim", 0):
         if value.size != 1:

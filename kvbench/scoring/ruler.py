@@ -38,7 +38,7 @@ def score_output(
 ) -> Score:
     """Score an output by the share of references in it; with `any_reference`, 1 if any reference is in it, else 0.
 
-    The score's `strict` is computed in the same way, but only from references that occur as whole words.
+    The score's `strict` is computed in the same way, but a reference counts only if it occurs as whole words.
     """
     prediction = postprocess(text)
     hits, strict = hits_in(prediction, references), whole_words(prediction, references)

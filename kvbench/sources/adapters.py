@@ -47,8 +47,8 @@ class Adapter:
 def find(name: str | None) -> Adapter | None:
     """Find the adapter in the folder that --adapter names. name: the value of --adapter; None: return None.
 
-    Raises SetupError if the folder, a file or peft is missing, or a file is damaged, UserError for an adapter that is
-    not a LoRA.
+    Raises SetupError if the folder, a file, peft or accelerate is missing, or a file is damaged, UserError for an
+    adapter that is not a LoRA.
     """
     if name is None:
         return None

@@ -1,6 +1,6 @@
 """Asks the Hugging Face hub whether a repository exists, at which commit, and with which files.
 
-The hub's libraries retry a refused connection for half a minute per file. Before it calls them, kvbench asks the hub
+The hub's libraries retry a refused connection for half a minute per file. Before kvbench calls them, it asks the hub
 itself with at most `TRIES` attempts, so that the user learns of a wrong name or a missing network within seconds.
 """
 

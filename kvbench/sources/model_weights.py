@@ -49,7 +49,8 @@ def none_there(name: str, files: Sequence[Path]) -> SetupError:
 
 
 def lacking(folder: Path) -> list[str]:
-    """Return the names of the weight files that the folder lacks, according to its index."""
+    """Return the names of the weight files that the folder lacks, according to its index. Without an index, the folder
+    lacks model.safetensors if it has no weights."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return [] if weight_files(folder) else ["model.safetensors"]

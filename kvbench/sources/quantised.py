@@ -89,8 +89,8 @@ def silence_bitsandbytes() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBytes:
-    """Bytes that a model's weights take in memory in their stored form. routed: the part of `total` that belongs to the
-    experts of a mixture-of-experts model."""
+    """Bytes that a model's weights take in memory if quantised weights stay in their stored form. routed: the part of
+    `total` that belongs to the experts of a mixture-of-experts model."""
 
     total: int
     routed: int

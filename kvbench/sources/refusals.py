@@ -33,7 +33,7 @@ def own_code(name: str) -> SetupError:
 
 
 def refused(what: str, reason: hub.Why, revision: str | None = None) -> str:
-    """Return the message for a refusal by the hub, if its reason occurs with models and data sets alike (missing,
+    """Return the message for a refusal by the hub whose reason has the same message for models and data sets (missing,
     unknown revision, bad token); "" for any other reason. what: the model or data set in words.
     """
     named = quote(revision) if revision else "that revision"

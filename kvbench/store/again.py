@@ -1,8 +1,9 @@
 """Finds the settings that the user must give again to continue a run, and writes command lines that repeat them.
 
-These settings are plug-ins, addresses of servers, and names of environment variables that hold keys. A run's record
-states them only as information for the user; kvbench never takes them from a record. Continuing a run from someone
-else's folder therefore neither runs foreign code nor contacts a server.
+These settings are plug-ins, task files, the settings of a judge (such as its address and the name of the environment
+variable that holds its key), and tasks whose data lm-eval loads from the hub. A run's record states them only as
+information for the user; kvbench never takes them from a record. Continuing a run from someone else's folder therefore
+neither runs foreign code nor contacts a server.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _USUAL = {"judge_key_env": "OPENAI_API_KEY", "judge_mode": "single"}
 
 
 def used(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run that the user must give again, because they run code, contact a server, or name data
-    that no hash covers. info: the content of run.json.
+    """Return the settings of a run that the user must give again, because they run code, contact a server, or make
+    lm-eval load data from the hub. info: the content of run.json.
 
     The user gives them by a flag or an environment variable or, except for `task`, in the configuration file.
     `unsafe_run_code` is never among them: a continued run without this setting executes programs in a sandbox.

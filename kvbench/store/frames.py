@@ -20,8 +20,8 @@ TEXT_NAMES = ("row_key", "prompt", "output", "turns")  # turns: a JSON list of a
 
 
 def rows_schema(names: Collection[str] = NAMES) -> pa.Schema:
-    """Return the schema of rows.parquet, or of those of its columns that are in `names`. The metadata of each field
-    state its unit and its meaning.
+    """Return the schema of rows.parquet, limited to the columns in `names`. The metadata of each field state its unit
+    and its meaning.
     """
     import pyarrow as pa
 

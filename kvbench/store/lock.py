@@ -3,8 +3,8 @@
 The owner of the lock is a process. As long as it lives, it holds flock on the lock file; it also writes its host,
 process id and start time into the file: the record. Some network disks keep the flock of a dead owner, or have no
 flock. Therefore the record is checked, too: whether an owner on this host lives is known from process id and start
-time; the lock of an owner on another host is taken over only with ``--take-over``. Without flock, the lock is the
-existence of the file, which only one process can create.
+time; the lock of an owner on another host, or from before the last start of this host, is taken over only with
+``--take-over``. Without flock, the lock is the existence of the file, which only one process can create.
 
 The library filelock (4.2) does less, as `tests/store/test_lock.py` shows. Its `FileLock` raises an error if the file
 system answers ENOLCK. Its `SoftFileLock` takes over from another machine of the same name without asking, but never
@@ -67,8 +67,8 @@ class RunLock:
         self._fd = -1
 
     def acquire(self, *, take_over: bool = False) -> list[str]:
-        """Take the lock, and return warnings, one line each. take_over: also take the lock of an owner of which this
-        host cannot tell whether it still runs.
+        """Take the lock, and return warnings, one line each. take_over: take the lock also if this host cannot tell
+        whether the owner still runs.
 
         Raises RunInUseError if another process holds the lock or may hold it, SetupError if the lock file cannot be
         made.

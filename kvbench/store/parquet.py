@@ -1,8 +1,8 @@
 """Reads kvbench's tables from parquet files of any origin.
 
 A file is refused with a message of one line in these cases: kvbench did not write it; it is damaged; its footer claims
-more rows or bytes than its size allows; a column is missing or has another type. Columns in `ADDED` may be missing,
-because older tables lack them; they read as null. The footer is checked before any page is read.
+more rows or bytes than its size allows; a column is missing or cannot be converted to its type. Columns in `ADDED` may
+be missing, because older tables lack them; they read as null. The footer is checked before any page is read.
 """
 
 from __future__ import annotations

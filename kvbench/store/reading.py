@@ -89,8 +89,8 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
 
     It is the larger of two numbers: the number in the run's record, and an estimate. The estimate assumes that each
     planned cell (combination of task, method, options, budget and interval) will have as many rows as the largest cell
-    of its task has now, because in a complete run all cells of a task have equally many rows. This does not hold for a
-    shard, for which the number in its record is returned.
+    of its task has now, because in a complete run all cells of a task have the same number of rows. This does not hold
+    for a shard, for which the number in its record is returned.
     """
     stated: int | None = info.get("planned")
     if "shard" in info["environment"]:  # its cells differ in their number of rows

@@ -228,8 +228,8 @@ def _read_on(content: JournalContent, folder: Path, name: str, size: int) -> Non
 
 
 def _lines(path: Path, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, line) for the lines from `offset` on. Stops after a line of _LONGEST bytes, which is not a record
-    and whose rest would not begin one.
+    """Yield (offset, line) for the lines from `offset` on. Stops after _LONGEST bytes of a line, because a line of this
+    length is not a record.
     """
     with open(open_plain(path), "rb") as file:
         file.seek(offset)

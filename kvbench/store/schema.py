@@ -280,8 +280,8 @@ def clean_text(text: str) -> str:
 
 
 def sort_key(row: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return a key that orders rows by task, method, budget, question and sample, not by time. Numbers in a doc_id
-    compare as numbers: q2 before q10."""
+    """Return a key that orders rows by task, method, budget, options, interval, question and sample, not by time.
+    Numbers in a doc_id compare as numbers: q2 before q10."""
     return (
         row.get("task") or "",
         row.get("method") or "",

@@ -1,7 +1,7 @@
-"""Checks the types of all parts of a run.json when it is read, so that later code can rely on these types even if
+"""Checks the types of the parts of a run.json that kvbench uses, so that later code can rely on these types even if
 someone edited the file.
 
-`_CONTENT` lists the parts that kvbench reads. A part whose name ends with a question mark may be absent.
+`_CONTENT` lists these parts. A part whose name ends with a question mark may be absent.
 """
 
 from __future__ import annotations

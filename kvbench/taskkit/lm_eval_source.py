@@ -123,7 +123,8 @@ def _by_index(name: str) -> Path:
 
 
 def _refuse(name: str, raw: Mapping[str, Any]) -> None:
-    """Raise UserError for a task that does not let the model generate one answer per question and score it.
+    """Raise UserError for a task that kvbench does not run: its model does not generate answers, a Python program
+    defines it, its answers are programs, or it asks about images or sound.
 
     raw: the content of the task's YAML file.
     """

@@ -3,8 +3,8 @@
 The prompts equal lm-eval's for a run of this task alone: raw text with the task's few-shot examples, drawn with
 lm-eval's seeds. (With ``--prompt-style plain`` they go through the chat template, with the examples in the user's
 message.) The task's filters and `process_results` score every answer, in a scoring process that rebuilds the task
-without its data. The score is the task's first metric under its first filter; `aux` holds all others as
-``metric,filter``.
+without its data. The score is the task's first metric that is a mean over answers, under its first filter; `aux`
+holds all others as ``metric,filter``.
 
 Not covered: tasks that compare likelihoods (``kvbench lm-eval`` runs them), metrics of a whole corpus, votes over
 several answers (kvbench's reports have maj@n), tasks with programs, images or sound.

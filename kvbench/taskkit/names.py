@@ -1,6 +1,7 @@
 """Read names of tasks: ``base[/variant][@length]`` such as ``ruler/vt@8k``, patterns (``ruler/niah_*@4k``) and groups.
 
-Case and surrounding blanks do not matter. A length is a number of tokens; ``k`` stands for 1024.
+Case and surrounding blanks do not matter, except for the case of the name after ``lm_eval:``. A length is a
+number of tokens; ``k`` stands for 1024.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ class Vision:
         return sum(picture.tokens + sum(map(len, self.around)) for picture in self.pictures(turns))
 
     def expand(self, ids: Sequence[int], pictures: Sequence[Picture]) -> tuple[list[int], Images | None]:
-        """Repeat each image token in `ids`, which holds one per image, as often as its image has tokens.
+        """Repeat each image token in `ids`, which holds one per image, as often as its image has tokens; put the tokens
+        `around` before and after them.
 
         Returns the ids, and the images for the engine (None without images).
         """
@@ -113,8 +114,11 @@ class Vision:
 
 
 def _rows(made: Mapping[str, Any], images: int) -> list[int]:
-    """Return how many rows of the pixel values belong to each image: as many as patches or tiles, or one. made: the
-    output of the image processor. images: the number of images."""
+    """Return how many rows of the pixel values belong to each image: one per patch or tile, or one per image if `made`
+    counts neither.
+
+    made: the output of the image processor. images: the number of images.
+    """
     if "image_grid_thw" in made:
         return [int(rows) for rows in made["image_grid_thw"].prod(-1)]
     return [int(rows) for rows in made.get("num_patches", [1] * images)]

@@ -26,8 +26,9 @@ def read_questions(
 ) -> Iterator[Question]:
     """Yield the questions of a data file, or of all data files in a folder.
 
-    A row is skipped if its prompt is longer than `max_prompt`, or leaves no room for an answer in the model's context.
-    Raises UserError for a row that has none of the forms in `data_rows`.
+    A row is skipped if its prompt is empty, is longer than `max_prompt` or leaves no room for an answer in the model's
+    context, or if the answer from the file is empty. Raises UserError for a row that has none of the forms in
+    `data_rows`.
     """
     prompting = prompting or Prompting()
     maker = _Maker.of(loaded, collection, prompting)

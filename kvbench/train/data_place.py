@@ -46,7 +46,7 @@ def locate(data: str) -> DataPlace:
     """Return where the rows are on this machine; downloads a data set that is not in the cache.
 
     Raises UserError for a malformed address, SetupError if the data set can be neither found in the cache nor
-    downloaded.
+    downloaded, or is there only at another commit than the address names.
     """
     if not data.startswith(HUB):
         return DataPlace(Path(data), short_name(data))

@@ -61,7 +61,7 @@ class Evictions:
     """Reads traces under eviction; records the scorer's inputs and the decision at every eviction.
 
     method: the method `foresightkv` without weights; its options set the scorer's features and the protected entries.
-    longest: tokens of the longest trace. within: the option of this name of the oracle, see `methods/golden.py`.
+    longest: tokens of the longest trace. within: the oracle's option of this name, see `methods/golden.py`.
     """
 
     def __init__(

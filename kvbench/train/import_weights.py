@@ -42,7 +42,8 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The gates or scorers of a published checkpoint, by layer, with its files and its configuration ({} if none)."""
+    """The gates, scorers or surrogates of a published checkpoint by layer, with its files and its configuration ({} if
+    none)."""
 
     layers: Layers
     files: list[Path]
@@ -52,7 +53,7 @@ class Checkpoint:
 def import_weights(
     source: Path, kind: str, config: Mapping[str, Any], base_model: str, folder: Path, gate: Gate | None = None
 ) -> Imported:
-    """Convert the gates or scorers of a published checkpoint; write them and their card to `folder`.
+    """Convert the gates, scorers or surrogates of a published checkpoint; write them and their card to `folder`.
 
     Args:
         source: a file, or a folder with files and perhaps a ``config.json``.

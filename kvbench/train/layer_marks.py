@@ -1,4 +1,5 @@
-"""Splits a rehearsal's ledger into segments where the forward or backward pass enters or leaves a decoder layer."""
+"""Splits a rehearsal's ledger into segments where the forward pass enters or leaves a decoder layer, and where the
+backward pass enters one."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def layers_of(model: Any) -> list[nn.Module]:
 
 @contextmanager
 def marked(model: Any, ledger: Ledger) -> Iterator[None]:
-    """While the block runs, begin a new segment of the ledger whenever a pass enters or leaves a decoder layer."""
+    """While the block runs, begin a new segment of the ledger whenever the forward pass enters or leaves a decoder
+    layer, and whenever the backward pass enters one."""
     layers = layers_of(model)
     hooks = []
     for index, layer in enumerate(layers):

@@ -1,4 +1,5 @@
-"""The figure of `kvbench train --plot`: a panel each for loss, figures of the batches and held-out figures, by step."""
+"""The figure of `kvbench train --plot`, by step: one panel for the loss, for each figure of the batches and for each
+held-out figure."""
 
 from __future__ import annotations
 

@@ -213,8 +213,9 @@ def rate(settings: Settings, step: int) -> float:
     """Return the learning rate of a step.
 
     The rate rises linearly to its peak `lr` during the warm-up. After that, its course depends on the schedule. cosine:
-    it falls as a cosine to `floor` times the peak. constant: it stays. trapezoid: it stays until as many steps are left
-    as the warm-up has, and then falls linearly, but not below `floor` times the peak.
+    the rate falls as a cosine to `floor` times the peak. constant: the rate stays at the peak. trapezoid: the rate
+    stays at the peak until as many steps are left as the warm-up has, and then falls linearly; it is never below
+    `floor` times the peak, not even during the warm-up.
     """
     warm = (step + 1) / settings.warmup if settings.warmup else 1.0
     if settings.schedule == "trapezoid":

@@ -23,7 +23,8 @@ class Origin:
     def of(cls, recipe: type[Recipe], place: str) -> Origin:
         """Return the finished training whose weights are in `place`: a weights file, or the folder that holds it.
 
-        Raises UserError for a recipe that trains no weights, SetupError if the file or its card is missing or damaged.
+        Raises UserError for a recipe that cannot start from such weights, SetupError if the file or its card is missing
+        or damaged.
         """
         recipe.check_origin(place)
         weights = Weights(kind=recipe.kind, path=place, recipe=recipe.name)

@@ -61,8 +61,8 @@ def prepare(
     data: a file, folder or data set on the hub with questions or texts (`kvbench.train.data_place`); None: problems of
     the built-in tasks. samples: the most questions or examples to train on; those that the recipe holds out do not
     count. out: the folder of the training, where the answers are stored. prompting: how questions become prompts.
-    continue_from: the folder of a finished training whose weights are the initial values. on_answer: called with the
-    number of answers so far.
+    continue_from: a weights file of a finished training, or its folder; these weights are the initial values.
+    on_answer: called with the number of answers so far.
     """
     entry, prompting = entry_of(name), prompting or Prompting()
     check_choices(options, **CHOICES)
@@ -169,7 +169,7 @@ def _questions(
     collection: Collection,
     prompting: Prompting,
 ) -> tuple[list[Question], list[Question]]:
-    """Return `samples` questions to train on, and the questions that the recipe holds out."""
+    """Return at most `samples` questions to train on, and the questions that the recipe holds out."""
     if data is None:
         if given := list(prompting.settings()):
             flag = f"--{given[0].replace('_', '-')}"
@@ -180,7 +180,7 @@ def _questions(
 
 
 def _divide(entry: Entry, questions: Iterable[Question], samples: int) -> tuple[list[Question], list[Question]]:
-    """Divide the questions of a data file: hold out the first ones, and return the next `samples` for training.
+    """Divide the questions of a data file: hold out the first ones, and return at most `samples` others for training.
 
     If the recipe needs right answers, a question whose right answer is unknown is not held out. It is trained on only
     if the recipe learns from answers and the data file gives an answer to it (`Question.given`). Raises UserError if

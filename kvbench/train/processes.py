@@ -146,7 +146,7 @@ def joined() -> Iterator[Processes]:
 
 
 def own_device(name: str) -> str:
-    """Return the device of this process: ``cuda:N`` with its local rank N, so that each process has another GPU.
+    """Return the device of this process: ``cuda:N`` with its local rank N, so that each process has its own GPU.
 
     If there is only one process or no GPU, or if the user chose one device, return `name`.
     """

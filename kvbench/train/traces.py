@@ -33,7 +33,7 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt to answer, with at most `max_new_tokens` tokens.
+    """A prompt that the model answers with at most `max_new_tokens` tokens.
 
     judge: returns whether a text is a right answer; None if no right answer is known. reference: the right answer that
     a data file states. given: an answer from the data file that training uses instead of an answer of the model.

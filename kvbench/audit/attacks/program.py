@@ -1,9 +1,9 @@
 """One hostile program of a corpus, and its targets: the files, sockets and process that it attacks.
 
 An attack is a Python file that begins with comment lines ``# name: value``: id, class, mode (stdio or call), check (the
-kinds of success to look for, separated by commas), expected-status, and stdin-bytes (size of the input). Before it
-runs, each ``@@NAME@@`` in its text is replaced by the path, port or process id of the target NAME. All targets are
-harmless: files in a temporary folder, sockets on loopback, a sleeping process.
+kinds of success to look for, separated by commas), expected-status, and stdin-bytes (size of the input). Before the
+program runs, each ``@@NAME@@`` in its text is replaced by the value with this name, such as the path, port or process
+id of a target. All targets are harmless: files in a temporary folder, sockets on loopback, a sleeping process.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Targets:
         return self.before != self._contents()
 
     def left(self) -> list[str]:
-        """Return the paths of files and shared memory that the program left behind."""
+        """Return the names of the files and of the shared memory segment that the program left behind."""
         token, key = self.values["TOKEN"], self.values["SHMKEY"]
         leftovers = [name for name in os.listdir(self.temporary) if not name.startswith("kvbench-second-try-")]
         leftovers += [str(path) for place in ("/dev/shm", "/var/tmp") for path in Path(place).glob(f"evil-{token}*")]

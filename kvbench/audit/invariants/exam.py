@@ -44,7 +44,8 @@ CHUNK, TAIL, SHARE = 16, 7, 0.4
 def once(work: Callable[Concatenate[Exam, P], T]) -> Callable[Concatenate[Exam, P], T]:
     """Make a method of `Exam` run only once for the same arguments; later calls return the same result.
 
-    If the call fails, it raises a `Stopped`, which later calls raise again. Broken and NotApplicable are not replaced.
+    If the method fails, this call and all later calls raise the same `Stopped`. Broken and NotApplicable are raised
+    unchanged, and the next call runs the method again.
     """
 
     @functools.wraps(work)
@@ -107,11 +108,12 @@ class Exam:
 
     @once
     def main(self, way: Way) -> Trial:
-        """Return the trial that most invariants check. Raises Stopped if the generation fails.
+        """Return the trial that most invariants check. Raises Stopped if the generation fails, and NotApplicable if the
+        method cannot run in this way.
 
-        If `way` is a layout ("dense", "paged"), the trial runs all requests, on fewer slots than samples. If it is a
-        special way ("chunked", "tail", "share"; see docs/audit.md), it runs one request with a long prompt and one with
-        a short prompt.
+        If `way` is a layout ("dense", "paged"), the trial runs all requests, on fewer slots than samples. If `way` is
+        a special way ("chunked", "tail", "share"; see docs/audit.md), the trial runs one request with a long prompt and
+        one with a short prompt.
         """
         if way == "dense" or way == "paged":
             return self._bench(way).run(self.requests)

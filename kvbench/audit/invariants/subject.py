@@ -1,6 +1,6 @@
 """The models on which methods are audited: by default the built-in model and the random ones.
 
-These have GQA, MHA, MQA, linear attention before full attention, and images in their prompts. The user may name
+Together they cover GQA, MHA, MQA, linear attention before full attention, and prompts with images. The user may name
 another model instead.
 """
 

@@ -2,7 +2,8 @@
 
 One case is ``<name>.json`` (hyperparameters, steps) with ``<name>.safetensors``: queries and keys, and for every step
 the tokens in the reference's cache before the step and the tokens that it keeps. The format is ``kvbench-parity/1``; a
-file whose format has a suffix holds other numbers of the code (see `kvbench.audit.parity.values`), but no decisions.
+file whose format has a suffix holds no decisions, but other numbers that the reference code computed (see
+`kvbench.audit.parity.values`).
 """
 
 from __future__ import annotations

@@ -239,8 +239,11 @@ class ReferenceCache:
         return self._drawn(view, index) if self.plan.draws else view
 
     def _drawn(self, view: LayerView, index: int) -> LayerView:
-        """Return the view with the random numbers of the case as its noise. Protected entries, which have none, get 0.
-        index: the index of the view's layer in the case."""
+        """Return the view with the random numbers of the case as its noise.
+
+        For a protected entry the case has no random number, so 0 stands in for it (1 if `CasePlan.exponential` is set).
+        index: the index of the view's layer in the case.
+        """
         units = self.case.noise(self.step)[index * self.heads :]
         rows = [[unit.get(p, 0.0) for p in row] for row, unit in zip(view.positions[0].tolist(), units)]
         fields = {f.name: getattr(view, f.name) for f in dataclass_fields(view)}

@@ -168,7 +168,7 @@ def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple
 
 
 def _taken(name: str, owner: str | None, option: str, value: str) -> list[tuple[str, str]]:
-    """Return an option that the user typed as the (option, value) pairs that `choose.parse` takes for the method
+    """Turn an option that the user typed into the (option, value) pairs that `choose.parse` takes for the method
     `name`.
 
     The list is empty if the option belongs to another method, or if `name` holds its own options, as "gkv(alpha=0.9)"

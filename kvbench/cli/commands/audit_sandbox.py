@@ -71,7 +71,7 @@ def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool)
 def _as_ordinary_user(corpus: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Run all attacks again in a process of an ordinary user, and yield the result of each.
 
-    corpus: hostile programs by name. Raises OSError when no attack could run.
+    corpus: hostile programs by name. Raises OSError if no attack ran, or if the process failed after some attacks.
     """
     with tempfile.TemporaryDirectory(prefix="kvbench-ordinary-") as folder, tempfile.TemporaryFile() as errors:
         os.chmod(folder, 0o755)

@@ -1,4 +1,5 @@
-"""``kvbench compare BASE NEW``: is NEW worse than BASE? The command of a regression run. Imports no torch."""
+"""``kvbench compare BASE NEW``: is NEW worse than BASE? The command of a regression run. Only ``--replay`` imports
+torch."""
 
 from __future__ import annotations
 

@@ -109,7 +109,10 @@ def _notices(joined: Joined) -> list[str]:
 
 
 def _check(joined: Joined) -> None:
-    """Raise IncompleteError if rows of the run have no score."""
+    """Raise IncompleteError if rows of the run are missing or failed.
+
+    Answers that have no score yet (status "unscored") are no error; `_notices` names them.
+    """
     from kvbench.cli.start import check_scored
 
     failed = {status: count for status, count in joined.statuses.items() if status not in (OK, "unscored")}

@@ -282,8 +282,8 @@ class _Training:
             terminal.data(done.card | {"path": str(done.path)})
 
     def _say_preset(self, entry: Entry) -> None:
-        """Print the description of the preset that the user named, and whether the preset has separate values for this
-        model."""
+        """Print the description of the preset that the user named, and a note if the preset has separate values for
+        other models but none for this model."""
         if (name := self.settings["preset"]) in (None, TINY):  # the built-in model's needs no word
             return
         preset = entry.presets[name]

@@ -28,7 +28,8 @@ OWN_POSITIONS = frozenset({"kosmos_2_5_text_model"})  # model types whose positi
 
 
 class ProbeFailed(UserError):
-    """The model's code failed in the pass that records its layers, for example because meta tensors have no values."""
+    """The model's code failed when the model was built without weights or in the pass that records its layers, for
+    example because meta tensors have no values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +102,8 @@ class LayerGeometry:
 def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape, ...]]:
     """Return the geometry of a language model's attention layers, and the shapes of the states of its recurrent layers.
 
-    Raises UserError when the engine does not support the model, ProbeFailed (a UserError too) when the forward pass
-    failed.
+    Raises UserError when the engine does not support the model, ProbeFailed (a UserError too) when the forward pass of
+    a model without recurrent layers failed.
     """
     refuse_unsupported(model.config)
     text = model.config.get_text_config()
@@ -231,7 +232,10 @@ def check_evicts(geometry: Sequence[LayerGeometry], longest: int) -> None:
 
 
 def per_query_head(geometry: Sequence[LayerGeometry]) -> tuple[LayerGeometry, ...]:
-    """Return the geometry of a cache that keeps keys and values per query head instead of per KV head."""
+    """Return the geometry of a cache that keeps keys and values per query head instead of per KV head.
+
+    Layers with a sliding window, which methods do not evict, still have KV heads.
+    """
     return tuple(replace(g, kv_heads=g.query_heads) if g.evicts else g for g in geometry)
 
 

@@ -55,7 +55,9 @@ class Latent:
 
 
 class Latents:
-    """The matrices of a model's latent layers, read from its live weights."""
+    """The matrices of a model's latent layers: views of the weights of plain linear layers; the matrices of other
+    modules are computed once.
+    """
 
     def __init__(self) -> None:
         self._unfolded: dict[int, torch.Tensor] = {}  # of modules other than nn.Linear, by id()

@@ -26,7 +26,8 @@ CHUNKS_PER_GPU_PASS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Four largest numbers of tokens in any sequence of a cell: of prompt plus output, output, prompt, prompt's tail.
+    """The most tokens that any sequence of a cell has in prompt plus output, in the output, in the prompt, and in the
+    prompt's tail.
 
     With query-agnostic compression, the tail is the part of a prompt that is read after the eviction of the rest.
     """

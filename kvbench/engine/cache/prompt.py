@@ -4,7 +4,7 @@ A layer may be evicted right after its attention is computed. Peak memory is the
 budgets of the other layers.
 
 Letters: b prompts of equal length (one, except in `EvictionCache` and in a replay), Hk KV heads, n entries per head, D
-head dimension. `rows`: a number of entries per head, the first in storage order.
+head dimension. `rows`: a number of entries per head, counted from the first in storage order.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class PromptCache:
             layer.keep(verdict.keep)
 
     def reduce(self) -> bool:
-        """Evict all layers if they hold more entries than allowed; return whether they were evicted."""
+        """Evict all layers if the method must evict (`full`); return whether they were evicted."""
         if not (self.acting.evicts and self.full()):
             return False
         indices, most = [g.index for g in self.evicting], self.allowed()

@@ -5,7 +5,8 @@ After an eviction heads may hold different numbers of entries; shorter heads are
 marks the places that hold an entry.
 
 Letters: b prompts of equal length (one, except in `EvictionCache` and in a replay), Hk KV heads, n entries per head
-with padding, D head dimension, t new tokens. `rows`: a number of entries per head, the first in storage order.
+with padding, D head dimension, t new tokens. `rows`: a number of entries per head, counted from the first in storage
+order.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ def pass_bytes(model: Any, states: Sequence[StateShape], tokens: int, dtype: tor
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of the tensors that operations inside the block create: `now` and at their `peak`.
 
-    A tensor counts until it is dropped. sizes: bytes per number, for dtypes to be counted with a size not their own.
+    A tensor counts until it is dropped. sizes: maps a dtype to the bytes to count per number, in place of the dtype's
+    own size.
     """
 
     def __init__(self, sizes: Mapping[torch.dtype, int]) -> None:

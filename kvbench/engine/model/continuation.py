@@ -52,7 +52,8 @@ def no_attention(call: AttentionCall) -> torch.Tensor:
 
 
 class Reads(TorchDispatchMode):
-    """Records the storages of tensors that operations inside the block read, without those that they only write."""
+    """Records the storages of the tensors that operations inside the block get as arguments. The target of a `copy_` is
+    left out, because `copy_` only writes it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -79,7 +79,7 @@ def with_parts(shape: ModelShape, division: Division | None) -> ModelShape:
 
 
 def mover(device_map: str, device: str) -> Callable[[Any], Any] | None:
-    """Return the function that moves a loaded model to its devices, as `load` takes it; None for a single device."""
+    """Return the function that moves a loaded model to its devices, as `load` takes it; None for device map "none"."""
 
     def move(model: Any) -> Any:
         division = divide(model.config, device_map, device, model.dtype)
@@ -132,7 +132,8 @@ def _divided(model: Any) -> Division:
 
 
 def _spread(model: Any) -> dict[str, int]:
-    """Return the GPU of each part of a model. Raises SetupError when the weights do not fit into `WEIGHTS`."""
+    """Return the GPU of each part of a model. Raises SetupError when the weights do not fit into the share `WEIGHTS` of
+    the GPUs' memory."""
     from accelerate import infer_auto_device_map
     from accelerate.utils import compute_module_sizes
 

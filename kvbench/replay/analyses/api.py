@@ -168,8 +168,8 @@ class AttentionAnalysis(Analysis):
 
 
 class MethodAnalysis(Analysis):
-    """The base class of analyses that observe an eviction method while it reads answers. Subclasses override the
-    Python methods that they need."""
+    """The base class of analyses that observe an eviction method while the model reads answers with it. Subclasses
+    override the Python methods that they need."""
 
     def moment(self, moment: Moment) -> None:
         """Receive the entries that the eviction method holds, at the beginning of a block or at the end."""

@@ -3,7 +3,8 @@
 After G-KV (arXiv 2512.00504, Appendix B, Figure 9). For each query of the answer, among the entries that the cache
 holds and the query sees:
 
-    below_1, below_5  share of the entries whose weight is below 1% and below 5% of the query's largest weight
+    below_1  share of the entries whose weight is below 1% of the query's largest weight
+    below_5  share of the entries whose weight is below 5% of the query's largest weight
 
 The shares are means over queries and query heads. `entries` is the mean number of entries that the cache holds and the
 query sees. The method `full` gives the figures of the full cache.

@@ -5,7 +5,7 @@ eviction minus its negative log-likelihood with the full cache, or 0 if this is 
 of a vocabulary token are added up. The table has, per method, the `MOST` vocabulary tokens with the largest sums:
 
     count      number of occurrences
-    questions  number of questions whose answers have the token
+    questions  number of questions whose answers have the token; questions of one cluster count as one
     rise       mean rise in nats
     full       mean loss with the full cache
     share      the sum of the token's rises, divided by the sum of all tokens' rises under the method

@@ -2,8 +2,8 @@
 
 The attended tokens of a block of the answer, in a layer and KV head, are the fewest earlier tokens that carry 90%
 (`api.MASS`) of the attention that the block's queries pay to all earlier tokens, with the full cache. The age of a
-token is its distance from the block's beginning; the newest earlier token has age 1. Only blocks count that begin after
-more tokens than fit into the budget. So all methods at one budget have the same blocks.
+token is its distance from the block's beginning; the newest earlier token has age 1. A block counts only if more tokens
+than fit into the budget were read before it. So all methods at one budget have the same blocks.
 
     share  share of the attended tokens of this age that the method holds
     mass   attention paid to held tokens of this age, divided by attention paid to all tokens of this age

@@ -1,4 +1,7 @@
-"""Adds up numbers per trace, and returns ratios of the sums with standard errors by a jackknife over questions."""
+"""Adds up numbers per trace, and returns ratios of the sums with standard errors by `kvbench.replay.figures.jackknife`.
+
+Questions of one cluster count as one question.
+"""
 
 from __future__ import annotations
 

@@ -98,8 +98,8 @@ def _notices(loaded: Loaded) -> Iterator[str]:
 
 
 def _cells(report: ScoreReport) -> Iterator[tuple[str, Block]]:
-    """Yield (title of a task's table, block) for each block of the report below the overview: the block belongs to this
-    table."""
+    """Yield (title, block) for each block of the report below the overview. title: the title of the task's table to
+    which the block belongs."""
     for table in report.tables:
         for one in (block(table), *(averages.block() for averages in report.averages if averages.last is table)):
             yield scored.title(table), one

@@ -29,8 +29,8 @@ MOST_EVICTIONS = 0xD800 - FIRST - 1  # keeps every character below U+D800, the f
 @dataclass(frozen=True, slots=True)
 class Kept:
     """The decisions that the page shows. `answers`: by row key, the decisions that the method made while it read the
-    row's answer again. `questions`: the (task, question) pairs of these answers. `note`: what the page leaves out, or
-    how to record decisions."""
+    row's answer again. `questions`: the (task, question) pairs of these answers. `note`: how many answers have
+    decisions on the page and how many are left out, or how to record decisions."""
 
     answers: dict[str, dict[str, Any]]
     questions: set[tuple[str, str]]

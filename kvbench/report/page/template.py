@@ -1,7 +1,8 @@
 """Renders a template of this folder as one HTML file that loads nothing.
 
 The content security policy of every page allows its own stylesheet, the one script whose hash it names, and pictures in
-`data:`. `_clean` removes control characters and secrets from every value of the template, and Jinja escapes the value.
+`data:`. `_clean` hides secrets and escapes control characters in every text that the template inserts, and Jinja
+escapes the text for HTML.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Cleans text of unknown origin for the page: removes secrets, control characters and direction characters.
+"""Cleans text of unknown origin for the page: hides secrets, and escapes control and text-direction characters.
 
-The template (`kvbench.report.page.document`) escapes the text for HTML.
+The template (`kvbench.report.page.template`) escapes the text for HTML.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BREAKS = re.compile(r"([\n\t])")
 
 @functools.lru_cache(1 << 14)  # each page clears the cache: the environment's secrets may have changed
 def shown(text: str) -> str:
-    """Return a text without secrets, control characters and text-direction characters. Line ends and tabs stay."""
+    """Return a text with hidden secrets and escaped control and text-direction characters. Line ends and tabs stay."""
     hidden = redact_text(text)
     if hidden.isascii() and hidden.replace("\n", "").isprintable():
         return hidden

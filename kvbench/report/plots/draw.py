@@ -27,8 +27,8 @@ def check() -> None:
 
 
 def svg(figure: Figure, theme: Theme = "light") -> str:
-    """Draw the figure as SVG. Ids in the SVG begin with the figure's name and the theme, so that a page can hold
-    several."""
+    """Draw the figure as SVG. Ids in the SVG begin with the figure's name and the theme, so that one page can hold
+    several SVGs."""
     check()
     import vl_convert
 

@@ -1,5 +1,5 @@
 """The figure of scores against measured bytes. It marks the frontier: the cells for which no other cell has at least
-the same score with at most the same bytes."""
+the same score with at most the same bytes. Of cells with equal scores and bytes, it marks the first."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The look of every figure: sizes, palettes for light and dark, and the colours, shapes and dashes of methods.
 
-The colours are Okabe and Ito's, which people with any colour vision can tell apart; on a dark ground they are lighter.
-The full cache has a colour of its own. If more than seven methods other than the full cache are shown, colours repeat,
-and dashes tell equal colours apart. Methods also differ in the shape of their points, so that a figure can be read in
-black and white.
+The colours follow Okabe and Ito's palette, which people with any colour vision can tell apart; on a dark ground they
+are lighter. The full cache has a colour of its own. If a report has more than seven methods besides the full cache,
+colours repeat, and dashes tell equal colours apart. Methods also differ in the shape of their points, so that a figure
+can be read in black and white.
 """
 
 from __future__ import annotations

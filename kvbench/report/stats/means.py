@@ -25,8 +25,8 @@ class Estimate:
 
     `rule` says how the confidence interval was made: "t"; "wilson" (on the effective number of questions); "beta" (few
     right or few wrong answers); "rule of three" (all scores 0 or all 1, so the standard error of 0 says nothing);
-    "constant" (all scores equal, neither 0 nor 1; the interval is the mean alone); "one question" (or one cluster;
-    there is no interval).
+    "constant" (the standard error is 0, as for equal question means, but the scores are not all 0 or all 1; the
+    interval is the mean alone); "one question" (or one cluster; there is no interval).
     """
 
     mean: float
@@ -112,7 +112,7 @@ def unseen(groups: Clusters, level: float) -> float:
 
 def _wilson(mean: float, n: float, z: float) -> tuple[float, float]:
     """Return Wilson's confidence interval for a share `mean` seen in `n` independent trials; `n` need not be whole. z:
-    the normal quantile of the level."""
+    the quantile of the level; `_interval` passes a quantile of t."""
     centre = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2))
     return max(0.0, centre - half), min(1.0, centre + half)

@@ -14,7 +14,7 @@ class Judged:
     """The printed verdict of a comparison.
 
     verdict: better, worse, tied (the confidence interval contains zero), unclear (the interval excludes zero, but the
-    adjusted p is above 5%), cannot tell (a tie at the floor or the ceiling, see `judge`) or unknown (there are at most
+    adjusted p is above 5%), cannot tell (a tie that says nothing, see `judge`) or unknown (there are at most
     five clusters, and with so few an exact test cannot reach 5%).
 
     `smallest_drop`: the smallest true drop that gets the verdict `worse` with 80% power if no other comparison of the
@@ -35,10 +35,10 @@ def judge(family: Sequence[Paired], alpha: float = ALPHA, floors: Sequence[float
 
     Args:
         floors: for each comparison, the score below which no method falls; NaN stands for 0. Scores then lie between
-            the floor and 1, and a tie becomes "cannot tell" in two cases. At the floor: the comparison's
+            the floor and 1, and a tie becomes "cannot tell" in three cases. At the floor: the comparison's
             `smallest_drop` is larger than its `room` (see `Judged`). At the ceiling: in every comparison of the table,
-            both means are closer to 1 than `smallest_drop`. Without floors, scores may be any numbers, and a tie stays
-            a tie.
+            both means are closer to 1 than `smallest_drop`. With too few clusters: `smallest_drop` is NaN, because the
+            test finds no drop. Without floors, scores may be any numbers, and a tie stays a tie.
     """
     adjusted = holm([paired.p for paired in family])
     drops = [paired.drop(alpha / len(family)) for paired in family]

@@ -85,7 +85,7 @@ class Contest:
     def rows(self, load: Load) -> Iterator[Measured]:
         """Yield the figures of each system at one load. Each round measures every system once.
 
-        What ends a round early is raised after the figures of the systems that have been measured.
+        A signal or an error that ends a round is raised after the figures of the systems that have been measured.
         """
         done: dict[str, list[Pair] | NothingFits] = {s.name: self._by_plan(s, load) for s in self.systems}
         ended: BaseException | None = None

@@ -1,6 +1,6 @@
 """The systems that `kvbench bench` measures beside each other: the engine with a method, and full-cache baselines.
 
-A system generates after all prompts of a batch and returns the times as a `Timing`. The baselines are transformers'
+A system continues every prompt of a batch and returns the times as a `Timing`. The baselines are transformers'
 `generate` with its growing cache, transformers' continuous batching (`generate_batch`), and vLLM where it is installed.
 The method `full` is the engine with its own full cache: all other methods differ from it by their evictions only.
 """

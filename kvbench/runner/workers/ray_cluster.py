@@ -1,8 +1,9 @@
-"""Workers in actors of a Ray cluster, one per GPU.
+"""Workers in actors of a Ray cluster, one worker per actor.
 
-An actor reserves one GPU in Ray and starts a worker's process on its machine, with a `LocalExecutor`. The process is a
-child of the actor, so that kvbench's own handling of signals applies: the worker saves its rows when it is asked to
-end. Only jobs, figures and messages pass through Ray; rows go to the run's folder, which every machine must see.
+An actor reserves one GPU in Ray, if the run uses GPUs, and starts a worker's process on its machine with a
+`LocalExecutor`. The process is a child of the actor, so that kvbench's own handling of signals applies: the worker
+saves its rows when it is asked to end. Only jobs, figures and messages pass through Ray; rows go to the run's folder,
+which every machine must see.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class SlurmExecutor:
 
     def stop(self, seconds: float) -> None:
         """Cancel the Slurm jobs; their workers save their rows first. Remove submitit's folder if all jobs were
-        done.
+        done and no worker was lost.
         """
         deadline = time.monotonic() + seconds
         self._cancel_all()

@@ -25,7 +25,8 @@ class Worker:
     """Executes jobs of a run that a coordinator has opened.
 
     The worker's plan must agree with the run's record in model, data, prompts, methods and versions. Raises
-    KVBenchError if it does not, or if this machine does not see the run's folder.
+    KVBenchError if it does not, or if this machine does not see the run's folder; RuntimeError if the coordinator's
+    device is a GPU and this worker sees none.
     """
 
     def __init__(self, order: Order) -> None:

@@ -82,8 +82,8 @@ def _prompt(doc: Doc, answers: Answers, turn: int) -> str:
 
 
 def _disarm(answer: str) -> str:
-    """Replace the braces of a dictionary of scores in an answer by brackets, so that a judge that quotes the answer
-    does not give its scores."""
+    """Replace the braces of a dictionary of scores in an answer by brackets, so that the scores in it do not count when
+    the judge quotes the answer."""
     return _VERDICT.sub(r"[\1]", answer)
 
 

@@ -41,8 +41,8 @@ def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -
     """Let the judge compare each turn's answer with the baseline's; return the mean outcome: win 1, tie 0.5, loss 0.
 
     The judge sees both answers in both orders (FastChat's pairwise-baseline). Different verdicts in the two orders are
-    a tie; if one order has no verdict, the turn has none. Equal answers are a tie without a request. Aux `outcome_1`,
-    ... has each turn's outcome. Raises as `rate` does.
+    a tie; if one order has no verdict, the turn has none. If all answers up to a turn are equal, the turn is a tie
+    without a request. Aux `outcome_1`, ... has each turn's outcome. Raises as `rate` does.
     """
     judge = connect(services)
     if judge is None:

@@ -1,7 +1,8 @@
 """Find the verdict in a judge's reply, by the rules of FastChat's llm_judge.
 
-The first match counts, and ratings are not clipped, for comparison with published numbers. A judged answer may itself
-hold a verdict, which the judge could quote; `kvbench.scoring.judge.prompts.disarm` makes such a quotation harmless.
+`rating` and `verdict` state which of several matches counts. Ratings are not clipped, for comparison with published
+numbers. A judged answer may itself hold a verdict such as ``[[10]]``, which the judge could quote;
+`kvbench.scoring.judge.prompts.disarm` makes such a quotation harmless.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _lock = threading.Lock()
 def check(services: Services, task: Task) -> None:
     """Check the judge's settings in `services` without a request. task: a task that needs the judge.
 
-    Raises UserError for invalid settings, SetupError if httpx or tenacity is missing.
+    Raises UserError for invalid settings, SetupError if httpx, tenacity or the model of a local judge is missing.
     """
     if services.judge is None:
         raise UserError(

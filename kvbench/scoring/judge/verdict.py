@@ -1,9 +1,9 @@
 """Let a judge say whether an answer is right, with yes or no, as LongMemEval does (bundled/longmemeval, MIT licence).
 
-The judge gets one of five released prompts: the one for the type of the question, or the one for questions without an
-answer. The judge replies in at most 10 tokens; "yes" anywhere in the reply means right. After a reply with neither
-"yes" nor "no" kvbench asks once more; after a second such reply the answer has no score. (The released script counts
-such a reply as wrong.)
+The judge gets one of five released prompts: the prompt for the type of the question, or the prompt for questions
+without an answer. The judge replies in at most 10 tokens; "yes" anywhere in the reply means right. After a reply with
+neither "yes" nor "no" kvbench asks once more; after a second such reply the answer has no score. (The released script
+counts such a reply as wrong.)
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ def score_countdown(text: str, numbers: Sequence[int], target: int, search: str)
     """Score an output; the scorer is LongProc's `eval_countdown`.
 
     numbers: the numbers that the equations may use. search: the right search procedure: a first line, then one action
-    per line. If the output's first line differs, the partial score is 0. Otherwise it is the share of these actions
-    that the output has right before its first wrong action; of a line with an equation only the part before "=" is
-    compared. If no action of the output is wrong, its last one still does not count. An output of the first line alone
-    scores below 0 in LongProc and 0 here.
+    per line. If the first line of the output's procedure differs, the partial score is 0. Otherwise it is the share of
+    the actions in `search` that the output has right before its first wrong action. Of a line with an equation, only
+    the part before "=" and whether the line drops the branch are compared. If no compared action is wrong, the last
+    compared action still does not count. An output of the first line alone scores below 0 in LongProc and 0 here.
     """
     solution = between(text, "Solution")
     if solution is not None and _solves(solution, numbers, target):

@@ -1,7 +1,8 @@
-"""Escapes: small programs that try to leave a box. Each prints a line for every forbidden act that succeeds.
+"""Escapes: small programs that try to leave a box. Most print a line for every forbidden act that succeeds; the box
+must end the others.
 
-A box isolates if every escape ends as expected and prints nothing. Escapes are part of kvbench, so their output can be
-trusted; ``kvbench audit --sandbox`` runs hostile programs.
+A box isolates if every escape passes its check. Escapes are part of kvbench, so their output can be trusted;
+``kvbench audit --sandbox`` runs hostile programs.
 """
 
 from __future__ import annotations
@@ -278,7 +279,7 @@ def raw_calls() -> list[list[Any]]:
     """Return harmless system calls that the filter must refuse, each as [family, call number, expected error number,
     *arguments]; a family is a named group of refused calls.
 
-    If the filter allowed a family, at least one of its calls would give another error than the expected one.
+    If the filter allowed a family, at least one of its calls would succeed or give another error than the expected one.
     """
     nobody, bad = _NO_PID, 1  # a process and an address that do not exist
     here = -100  # AT_FDCWD

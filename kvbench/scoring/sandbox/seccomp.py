@@ -1,9 +1,9 @@
 """The system-call filter of a locked program, as bytes for ``prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)``.
 
-The filter is an allow-list: all other calls fail with EPERM, calls newer than kvbench's table of calls fail with
-ENOSYS, and calls by another convention (i386, x32) end the process. `RULES` allow a call only with some arguments:
-threads but no processes, signals to the program itself, socket pairs but no sockets. The driver writes the program's
-process id at `pid_offsets`.
+The filter is an allow-list. Of the calls that it does not allow, clone3, openat2 and calls newer than kvbench's table
+of calls fail with ENOSYS, and all others fail with EPERM. Calls by another convention (i386, x32) end the process.
+`RULES` allow a call only with some arguments: threads but no processes, signals to the program itself, socket pairs but
+no sockets. The driver writes the program's process id at `pid_offsets`.
 
 The filter is classic BPF, assembled here (``linux/filter.h``, ``linux/seccomp.h``), because libraries for it are C
 extensions and the sandbox needs only the standard library.
@@ -97,7 +97,8 @@ RULES: dict[str, Callable[[], list[_Instruction]]] = {
 
 
 def build(machine: str, opened: Collection[str] = ()) -> Filter:
-    """Return the filter for a machine (a key of `AUDIT_ARCH`). opened: families of calls to allow too, for tests."""
+    """Return the filter for a machine (a key of `AUDIT_ARCH`). opened: families of calls to allow too:
+    `exec` for binaries, others only in tests."""
     numbers = NUMBERS[machine]
     free = {*ALLOWED, *(name for family in opened if family != FOREIGN for name in FAMILIES[family])}
     code: list[_Instruction] = []

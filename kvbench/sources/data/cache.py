@@ -53,7 +53,8 @@ def keeping(file: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def filling(folder: Path) -> Iterator[Path]:
-    """Yield the path of a temporary folder for the block to fill; then rename it to `folder`, unless `folder` exists.
+    """Yield a temporary path at which the block makes and fills a folder; then rename this folder to `folder`, unless
+    `folder` exists.
 
     Raises SetupError if the folder cannot be written.
     """

@@ -1,5 +1,5 @@
-"""Reads the rows of data files: JSON lines, a JSON list, or CSV, plain or in a zip archive; one row in memory at a
-time.
+"""Reads the rows of data files: JSON lines, a JSON list, or CSV, plain or in a zip archive; `read_rows` reads parquet,
+too. Only a few rows are in memory at a time.
 
 A file whose name ends in ``.csv`` is a table whose first line names the columns, a file whose first character is ``[``
 is a JSON list, any other file is JSON lines. Every row is an object. Infinite numbers, NaN and text that is not UTF-8
@@ -39,7 +39,7 @@ def unpackable(archive: object, error: Exception) -> str:
 
 class Reading:
     """Iterates over the rows of data files, one file after the other. `sha256` is the hash of all bytes read so far;
-    after the last row it is the hash of the whole files.
+    after the last row it is the hash of the whole files (in archives: of the members).
 
     member: the file with the rows in each archive; "" if the files are not archives.
     """

@@ -44,7 +44,7 @@ class Room:
         """Return the largest haystack size whose prompt fits and leaves `extra` tokens free; `step` if no size does.
 
         draw: makes a prompt of a given size. step: the smallest size that is tried. The largest size that is tried is
-        three times a first estimate, made from the tokens of the smallest prompt.
+        three times a first estimate, made from the tokens of the smallest prompt, but at least twice `step`.
         """
         per_unit = self.count(draw(step).text) / step
         high = max(int((self.length / per_unit) * 3), 2 * step)

@@ -155,7 +155,7 @@ class RetentionRecipe(GateRecipe):
 class Student:
     """Computes the student's attention, in which entries fade by their gates instead of being evicted.
 
-    `log_beta` has, for each layer that methods evict, the logarithm of every entry's beta, [b, Hk, T].
+    `log_beta` has, for each layer from which methods evict entries, the logarithm of every entry's beta, [b, Hk, T].
     """
 
     def __init__(self, rules: Rules, geometry: Sequence[LayerGeometry], form: Form) -> None:

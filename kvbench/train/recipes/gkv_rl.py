@@ -91,8 +91,8 @@ class RLRecipe(SparseRecipe):
     def rehearse_loss(self, share: slice) -> torch.Tensor:
         """Compute the loss of two micro-batches of the longest answers.
 
-        Before, fill `lifetimes` with the most evictions that these answers can cause. share: the questions of a step
-        that this process answers.
+        Before that, fill `lifetimes` with the most evictions that these answers can cause. share: the questions of a
+        step that this process answers.
         """
         own = self.questions[share.start] if share.start < len(self.questions) else self.questions[0]
         if self.budget is not None:

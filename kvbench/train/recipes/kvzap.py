@@ -7,7 +7,8 @@ of token j, with every query t of the repetition and every query head h of the K
 
 where a is causal attention over all tokens read, v_j the token's value, W_O^h the head's part of the output projection,
 and x_t the input of the layer's attention; `target=kvzip` leaves out both norms. The loss is the mean square error over
-the text's tokens, KV heads and layers that methods evict. A text is a prompt and its answer, cut after `tokens` tokens.
+the text's tokens, the KV heads, and the layers from which methods evict entries. A text is a prompt and its answer, cut
+after `tokens` tokens.
 """
 
 from __future__ import annotations

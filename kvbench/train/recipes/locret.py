@@ -5,9 +5,10 @@ query heads h of the KV head's group,
 
     target_j = max over t, h of the attention logit z_htj     (before the softmax, as in the code of arXiv 2410.01805)
 
-The loss has two terms, both over the layers that methods evict. The first is the smooth L1 distance of the predicted
-scores to the targets, a mean over the prompt's tokens, KV heads and layers. The second is `smooth` times the square
-difference between the predicted scores of neighbouring tokens, a mean over tokens and KV heads and a sum over layers.
+The loss has two terms, both over the layers from which methods evict entries. The first is the smooth L1 distance of
+the predicted scores to the targets, a mean over the prompt's tokens, KV heads and layers. The second is `smooth` times
+the square difference between the predicted scores of neighbouring tokens, a mean over tokens and KV heads and a sum
+over layers.
 """
 
 from __future__ import annotations

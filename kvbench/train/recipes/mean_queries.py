@@ -61,7 +61,7 @@ def mean_queries(
     """Return two means over all tokens: the query before RoPE, [L, Hq, d], and the length of each pair of dimensions
     that RoPE rotates together, [L, Hq, d / 2].
 
-    They are 0 in layers that methods do not evict.
+    They are 0 in layers from which methods evict no entries.
     """
     geometry = for_lengths(loaded.geometry, max(map(len, texts)))
     shapes = table_shapes(model_fields(loaded.model.config))

@@ -125,9 +125,10 @@ def _bounded(
 
 
 def _within(case: Case, step: int, budget: int, window: int, sizes: Sequence[int] | None) -> list[set[int]]:
-    """Return the reference's kept sets, one per unit; if together they exceed the budget, cut all about equally.
+    """Return the reference's kept sets, one per unit. If together they exceed the budget, every set loses about the
+    same number of entries.
 
-    With several layers, all heads of a layer lose equally many entries. sizes: entries per head of each layer; if
+    With several layers, all heads of a layer lose the same number of entries. sizes: entries per head of each layer; if
     given, each set is cut to the size of its layer, whatever the budget. If the case has no scores, no set is cut.
     """
     kept, scores = case.kept(step), case.scores(step)

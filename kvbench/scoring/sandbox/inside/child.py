@@ -1,5 +1,5 @@
-"""The child: the process that is locked down and runs a program. `Child` controls it from the driver; the other
-functions run within it."""
+"""The child: the process that is locked down and runs a program. `Child` controls it from the driver; the functions
+from `_become` on run within it."""
 
 import fcntl
 import gc
@@ -56,7 +56,7 @@ class Child:
     def wait(self, question: bytes, wall: int, limit: int) -> bytes:
         """Send the process a request, wait at most `wall` ms until it answers or ends, and return the driver's reply.
 
-        Kill a process that does not answer in time, or one of whose streams holds more than `limit` bytes.
+        Kill the process if it does not answer in time, or if one of its streams holds more than `limit` bytes.
         """
         begun = time.monotonic()
         deadline = begun + wall / 1000
