@@ -50,7 +50,7 @@ class FirstDecision:
 
     @property
     def words(self) -> str:
-        where = "only one of them evicts" if self.layer is None else f"layer {self.layer} keeps other entries"
+        where = "they do not evict from equally many layers" if self.layer is None else f"layer {self.layer} keeps other entries"
         return f"question {bare(self.question)}, after {self.seen} tokens: {where}"
 
 

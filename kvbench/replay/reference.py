@@ -130,11 +130,12 @@ class Reference(FutureAttention):
 
     def pick(self, index: int) -> Reference:
         """Return the part of this record that belongs to one trace of the batch."""
-        one = Reference([self.traces[index]], self.interval, self.device)
+        one = Reference([self.traces[index]], self.interval, self.device, extreme=self.extreme)
         part = slice(index, index + 1)
         one.logits = self.logits[part]
         one.outputs = {layer: out[part] for layer, out in self.outputs.items()}
         one.attention = {layer: paid[part] for layer, paid in self.attention.items()}
+        one.most = {layer: paid[part] for layer, paid in self.most.items()}
         one.oracle = {budget: [held[:, part] for held in blocks] for budget, blocks in self.oracle.items()}
         return one
 
@@ -214,7 +215,7 @@ def readings(
 
     This is a tuple for each method and budget: method and budget, a reader with them, the record of the batch with the
     full cache, and the oracle's weights, which are empty for other methods. A method with probes gets one tuple for
-    each trace of the batch, with the record of this trace and always with empty weights.
+    each trace of the batch, with the record of this trace.
     """
     full = TraceReader.of(loaded, FULL, interval=interval, max_tokens=max_tokens)
     readers = {c: TraceReader.of(loaded, c, interval=interval, max_tokens=max_tokens) for c in chosen}
@@ -227,7 +228,8 @@ def readings(
             if reader.together:
                 yield c, reader, reference, future if reader.within else {}
             else:
-                yield from ((c, reader, reference.pick(i), {}) for i in range(len(batch)))
+                for one in map(reference.pick, range(len(batch))):
+                    yield c, reader, one, one.future() if reader.within else {}
 
 
 def batches(traces: Sequence[ForcedTrace], loaded: LoadedModel, interval: int) -> Iterator[list[ForcedTrace]]:

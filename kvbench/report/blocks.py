@@ -152,10 +152,12 @@ def with_interval(value: float, low: float, high: float) -> str:
 
     Ends other than 0 and 1 have at least three decimals, and more if an end would otherwise look equal to the share.
     """
+    if not low < high:  # also if they are NaN
+        return f"{value:.3f}"
     near = min((abs(end - value) for end in (low, high) if end != value), default=1.0)
     digits = max(3, -math.floor(math.log10(max(near, 1e-6))))
     ends = ", ".join(f"{end:.{digits}f}" if 0 < end < 1 else f"{end:.0f}" for end in (low, high))
-    return f"{value:.3f} ({ends})" if low < high else f"{value:.3f}"
+    return f"{value:.3f} ({ends})"
 
 
 def estimated(score: Estimate, digits: int = 3) -> str:

@@ -160,3 +160,15 @@ def test_loses_the_least_attention_of_methods_with_equal_heads():
     lost = {row["method"]: row["mass_lost"] for row in rows}
     assert min(lost, key=lost.__getitem__) == "golden"
     assert lost["golden"] < 0.95 * sorted(lost.values())[1]
+
+
+@pytest.mark.parametrize("within", ["mean", "max"])
+def test_follows_a_method_that_evicts_the_prompt_with_probes(within):
+    """Such a method reads traces one by one; each gets its own part of the recorded attention."""
+    loaded, asked = build("qwen3"), traces([(45, 20)] * 2)
+    pairs = (("kvzip+golden", (("golden.within", within),)), ("kvzip+random", ()))
+    chosen = [Chosen(method=type(FLOOR)(name=name, options=options), budget=24) for name, options in pairs]
+    rows = replay(loaded, "t", asked, chosen, interval=8, max_tokens=100).rows
+    best, worst = sorted(rows, key=lambda row: row["mass_lost"])
+    assert best["method"].startswith("kvzip+golden")
+    assert best["mass_lost"] < worst["mass_lost"]

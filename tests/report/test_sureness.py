@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -157,3 +158,4 @@ def test_an_interval_near_its_share_has_digits_enough() -> None:
     assert with_interval(0.0, 0.0, 0.0004) == "0.000 (0, 0.0004)"
     assert with_interval(1.0, 0.99996, 1.0) == "1.000 (0.99996, 1)"
     assert with_interval(0.0, 0.0, 0.125) == "0.000 (0, 0.125)"
+    assert with_interval(0.5, 0.5, 0.5) == with_interval(0.5, math.nan, math.nan) == "0.500"
