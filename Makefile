@@ -1,4 +1,5 @@
 # make demo    set up .venv, compare eviction methods with the built-in model in seconds, write tables and a page
+# make install    set up .venv with all that tasks and tests need; then '. .venv/bin/activate'
 # make test    set up .venv, then formatting, types and tests
 # make gate    compare the built-in model's answers with results/baselines/ci.json (docs/ci.md)
 # make gpu-check    on a GPU machine: tests that need the GPU, then decoding speeds; writes results/speed/GPU.md (docs/speed.md)
@@ -17,7 +18,7 @@ INSTALLED := .venv/.installed
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -6
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -7
 
 install: $(INSTALLED)
 

@@ -50,7 +50,9 @@ class FirstDecision:
 
     @property
     def words(self) -> str:
-        where = "they do not evict from equally many layers" if self.layer is None else f"layer {self.layer} keeps other entries"
+        where = f"layer {self.layer} keeps other entries"
+        if self.layer is None:
+            where = "they do not evict from equally many layers"
         return f"question {bare(self.question)}, after {self.seen} tokens: {where}"
 
 

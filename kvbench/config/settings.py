@@ -176,7 +176,9 @@ class Settings:
         metavar="NAME",
     )
     no_compile: bool = engine(False, flag, "Decode on a GPU without compiling the model's layers.")
-    prefill_chunk: int = engine(512, whole(1), "Prompt tokens read at once. Default: 512.")
+    prefill_chunk: int = engine(
+        512, whole(1), "Prompt tokens read at once; on a GPU up to 4,096 where no eviction follows. Default: 512."
+    )
     slots: int | Literal["auto"] = engine(
         "auto", whole(1, word="auto"), "Sequences decoded together. Default: auto (from free memory)."
     )

@@ -215,13 +215,16 @@ def measure(device: torch.device, dtype: torch.dtype) -> Machine:
     copies of 256 MiB move 4% fewer bytes/s than copies of 2 GiB.
     """
     elements, side = PROBES[device.type]
+    product = _best(device, _product(torch.ones(side, side, device=device, dtype=dtype)))
     while (pair := _pair(elements, device)) is None:
         elements //= 2
     source, target = pair
-    a = torch.ones(side, side, device=device, dtype=dtype)
     copy = _best(device, lambda: target.copy_(source))
-    product = _best(device, lambda: a @ a)
     return Machine(bandwidth=2 * elements / copy, flops=2 * side**3 / product, memory=memory.total(device))
+
+
+def _product(a: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: a @ a
 
 
 def _pair(elements: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:

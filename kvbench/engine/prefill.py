@@ -3,7 +3,7 @@
     layer by layer   One forward pass reads the whole prompt; every layer is evicted right after its attention. The
                      prompt's hidden states equal those with the full cache; peak memory is one layer's full KV plus
                      the budgets of the other layers.
-    whole            The prompt is read in passes of one chunk (on a GPU several chunks, `layout.pass_tokens`), without
+    whole            The prompt is read in passes (of one chunk; on a GPU of several, `layout.pass_tokens`), without
                      eviction before its end: for the full cache, for methods that need all layers at once, and for
                      probes. Here, too, hidden states equal those with the full cache.
     chunked          The prompt is read in chunks, with an eviction after every chunk (`prefill=chunked`). Memory is
@@ -40,6 +40,7 @@ from kvbench.engine.timer import Timer
 from kvbench.engine.writers import BlockWriter, Heard
 from kvbench.eviction.api import Probe
 from kvbench.eviction.modality import check_images
+from kvbench.eviction.planned_device import is_gpu
 from kvbench.records import Images, Request
 
 Prefill = Literal["full", "chunked"]
@@ -83,8 +84,8 @@ class PromptReader:
     """Reads prompts, one at a time, inside a `with reader.model.routed()` block that the caller opens.
 
     Args:
-        chunk: tokens per forward pass that an eviction follows; in longer passes, queries per attention call, unless
-            attention needs no mask (`BlockWriter`).
+        chunk: tokens per forward pass if an eviction follows each pass, else see `layout.pass_tokens`. In longer
+            passes, queries per attention call, with the exceptions of `BlockWriter`.
         prefill: when to evict: once ("full") or after every chunk ("chunked").
         log: receives the kept positions of every eviction, see `rules.KeptLog`.
     """
@@ -236,7 +237,7 @@ class PromptReader:
         """
         writer, last, most = self.writer(cache), start, self.chunk
         if evictions is None and cache.images is None:  # the plan counts the images of one chunk
-            most = pass_tokens(self.chunk, gpu=cache.device.type == "cuda", states=cache.recurrent is not None)
+            most = pass_tokens(self.chunk, gpu=is_gpu(cache.device), states=cache.recurrent is not None)
         while last < end:
             first, last = last, min(last + most, end)
             if cache.images is not None:

@@ -30,7 +30,8 @@ class PromptBytes:
             how many of the newest hidden states each layer still stores after its eviction.
         rows: entries per head before the eviction; left: entries per head after it, with the tail (`layout.Lengths`).
         block: most tokens per chunk, and most queries per call of the observer, and of attention with a mask; chunked:
-            whether an eviction follows each chunk; unevicted: most tokens of a pass that no eviction follows.
+            whether an eviction follows each chunk; unevicted: most tokens of a pass if no eviction lies between passes
+            (`layout.pass_tokens`).
         scratch: counts the bytes of attention and of the method's code.
     """
 
@@ -111,8 +112,9 @@ class PromptBytes:
         attention until its eviction, if each layer is evicted before the next one is read.
         """
         size, t = self.dtype.itemsize, min(self.block, tokens)
-        mask = 0 if self.scratch.gpu else t * rows * size  # the layers share it
         kinds = {replace(g, index=0, device=None) for g in self.geometry}
+        maskless = self.scratch.gpu and not uneven and all(g.plain and g.window is None for g in kinds)
+        mask = 0 if maskless else t * rows * size  # the layers share it
         attended = max((self._attended(g, tokens, rows, uneven) for g in kinds), default=0)
         widths = [
             (g.hidden, g.head_dim, g.query_heads * g.head_dim, g.kv_heads * (g.head_dim + g.value_dim))

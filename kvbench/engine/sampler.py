@@ -32,7 +32,7 @@ def next_tokens(logits: torch.Tensor, state: State, kernel: Draw | None = None) 
         logits = _without_ends(logits, state)
     drawn = (kernel or draw)(logits, state.keys, state.drawn, state.drawing.sampling)
     logit = logits.gather(-1, drawn[:, None]).squeeze(-1)
-    bad = logit - logit != 0  # NaN unless the logit is finite; fewer operations than `isfinite`
+    bad = logit - logit != 0  # x - x is 0 if x is finite, else NaN; fewer operations than `isfinite`
     tokens = drawn
     if state.drawing.fixes:
         fixed = state.fixed.index_select(1, state.step).squeeze(1)

@@ -30,7 +30,7 @@ class Drawing:
     ends: int = 0  # most end tokens that a request has
     bans: bool = False  # whether any request bans its end tokens at first (`min_new_tokens`)
     forced: bool = False  # whether any request has forced tokens, whose log-probabilities are then computed
-    turns: bool = False  # whether any request has further turns, whose tokens are read one per step
+    turns: bool = False  # whether any request may have further turns, whose tokens are read one per step
 
     @property
     def fixes(self) -> bool:

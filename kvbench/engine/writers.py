@@ -13,6 +13,7 @@ from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.replicas import Replicas
 from kvbench.eviction.modality import MODALITY
+from kvbench.eviction.planned_device import on_gpu
 
 # Gets (layer, queries [b, Hq, r, D], their positions [r], number of entries that the last query sees).
 Observer = Callable[[PromptLayer, torch.Tensor, torch.Tensor, int], None]
@@ -93,7 +94,8 @@ class BlockWriter:
         return call.query.shape[2] if whole else self.block
 
     def _maskless(self, layer: PromptLayer, call: AttentionCall) -> bool:
-        return call.query.is_cuda and call.plain and call.window is None and layer.valid is None
+        """Return whether attention on a GPU needs no mask that takes memory."""
+        return on_gpu(call.query) and call.plain and layer.geometry.window is None and layer.valid is None
 
     def _attend(
         self, layer: PromptLayer, call: AttentionCall, start: int, queries: torch.Tensor, rows: int

@@ -35,6 +35,11 @@ def on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda or (tensor.is_meta and for_gpu())
 
 
+def is_gpu(device: torch.device) -> bool:
+    """Return whether a device is a GPU, or the meta device while the memory plan is for a GPU."""
+    return device.type == "cuda" or (device.type == "meta" and for_gpu())
+
+
 def enough(blocks: range, like: torch.Tensor) -> range:
     """Return the blocks that a loop must run: all, but only the first if `like` is on the meta device, where the
     memory plan counts bytes. Use it for blocks of equal memory that is free again after the block."""

@@ -42,7 +42,7 @@ from kvbench.integrations.forward_hooks import hook
 from kvbench.integrations.prompt_groups import PromptGroup, attend, check_mask, check_positions, pads_before
 from kvbench.records import Request
 
-BLOCK = 512  # prompt queries per attention call
+BLOCK = 512  # prompt queries per attention call; on a GPU attention without a mask reads all queries at once
 
 
 class EvictionCache(FixedBatch):

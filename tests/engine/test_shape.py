@@ -76,7 +76,7 @@ def test_the_copy_that_is_timed_fits_into_memory(monkeypatch):
     monkeypatch.setattr(torch, "ones", limited)
     monkeypatch.setitem(plan.PROBES, "cpu", (3000, 8))
     assert plan.measure(torch.device("cpu"), torch.float32).bandwidth > 0
-    assert asked == [(3000,), (1500,), (750,), (8, 8)]
+    assert asked == [(8, 8), (3000,), (1500,), (750,)]
 
 
 @pytest.mark.parametrize("model_type", ["got_ocr2", "llava", "gemma3"])

@@ -85,6 +85,19 @@ def test_what_was_measured_before_a_signal_is_printed(capsys, monkeypatch):
     assert any(line.startswith("full ") for line in printed.splitlines())
 
 
+def test_what_was_measured_is_printed_if_a_signal_comes_while_attention_is_timed(capsys, monkeypatch):
+    def interrupted(system, *_):
+        raise Signalled(signal.SIGINT)
+
+    monkeypatch.setattr(EngineSystem, "attention", interrupted)
+    monkeypatch.setattr(Contest, "apart", lambda self, work: work())
+    typed = {"method": "full,tova", "budget": ["12"], "method_opt": None, "baseline": "none"}
+    with pytest.raises(Signalled):
+        command(**typed, sequences="1", prompt="16", new_tokens="8", repeats="1", device="cpu", json=True)
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [row["system"] for row in rows] == ["full", "tova @12"]
+
+
 def test_the_limit_and_the_entries_are_those_of_the_cache_as_it_was(loaded):
     """A cache that is far from full for most of the run must not be compared with the limit of a full one."""
     setting = replace(SMALL, members=(FULL, TOVA), baselines=())

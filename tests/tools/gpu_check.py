@@ -64,27 +64,25 @@ def plan() -> list[Call]:
     return [*budgets, *full, *(Call(shape, "gkv,rkv,h2o,retention", "1024", "4096", 96, 256) for shape in SHAPES)]
 
 
-Result = tuple[Call, dict[str, Any] | str]
+Result = tuple[Call, dict[str, Any] | None, str]
 
 
 def measure(calls: Sequence[Call], deadline: float) -> Iterator[Result]:
-    """Yield each call with bench's JSON document, or with the reason why there is none."""
+    """Yield each call with bench's JSON document (None: there is none), and why something is missing in it."""
     for call in calls:
-        yield call, _measured(call, deadline - time.monotonic())
+        yield call, *_measured(call, deadline - time.monotonic())
 
 
-def _measured(call: Call, seconds: float) -> dict[str, Any] | str:
-    """Make a call that ends within `seconds`. An interrupted call's document lacks what it has not measured."""
+def _measured(call: Call, seconds: float) -> tuple[dict[str, Any] | None, str]:
+    """Make a call that ends within `seconds`; return its document and why it may be missing or incomplete."""
     if seconds < LEAST:
-        return "not run: no time left"
+        return None, "not run: no time left"
     print(call.line(), flush=True)
     began = time.monotonic()
     out, told, code = _until(call.command(), seconds, ENVIRONMENT)
     print(f"  {time.monotonic() - began:.0f} s", flush=True)
-    if out and out[-1].startswith("{"):
-        document: dict[str, Any] = json.loads(out[-1])
-        return document
-    return "not finished: no time left" if code is None else f"failed: {(told or ['no message'])[-1]}"
+    why = "" if code == 0 else "not finished: no time left" if code is None else f"failed: {(told or ['?'])[-1]}"
+    return json.loads(out[-1]) if out and out[-1].startswith("{") else None, why
 
 
 def _until(command: list[str], seconds: float, environment: dict[str, str]) -> tuple[list[str], list[str], int | None]:
@@ -113,14 +111,12 @@ def _until(command: list[str], seconds: float, environment: dict[str, str]) -> t
 def table(results: Sequence[Result]) -> str:
     """Return the measurements as a table in Markdown."""
     lines = [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join('---' for _ in COLUMNS)} |"]
-    for call, found in results:
-        if isinstance(found, str):
-            known = [call.shape, call.prompt, call.method, str(call.sequences), found]
+    for call, found, why in results:
+        for row in found["rows"] if found else ():
+            lines.append(f"| {' | '.join([call.shape, format(row['load']['prompt'], ','), *_cells(row)])} |")
+        if why:
+            known = [call.shape, call.prompt, call.method, str(call.sequences), why]
             lines.append(f"| {' | '.join(known)}{' |' * (len(COLUMNS) - 4)}")
-            continue
-        lines += [
-            f"| {' | '.join([call.shape, format(row['load']['prompt'], ','), *_cells(row)])} |" for row in found["rows"]
-        ]
     return "\n".join(lines)
 
 
@@ -158,7 +154,8 @@ def tests(seconds: float) -> tuple[bool, str]:
     lines = out or told or ["pytest printed nothing"]
     if code != 0:
         print("\n".join(lines[-200:]), file=sys.stderr)
-    return code == 0, lines[-1].strip("= ")
+    summary = lines[-1].strip("= ")
+    return code == 0, summary if code is not None else f"interrupted after {limit - GRACE:.0f} s: {summary}"
 
 
 def write(folder: Path, device: str, versions: str, tested: str, results: Any) -> Path:
@@ -171,11 +168,11 @@ def write(folder: Path, device: str, versions: str, tested: str, results: Any) -
         "process. [speed.md](../../docs/speed.md) says what the columns are.",
         table(results),
         "Commands:",
-        "\n".join(f"    {call.line()}" for call, _ in results),
+        "\n".join(f"    {call.line()}" for call, *_ in results),
     ]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.md").write_text("\n\n".join(page) + "\n", encoding="utf-8")
-    documents = [{"command": call.line(), "result": found} for call, found in results]
+    documents = [{"command": call.line(), "result": found, "missing": why} for call, found, why in results]
     (folder / f"{name}.json").write_text(json.dumps(documents, indent=1) + "\n", encoding="utf-8")
     return folder / f"{name}.md"
 
@@ -196,7 +193,7 @@ def main() -> int:
         results.append(result)
         page = write(ROOT / "results/speed", torch.cuda.get_device_name(), driver, tested, results)
     print(f"{table(results)}\n\nwritten: {page.relative_to(ROOT)}")
-    failed = any(isinstance(found, str) and found.startswith("failed") for _, found in results)
+    failed = any(why.startswith("failed") for *_, why in results)
     return int(failed or not passed)
 
 

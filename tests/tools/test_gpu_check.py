@@ -63,4 +63,12 @@ def test_a_call_for_which_the_time_is_short_leaves_what_it_has_measured(monkeypa
     monkeypatch.setattr(gpu_check, "LEAST", 0.0)
     monkeypatch.setattr(gpu_check.Call, "command", lambda self: [sys.executable, "-c", INTERRUPTED, "", "bench"])
     call = gpu_check.Call("A", "full", "16", "20", 1, 4)
-    assert list(gpu_check.measure([call], time.monotonic() + gpu_check.GRACE + 6)) == [(call, {"rows": []})]
+    [(_, found, why)] = gpu_check.measure([call], time.monotonic() + gpu_check.GRACE + 6)
+    assert (found, why) == ({"rows": []}, "not finished: no time left")
+
+
+def test_a_call_that_fails_after_its_first_figures_is_a_failure(monkeypatch):
+    code = "import sys; print('{\"rows\": []}'); print('error: broken', file=sys.stderr); sys.exit(1)"
+    monkeypatch.setattr(gpu_check.Call, "command", lambda self: [sys.executable, "-c", code, "", "bench"])
+    [(_, found, why)] = gpu_check.measure([gpu_check.Call("A", "full", "16", "20", 1, 4)], time.monotonic() + 60)
+    assert (found, why) == ({"rows": []}, "failed: error: broken")

@@ -16,7 +16,7 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right
 from kvbench.engine.attention.kernel_choice import attention
 from kvbench.eviction.planned_device import on_gpu
 
-WIDEST = 256  # largest head dimension for which torch's CUDA kernels store no attention weights
+WIDEST = 256  # largest head dimension of flash attention; the kernel for larger ones also stores a float32 output
 # Without cuDNN, whose backend would build a plan for every prompt length. Efficient attention takes masks, flash not.
 _CUDA_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 

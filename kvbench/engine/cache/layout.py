@@ -21,7 +21,7 @@ from kvbench.eviction.declare import WHOLE
 from kvbench.eviction.options import budget_in_force
 
 Layout = Literal["auto", "dense", "paged"]
-CHUNKS_PER_GPU_PASS = 8
+GPU_PASS = 8, 4096  # most chunks and most tokens of a pass on a GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,12 +164,14 @@ def layer_by_layer(method: Method, prefill: str, states: bool) -> bool:
 
 
 def pass_tokens(chunk: int, *, gpu: bool, states: bool) -> int:
-    """Return how many tokens of a prompt a forward pass reads at most, if no eviction follows the pass.
+    """Return how many tokens a forward pass over a prompt without images reads at most, if no eviction lies between the
+    passes.
 
     chunk: see `prefill.PromptReader`; states: see `layer_by_layer`. On a GPU, a pass over one chunk takes the host
     longer to launch than the GPU to compute.
     """
-    return chunk * CHUNKS_PER_GPU_PASS if gpu and not states else chunk
+    chunks, most = GPU_PASS
+    return max(chunk, min(chunks * chunk, most)) if gpu and not states else chunk
 
 
 def shape_of(

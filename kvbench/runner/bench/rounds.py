@@ -99,8 +99,15 @@ class Contest:
         except BaseException as error:
             ended = error
         for system in self.systems:
-            if ended is None or done[system.name]:
-                yield self._measured(system, load, done[system.name], with_attention=ended is None)
+            attention: tuple[AttentionTime, ...] = ()
+            pairs = done[system.name]
+            if ended is None and not isinstance(pairs, NothingFits):
+                try:
+                    attention = self._attention(system, load, pairs)
+                except BaseException as error:
+                    ended = error
+            if pairs or ended is None:
+                yield self._measured(system, load, pairs, attention)
         if ended is not None:
             raise ended
 
@@ -161,8 +168,13 @@ class Contest:
 
         return threaded() if self.loaded.device.type == "cuda" else forked(threaded)
 
+    def _attention(self, system: System, load: Load, pairs: list[Pair]) -> tuple[AttentionTime, ...]:
+        release(self.loaded.device)
+        ids = self.setting.ids(load.prompt, pairs[-1].second.sequences)
+        return system.attention(ids, load.new_tokens, self.machine.bandwidth)
+
     def _measured(
-        self, system: System, load: Load, pairs: list[Pair] | NothingFits, *, with_attention: bool
+        self, system: System, load: Load, pairs: list[Pair] | NothingFits, attention: tuple[AttentionTime, ...]
     ) -> Measured:
         facts: dict[str, Any] = {
             "system": system.name,
@@ -176,11 +188,6 @@ class Contest:
         firsts = [timing.first for timing in timings if timing.first is not None]
         peaks = [timing.peak_bytes for timing in timings if timing.peak_bytes is not None]
         decoded = timings[-1].sequences
-        attention: tuple[AttentionTime, ...] = ()
-        if with_attention:
-            release(self.loaded.device)
-            ids = self.setting.ids(load.prompt, decoded)
-            attention = system.attention(ids, load.new_tokens, self.machine.bandwidth)
         return Measured(
             **facts,
             decoded=decoded,
