@@ -44,7 +44,9 @@ class PyramidKV(PromptVote):
         low=1,
     )
     rounding: Literal["exact", "official", "kvpress"] = option(
-        "exact", "layers get whole numbers: exact, by largest remainder; or rounded as in KVCache-Factory or kvpress"
+        "exact",
+        "how a layer's share becomes a whole number of entries. exact: by largest remainder; official: as in "
+        "KVCache-Factory; kvpress: as in kvpress",
     )
 
     def quotas(self, allocation: Allocation) -> torch.Tensor:

@@ -106,7 +106,7 @@ class LayerView:
         """Return the attention of `queries` to the entries, by default [b, Hk, N]: a mean over query heads and queries.
 
         domain, order, reduce_g and reduce_q: see `window_attention`. among: [b, Hk, N] bool; the softmax runs over
-        these entries only, and always over a probe's own keys.
+        these entries only. While a probe is read, it also runs over those of the probe's own keys that lie in `domain`.
         """
         visible = self.mask
         if among is not None:

@@ -1,7 +1,7 @@
 """Read the tests of a LiveCodeBench problem from its data.
 
 Public tests are JSON. Private tests are JSON, or base64 of zlib of a pickle of JSON. A pickle can call any function, so
-this module's unpickler resolves no class and no function and can only yield plain text.
+this module's unpickler refuses every class and function, and `unpack` refuses everything but a text.
 """
 
 from __future__ import annotations

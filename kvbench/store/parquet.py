@@ -97,5 +97,6 @@ def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_by
     for group in map(footer.row_group, range(footer.num_row_groups)):
         columns = map(group.column, range(group.num_columns))
         claimed += sum(c.total_uncompressed_size for c in columns if c.path_in_schema in names)
-    if claimed > _BYTES + row_bytes * footer.num_rows:
-        raise Damaged(f"its footer claims {claimed} bytes in {footer.num_rows} rows")
+    most = _BYTES + row_bytes * footer.num_rows
+    if claimed > most:
+        raise Damaged(f"its footer claims {claimed} unpacked bytes in {footer.num_rows} rows; at most {most} are read")

@@ -164,11 +164,10 @@ def layer_by_layer(method: Method, prefill: str, states: bool) -> bool:
 
 
 def pass_tokens(chunk: int, *, gpu: bool, states: bool) -> int:
-    """Return how many tokens a forward pass over a prompt without images reads at most, if no eviction lies between the
-    passes.
+    """Return the most tokens that a forward pass reads of a prompt without images, if no eviction lies between passes.
 
-    chunk: see `prefill.PromptReader`; states: see `layer_by_layer`. On a GPU, a pass over one chunk takes the host
-    longer to launch than the GPU to compute.
+    This is one chunk (`prefill.PromptReader`) on a CPU and in a model with states (`layer_by_layer`). On a GPU a pass
+    reads several chunks, because the host takes longer to launch a pass over one chunk than the GPU to compute it.
     """
     chunks, most = GPU_PASS
     return max(chunk, min(chunks * chunk, most)) if gpu and not states else chunk

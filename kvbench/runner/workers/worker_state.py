@@ -34,7 +34,7 @@ class WorkerState:
 
     @property
     def rows(self) -> int:
-        """Number of rows that workers of this name have saved."""
+        """Number of rows that this worker and the earlier workers of its name have saved."""
         return self.rows_before + self.figures.saved
 
     @property
