@@ -103,7 +103,8 @@ def is_mathematics(answer: Any) -> bool:
 
 
 def fold(text: str) -> str:
-    """Return a text for comparison: lower case, single blanks, no ``\\text{}``, quotes or final points."""
+    """Return a text for comparison: in lower case, with single blanks, without ``$`` or ``\\text{}`` around the whole
+    text, and without quotes and points at its ends."""
     text = re.sub(r"^\\(?:text|mathrm|textbf)\{(.*)\}$", r"\1", text.strip().strip("$"))
     return " ".join(text.casefold().split()).strip("\"'` .")
 

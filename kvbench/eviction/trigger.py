@@ -74,8 +74,8 @@ class TopK:
     def choose(self, keys: torch.Tensor, count: int | torch.Tensor, *, distinct: bool) -> torch.Tensor:
         """Return the mask of the `count` largest int64 sort keys along the last axis, [..., n] bool.
 
-        count: one number, or a tensor [...] with a number for each n keys. distinct: the caller knows that no two
-        of the n keys are equal; if False, the later of two equal keys is kept.
+        count: one number for all rows, or a tensor [...] with one number per row of n keys. distinct: the caller knows
+        that no two keys of a row are equal; if False, ties go to the later key.
         """
         n = keys.shape[-1]
         if isinstance(count, torch.Tensor):

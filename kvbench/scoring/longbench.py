@@ -73,7 +73,7 @@ def qa_f1(prediction: str, answer: str) -> float:
 def qa_f1_zh(prediction: str, answer: str) -> float:
     """F1 of the output's words against the answer's, as jieba separates them, each counted as often as it occurs.
 
-    Case, blanks and punctuation do not count, except "《", which the official code does not remove.
+    Case, blanks and punctuation do not count, except marks that the official code does not remove, such as "《".
     """
     return _f1(_words_zh(prediction), _words_zh(answer))
 

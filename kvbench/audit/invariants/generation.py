@@ -69,7 +69,7 @@ def budget(exam: Exam, way: Way) -> None:
 
 
 def protect(exam: Exam, way: Way) -> None:
-    """Every head keeps its entries of all tokens that the method protects: sinks, recent tokens, prompts or text."""
+    """No head evicts a protected entry (sinks, recent tokens, prompt), or text before images if text is protected."""
     evicts(exam)
     _drops(exam, way)
     protects = False

@@ -87,7 +87,7 @@ class ModelShape:
         return plain if self.traced is None else max(plain, self.traced(tokens, dtype))
 
     def weight_bytes(self, element: int) -> int:
-        """Return the bytes of all weights. element: bytes per number of weights that are not quantised."""
+        """Return the bytes of all weights. element: bytes of one weight; ignored if they stay quantised (`stored`)."""
         return self.parameters * element if self.stored is None else self.stored.total
 
     def bytes_read(self, element: int, slots: int) -> float:

@@ -27,4 +27,5 @@ def plans(case: Case) -> list[CasePlan]:
         raise NotCoveredError("the file holds computed numbers (for example losses), but no decisions to compare")
     if make := VARIANTS.get((case.method, case.variant)):
         return make(case)
-    raise NotCoveredError(REASONS.get((case.method, case.variant), f"kvbench has no method for {case.method!r} yet"))
+    unknown = f"kvbench has no plan for the variant {case.variant!r} of {case.method!r} yet"
+    raise NotCoveredError(REASONS.get((case.method, case.variant), unknown))
