@@ -19,7 +19,7 @@ class KVBenchError(Exception):
 
 
 class UserError(KVBenchError):
-    """Wrong usage or input, which kvbench detects before any work."""
+    """Wrong usage or input; kvbench detects most of it before any work."""
 
     exit_code = 2
 

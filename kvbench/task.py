@@ -129,7 +129,7 @@ class Manifest:
     """Where a task's data come from, and how many rows and which ids the data must have.
 
     The data are a file in a data folder (``--data``, ``KVBENCH_DATA``), a table or raw files of a hub repository, or a
-    file at a web address. Raw files are JSON lines or one JSON list, or zip archives with such a file.
+    file at a web address. Raw files are JSON lines, one JSON list or CSV, or zip archives with such a file.
     """
 
     path: str  # path of the file inside a data folder

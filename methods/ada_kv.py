@@ -132,7 +132,10 @@ class AdaKV(Method):
 
 
 def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """Return each head's scores times a factor: the sum of its `best` [b] largest, divided by the sum of all."""
+    """Return each head's scores times a factor: the sum of its `best` [b] largest, divided by the sum of all.
+
+    If a layer has a negative score, its lowest score is subtracted from all before.
+    """
     finite = among & score.isfinite()
     lowest = torch.where(finite, score, float("inf")).amin(dim=(1, 2), keepdim=True).clamp(max=0.0)
     score = score - lowest

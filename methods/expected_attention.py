@@ -79,7 +79,10 @@ class ExpectedAttention(Method):
         return torch.where(among, (expected + self.epsilon) * view.values.float().norm(dim=-1), 0.0)
 
     def _logits(self, view: LayerView, keys: torch.Tensor) -> torch.Tensor:
-        """Return [b, Hk, g, N]: per key k, the logarithm of the mean of exp(q k / sqrt(d)) over future queries q."""
+        """Return [b, Hk, g, N]: per key k, the logarithm of the mean of exp(q k / sqrt(d)) over future queries q.
+
+        With `covariance` off, the mean of q k / sqrt(d).
+        """
         assert view.rope is not None, "the method declares Needs(rope=True)"
         b, heads = keys.shape[:2]
         d = keys.shape[-1]

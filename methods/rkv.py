@@ -3,14 +3,15 @@
 Paper: Cai et al., R-KV: Redundancy-aware KV Cache Compression for Reasoning Models, arXiv 2505.24133.
 
 Score: lam I_j - (1 - lam) R_j. I is the vote of `snapkv-decode` (variant rkv). R is the redundancy: the softmax over
-all keys j of the mean cosine similarity between key j and every other key i. But each key i spares one key: its
-similarity to the most recent key that is similar to it (cosine > threshold) counts as 0. Defaults: window 8, kernel 7,
-threshold 0.5, lam 0.1 as in the README (the released class and script have 0.07).
+all keys j of the mean cosine similarity between key j and every other key i. But each key i spares the most
+recent key j that is similar to it (cosine > threshold), if there is one: in j's mean this similarity counts as 0.
+Defaults: window 8, kernel 7, threshold 0.5, lam 0.1 as in the README (the released class and script have 0.07).
 
-In the paper similarities below the threshold count as 0; the released code, followed here, keeps them, and every key
-spares one. `compat=reference` reproduces the rest of the code: the cache stays in score order, so pooling and "most
-recent" go by rank; a key without a similar key spares the first entry of the cache; and the method is called already at
-exactly the budget. Not reproduced: the code scores every sequence of a batch with the redundancy of the first.
+In the paper similarities below the threshold count as 0; the released code, followed here, keeps them, and a key
+spares one at most. `compat=reference` reproduces the rest of the code: the cache stays in score order, so pooling and
+"most recent" go by rank; a key without a similar key spares the first entry of the cache; and the method is called
+already at exactly the budget. Not reproduced: the code scores every sequence of a batch with the redundancy of the
+first.
 
 `global_score=max|mean|sum` replaces I by the global score of G-KV (`kvbench.eviction.terms.window_vote`), pooled. This
 I is at most about 1 while R sums to 1, so R is divided by its head's maximum too, as in G-KV.

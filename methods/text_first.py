@@ -2,8 +2,8 @@
 evicted.
 
 Of the entries that `base` does not protect, text stays before any image; among text, and among images, the scores of
-`base` decide. So a budget that the text fills leaves no image, and without images the decisions are those of `base`.
-The engine keeps a column with the number of each entry's image.
+`base` decide. So a budget that the text fills leaves of images only what `base` protects, and without images the
+decisions are those of `base`. The engine keeps a column with the number of each entry's image.
 """
 
 from __future__ import annotations

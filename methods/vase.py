@@ -81,7 +81,7 @@ class VaSE(Method):
         return (paid / -view.noise().clamp(1e-20, 1 - 2**-24).log()).float() if self.draw else paid
 
     def _slots(self, view: LayerView, place: torch.Tensor, older: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the column of ranks: `place` for older entries that stay, NaN for all other entries."""
+        """Return the column of ranks: for older entries that stay, `place` (for sinks, the position); else NaN."""
         if not self.columns():
             return {}
         place = torch.where(view.positions < self.sinks, view.positions.float(), place)

@@ -1,4 +1,4 @@
-"""Mathematics competitions and MATH-500: problems with one final answer. The tasks differ only in their data.
+"""Mathematics competitions and MATH-500: problems with one final answer. The tasks differ in data and settings.
 
 aime24   AIME 2024, papers I and II: 30 problems, integers from 0 to 999. Text by the MAA. Some copies pad answers with
          zeros ("025"); the scorer ignores leading zeros.

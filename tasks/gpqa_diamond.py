@@ -6,7 +6,7 @@ All documents of one order precede those of the next: ``--limit 198`` asks each 
 ``--samples k`` draws k samples per order.
 
 Order `i` of a question is ``Random(f"gpqa-{SEED}-{record id}-{i}").shuffle`` of (right, wrong 1, wrong 2, wrong 3).
-Every method and every run therefore sees the same prompts.
+Every method and every run with the same prompt style therefore sees the same prompts.
 """
 
 from __future__ import annotations

@@ -175,8 +175,8 @@ def _turn(row: Mapping[str, Any], style: str, constants: Mapping[str, str]) -> T
     """Return the user message, and perhaps a system message, that ask for a program for one problem.
 
     Styles: `default` is the text that LiveCodeBench and lighteval give to R1 and QwQ. `gkv` adds LiveCodeBench's system
-    message for R1, without its special tokens, which the chat template adds. `lcb_generic` is LiveCodeBench's prompt
-    for all other models.
+    message for R1, without its special tokens, which the chat template adds. `lcb_generic` is LiveCodeBench's generic
+    prompt.
     """
     starter = str(row["starter_code"] or "")
     kind = "FORMATTING_MESSAGE_WITH_STARTER_CODE" if starter else "FORMATTING_WITHOUT_STARTER_CODE"

@@ -6,7 +6,7 @@
 
 The prompt is the official one, bundled (Apache-2.0). Decoding is greedy without thinking, as in HELMET, which asks 100
 random questions of each level. Score: F1 over table rows (`kvbench.scoring.html_to_tsv`). Data and
-pages come from LongProc's repository; a user's own data file holds each page in the column `html`.
+pages come from LongProc's repository; a user's own data file can hold each page in the column `html`.
 """
 
 from __future__ import annotations

@@ -72,7 +72,10 @@ class MathVista(Task):
         return GenSpec(max_new_tokens=1024, thinking=False)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Score an answer. The strict score counts only texts that are the bare answer or hold ``The answer is "..."``.
+        """Score an answer.
+
+        The strict score (variant `rule` only) counts only texts that are the bare answer or hold ``The answer is
+        "..."``.
 
         Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge cannot be used.
         """

@@ -2,8 +2,9 @@
 
 Variants: orbit-300 (default), orbit-300f (with filler sentences: separates the strong methods), orbit-100 (short, for
 smoke tests), lines-30 (hard). The headline score is the share of right steps, to be compared with the column `floor`,
-the share that a method gets even if it keeps nothing; the other score is exact match. Rankings on the built-in model
-need not hold for real models: the answer consists of ten symbols, which favours methods that drop near-duplicates.
+the share of the steps that come before the first eviction; the other score is exact match. Rankings on the built-in
+model need not hold for real models: the answer consists of ten symbols, which favours methods that drop
+near-duplicates.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class ScoredGolden:
 
 
 def read_goldens(folder: Path) -> dict[str, list[Golden]]:
-    """Return the goldens of every file in a folder, by file name.
+    """Return the goldens of every file in a folder that `FILES` names, by file name.
 
     Raises UserError if the folder has no file of goldens, or if one cannot be read.
     """

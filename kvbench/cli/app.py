@@ -1,8 +1,9 @@
 """The program: parses a command line, calls the command in `kvbench.cli.commands`, and returns the exit code.
 
 Exit codes: 0 done; 1 a bug; 2 wrong usage or input; 3 a fault of the environment, such as a missing file or package; 4
-rows missing or failed; 5 a regression; 6 the run is in use; 129, 130 and 143 interrupted. An error is one line on
-stderr, ``error: ...``; ``--debug`` anywhere adds the traceback. Nothing here or in a command's checks imports torch.
+rows missing or failed; 5 a regression; 6 the run is in use; 129, 130 and 143 interrupted. An error is printed on
+stderr, each line as ``error: ...``; ``--debug`` anywhere adds the traceback. Nothing here or in a command's checks
+imports torch.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class _Commands(_Group):
     """All commands of kvbench.
 
     Help and shell completion need only the names of the commands and one line about each command, so a command's module
-    is imported only when the command runs.
+    is imported only when the command is called.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -143,7 +144,7 @@ def _end(error: KVBenchError) -> int:
 
 
 def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenchError:
-    """Turn any exception into a KVBenchError whose message is one line. given: the words of the command line."""
+    """Return a KVBenchError unchanged, and turn any other exception into one. given: the words of the command line."""
     if isinstance(error, KVBenchError):
         return error
     if isinstance(error, typer.TyperException):

@@ -146,8 +146,8 @@ def _scaled(tokens: Any, scale: int) -> Any:
 
 
 def _pairs(typed: Mapping[str, Any], preset: Preset | None, scale: int, problems: Problems) -> tuple[Pair, ...]:
-    """Return the methods at their budgets. If the user typed neither methods nor budgets, each method of the preset has
-    its own budgets; otherwise every method has all budgets."""
+    """Return the methods at their budgets. If the user typed no methods, method options or budgets, each method of the
+    preset has its own budgets; otherwise every method that takes a budget has all budgets."""
     systems = preset.systems if preset else DEFAULT_SYSTEMS
     own = {label: _scaled(budgets, scale) for label, _, budgets in systems}
     axes = {name: typed[name] for name in ("method", "budget", "method_opt")}

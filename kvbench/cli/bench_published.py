@@ -99,8 +99,8 @@ def _whole(r: Measured) -> bool:
 
 
 def print_published(preset: Preset, setting: Setting, rows: Sequence[Row], scale: int, device: str) -> None:
-    """Print our figures and the paper's in separate columns, then one line on how the paper measured and one on how we
-    did."""
+    """Print our figures and the paper's in separate columns, then lines on how the paper and we measured, and further
+    numbers of the paper."""
     heads = [f"{side}: {column.head}" for column in preset.columns for side in ("ours", "paper")]
     print(f"{preset.paper}: {preset.what}")
     names = ("system", "tokens", "in the paper")

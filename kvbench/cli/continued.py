@@ -47,7 +47,8 @@ def continued(
     """Return the settings of an existing run, from the run's record and from the settings that the user gave again.
 
     needed: settings that the user must give again if the run used them. more_plugins: allow plug-ins that the run did
-    not have. Raises UserError if a value that the user gave differs from the run's, or if a needed setting is missing.
+    not have. Raises UserError if a needed setting is missing, or if a value that the user gave differs from the
+    run's (see `_check_typed` for exceptions).
     """
     _check_layers(gathered)
     refuse_secrets(gathered)
@@ -143,7 +144,7 @@ def _typed_with(settings: Mapping[str, Any]) -> str:
 
 
 def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered) -> str | None:
-    """Return the new folder of a local model that was moved; None if the model is where the run's record says.
+    """Return the new folder of a local model that was moved; None if no local model was moved.
 
     was: the model's folder in the run's record. gathered: the settings that the user gave, which may name the new
     folder. Raises KVBenchError if the folder is gone and the user names no new folder, or if the files in the new
@@ -239,7 +240,10 @@ def _check_options(method: MethodChoice) -> None:
 
 
 def _check_typed(config: RunConfig, gathered: Gathered) -> None:
-    """Raise UserError if a flag or an environment variable gives a value that differs from the run's."""
+    """Raise UserError if a flag or an environment variable gives a value that differs from the run's.
+
+    Settings in `OPERATIONAL` and the new folder of a moved model may differ.
+    """
     for key in PARSERS:
         if key in (*OPERATIONAL, "interval") or (given := gathered.typed(key)) is None:
             continue

@@ -36,7 +36,7 @@ def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
     """Turn gathered settings into a configuration. Errors go to `problems`.
 
     A setting with an invalid value, such as --seed, is left out of the configuration, so that later checks can find
-    more errors. After other errors, such as an unknown method, the result is None.
+    more errors. After other errors, such as an unknown method or an invalid interval, the result is None.
     """
     given = gathered.first("plugin")
     before = len(problems.errors)
@@ -65,7 +65,8 @@ def chosen(flags: Mapping[str, Any], problems: Problems) -> tuple[tuple[MethodCh
 
 
 def refuse_secrets(gathered: Gathered) -> None:
-    """Raise UserError for a setting that holds a key or a password, because a run's record stores it."""
+    """Raise UserError if a setting contains what looks like a key or a password: a run's record would store the
+    setting."""
     layers = (*gathered.files, *gathered.blocks, gathered.variables, gathered.flags)
     for given in (given for layer in layers for given in layer.values()):
         if holds_secret(given.value):
@@ -123,8 +124,9 @@ class Builder:
         return Grid(methods=tuple(methods), budgets=tuple(budgets), tasks=tuple(tasks), intervals=intervals, **own)
 
     def methods(self, block: Layer) -> list[MethodChoice]:
-        """Return the methods of one ``[[grid]]`` block with their options: each method once for every protection of the
-        block."""
+        """Return the methods of one ``[[grid]]`` block with their options. A method that takes a budget, and whose
+        options state no protection, is returned once for every protection that applies to the block; any other method
+        once."""
         names, methods = self.axis(block, "method"), []
         given = self._given(block, "protect") or Given(OWN, "--protect")
         for name, pairs in names:
@@ -212,7 +214,7 @@ class Builder:
         block.
 
         An option that was typed without a method's name applies to all methods that have it. A typed option replaces
-        the block's.
+        the option of the same name in the block.
         """
         own = [pair for option, value in pairs for pair in choose.addressed(name, option, value)]
         typed: list[tuple[str, str]] = []

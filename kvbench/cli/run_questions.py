@@ -49,8 +49,8 @@ class RunQuestions:
         return doc if doc is not None and _asks(doc, entry) else None
 
     def uris(self, doc: Doc, entry: Entry) -> dict[int, str]:
-        """Return the `data:` address of each image of a question, by the image's number from 1. entry: a stored sample
-        that answers the question.
+        """Return the `data:` address of each image of a question, by the image's number from 1. Images beyond a total
+        size (`pictures.MOST_BYTES`) are left out. entry: a stored sample that answers the question.
 
         Raises UserError if an image is missing or broken, if the images are not those that the model saw, or if only
         the run's folder names their paths.
@@ -112,8 +112,8 @@ def texts(turn: Turn) -> list[str]:
 
 
 def reference(doc: Doc) -> str:
-    """Return the reference answer as text: a list of texts as lines, any other value as JSON. Empty without a
-    reference."""
+    """Return the reference answer as text: a text or number as it is, a list of texts as lines, any other value as JSON
+    of at most `LONGEST` characters. Empty without a reference."""
     wanted: Any = doc.reference
     if dataclasses.is_dataclass(wanted) and not isinstance(wanted, type):
         wanted = dataclasses.asdict(wanted)
@@ -126,8 +126,8 @@ def reference(doc: Doc) -> str:
 
 
 def _asks(doc: Doc, entry: Entry) -> bool:
-    """Return whether the row's prompt contains this question. False if the task's data have changed, or if the run
-    stored no prompt. A prompt from which tokens were cut is not checked: the result is True."""
+    """Return whether the row's prompt contains this question. False if the task's data now have another question under
+    this id, or if the run stored no prompt. A prompt from which tokens were cut is not checked: the result is True."""
     prompt = entry["prompt"]
     if not prompt:
         return False

@@ -29,8 +29,8 @@ UNKNOWN = "(not stored in the run; the data it was read from are not on this mac
 
 
 def samples(folder: Path, wanted: str, method: str | None, questions: RunQuestions) -> list[dict[str, Any]]:
-    """Return the rows that answer a question with their texts, and with the question's reference answer and later turns
-    if its data are on this machine. wanted: the question's id, TASK/ID, or a row key. method: return only this method's
+    """Return a question's rows together with their texts, and with the question's reference answer and later turns if
+    its data are on this machine. wanted: the question's id, TASK/ID, or a row key. method: return only this method's
     rows; None: the rows of all methods. Raises UserError if no row fits."""
     rows = read_run(folder).rows
     if method is not None:

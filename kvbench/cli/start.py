@@ -74,9 +74,11 @@ def start(params: Mapping[str, Any]) -> None:
 
 
 def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered, Shard | None]:
-    """Return the run's settings and shard, after all checks of what the user typed.
+    """Return the run's configuration, its settings with their sources, and its shard, after checks of what the user
+    typed.
 
-    Raises one error that lists all problems.
+    Raises one error that lists all problems. Only if there are none, the run's folder is compared with the
+    configuration (`check_same`).
     """
     resume, run_name, out, dry = params["resume"], params["run_name"], Path(params["out"]), params["dry_run"]
     problems = Problems()
@@ -150,7 +152,7 @@ def _again(run_dir: Path, lacking: Iterable[str]) -> str:
 
 
 def report_on(run_dir: Path, *, quiet: bool) -> None:
-    """Print the tables of a run and write them into its folder."""
+    """Write the tables of a run into its folder and, unless `quiet`, print them."""
     from kvbench.report.load import load
     from kvbench.report.render import text, write
     from kvbench.report.scores import ScoreReport
@@ -234,7 +236,8 @@ def _print_plan(result: RunResult) -> None:
 
 
 def _time(hours: float) -> str:
-    """Return a time in its largest unit that is at least 1, to two digits: "3.4 hours", "12 minutes"."""
+    """Return a time in the largest unit of which it has at least one, else in seconds, to two significant digits: "3.4
+    hours", "12 minutes"."""
     size, unit = next(((s, u) for s, u in ((1.0, "hours"), (1 / 60, "minutes")) if hours >= s), (1 / 3600, "seconds"))
     return f"{float(format(hours / size, '.2g')):,.10g} {unit}"
 

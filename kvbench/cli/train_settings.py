@@ -65,8 +65,8 @@ def command_line(
     settings: Settings,
 ) -> str:
     """Return the command line that repeats a training, for the card of the weights. In this command line, data,
-    plug-ins and the folder of --continue-from have their names without parent folders, so that the card shows no path
-    of this machine. kind: the name of the recipe."""
+    plug-ins and the folder of --continue-from have their names without parent folders, so that the card does not show
+    where they lie on this machine. The model is named as the user typed it. kind: the name of the recipe."""
     more = settings.more
     flags = {"model": model, "preset": more["preset"], "data": data and short_name(data)} | prompting.settings()
     flags["continue_from"] = continue_from and Path(continue_from).name

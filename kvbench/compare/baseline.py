@@ -2,7 +2,7 @@
 the comparison tests.
 
     write(Path("results/baselines/ci.json"), side)
-    read(Path("results/baselines/ci.json"))          # the same side, but without run folders and notices
+    read(Path("results/baselines/ci.json"))          # the same side, named by the path, without run folders and notices
 
 For each question the file holds the score of every sample, two characters of every answer's hash, and totals over the
 answers. Sums of scores would not do, because a comparison uses only the samples that both sides have. The file also

@@ -1,7 +1,7 @@
 """The two sides of a comparison as data: a side has cells, each with questions, figures and facts.
 
-A side comes from run folders (`kvbench.compare.reading`) or from a baseline file (`kvbench.compare.baseline`). Only run
-folders have the texts of answers.
+A side comes from run folders or tables of rows (`kvbench.compare.reading`), or from a baseline file
+(`kvbench.compare.baseline`). Only run folders have the texts of answers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Key:
 
     @property
     def cell(self) -> str:
-        """The settings of the cell in words: ``gkv at 48 on walk``."""
+        """The method, budget and task of the cell in words: ``gkv at 48 on walk``."""
         at = f" at {self.size}" if self.size else ""
         return f"{self.method}{at} on {self.task}"
 

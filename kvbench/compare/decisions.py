@@ -78,7 +78,8 @@ def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
 
 def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
     """Let the methods of `config` read the side's stored answers again, and return the side with their decisions in
-    every cell that has a budget. inputs: the model and the prompts of `config`. Raises UserError, SetupError."""
+    every cell whose task, method and budget `config` has; other cells, and cells without a budget, get no decisions.
+    inputs: the model and the prompts of `config`. Raises UserError, SetupError."""
     from kvbench.engine.model.load import load
     from kvbench.replay.choices import Chosen
     from kvbench.replay.traces import stored_answers

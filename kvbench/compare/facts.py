@@ -3,8 +3,9 @@ fact.
 
 A fact belongs to one of three classes. `SUBJECT`: facts whose effect a regression run is meant to test; the comparison
 lists differences. `SURROUNDINGS`: facts that may change the last bits of logits, and so the answers; the comparison
-lists differences in a separate note. `REFUSED`: facts that must be equal, as in one table of `kvbench report`; if they
-differ, scores cannot be compared, and the comparison ends with an error.
+lists differences in a separate note. `REFUSED`: facts that must be equal, as in one table of `kvbench report`; if both
+sides know such a fact and it differs, scores cannot be compared, and the comparison ends with an error. `MAPPED` lists
+the exceptions for two models that --map pairs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes an outcome of a comparison as JUnit's XML, which every CI server reads: one test case per cell."""
+"""Writes an outcome of a comparison as JUnit's XML, which most CI servers read: one test case per cell."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def _at_equals(text: str) -> tuple[str, str, str]:
 
 
 def match(base: Side, new: Side, mapping: Mapping[str, str] | None = None) -> Matched:
-    """Pair the cells of two sides. mapping: the result of `parse_map`. Raises UserError for cells that are not
-    comparable."""
+    """Pair the cells of two sides. mapping: the result of `parse_map`. Raises UserError if cells are not comparable, if
+    the sides share no cell, or if the mapping does not fit the sides."""
     mapping = mapping or {}
     olds, news = set(mapping.values()), set(mapping)
     aside = _aside(base, olds, news - olds), _aside(new, news, olds - news)
@@ -125,7 +125,7 @@ def _aside(side: Side, mapped: set[str], others: set[str]) -> list[Key]:
 def _renamed(side: Side, mapping: Mapping[str, str], aside: Sequence[Key]) -> dict[Key, Cell]:
     """Return the side's cells by the keys under which they are compared. mapping: for a name of a method or model of
     this side, the name that replaces it in the key. aside: cells to leave out. Raises UserError if two cells get the
-    same key, or if no cell has a name in `mapping`."""
+    same key, or if `mapping` has a name that no cell has."""
     found: dict[Key, Cell] = {}
     unused = set(mapping)
     for key, cell in side.cells.items():

@@ -2,8 +2,8 @@
 
 Numbers of entries do not vary by chance: if a question needs more entries in the new run, that is a regression
 (`_entries` and `_of_questions` state the exceptions). The other measures are only shown, unless a policy sets a limit
-for them. For a share the limit is the largest increase, new - base; for speed the smallest ratio new / base; for every
-other measure the largest ratio.
+for them. For a share of answers (`SHARES`) the limit is the largest increase, new - base; for speed the smallest ratio
+new / base; for every other measure the largest ratio.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
     questions are left out, because the maximum over more samples may be larger.
 
     The bound is budget + interval. Below the bound, the peak depends on the lengths of answers: a higher peak is a
-    regression only if it is above the bound. The bound is infinite if the budget does not bound generated entries; then
-    a higher peak is never a regression.
+    regression only if it is above the bound. The bound is infinite if no budget bounds generated entries; then a
+    higher peak is never a regression.
     """
     for name in pair.shared:
         mine, theirs = pair.base.questions[name], pair.new.questions[name]

@@ -11,6 +11,7 @@ Verdicts of a cell:
     undecided       neither "no worse" nor "worse"; `drop` says how large a drop the test would find
     better          with a margin of 0: the lower bound of the difference is above 0
     missing         new lacks the cell, the score of a question or sample that has one in base, or a figure with a limit
+                    (for the cells of an unfinished run, missing scores and figures do not count)
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PASS, MISSING, REGRESSION = 0, 4, 5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """The judgement of one cell. critical: whether the cell is in the critical tier, so that its failure fails the
-    comparison. reasons: a clause for each reason why the cell fails; empty if it passes."""
+    comparison. reasons: a clause for each reason why the cell fails; empty if it passes or is only undecided."""
 
     key: Key
     critical: bool
@@ -128,8 +129,8 @@ def _absent(key: Key, policy: Policy, extra: Sequence[Key]) -> Judged:
 
 
 def _judged(key: Key, pairs: Group, tested: Tested, verdict: Verdict, policy: Policy) -> Judged:
-    """Return the judgement of a cell that follows from its scores alone; `_with_answers` and `_with_measures` add
-    further facts to the judgement."""
+    """Return the judgement of a cell with the verdict, exit code and reasons that follow from its scores alone;
+    `_with_answers` and `_with_measures` may change these three."""
     worse = verdict.name == "worse"
     fell = f"the mean score fell by {-tested.together.diff:.3f} (p={verdict.p:.2g})"
     return Judged(

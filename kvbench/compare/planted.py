@@ -1,5 +1,5 @@
-"""Plants faults in copies of a run, and checks that a comparison of the run with the copy catches each fault. Nothing
-is written to disk.
+"""Plants faults in copies of a run, and checks that a comparison of the run with the copy catches each fault and
+passes an unchanged copy. Nothing is written to disk.
 
     for check in checks(read_side("main")):
         check.name, check.wanted, check.found      # exit codes of `kvbench compare`

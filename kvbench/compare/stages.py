@@ -8,7 +8,7 @@ on runs with another seed.
 With two stages, each seed has its own test at the level sqrt(5%), and a cell is worse only if both tests reject "no
 drop". A false alarm of the first stage seldom occurs again in the second stage; a true drop does. `stats.both` combines
 the p-values of both tests into one, so that Holm's correction applies as with one stage. A cell whose second seed was
-not run is never worse: if its first stage rejects, it is undecided.
+not run is never worse: even if its first stage rejects, it is undecided (or no worse than the margin).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Verdict:
     score that the test finds with 80% power.
 
     p: the p-value after Holm's correction; if the second seed was not run, the uncorrected p-value of the first stage.
-    again: the first stage rejects, and the second seed was not run.
+    again: the cell is undecided, its first stage rejects, and the second seed was not run.
     """
 
     name: str

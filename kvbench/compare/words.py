@@ -149,7 +149,8 @@ def differing(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 
 def machines(outcome: Outcome) -> str:
-    """Return the machines of both sides in words: device, processor and threads. A note on speed names them."""
+    """Return the machines of both sides in words: for each side at most two devices, processors and numbers of threads.
+    A note on speed names them."""
     sides = []
     for side in (outcome.base, outcome.new):
         facts = [cell.facts for cell in side.cells.values()]

@@ -69,7 +69,8 @@ class Gathered:
         return self.flags.get(key) or self.variables.get(key)
 
     def record(self) -> dict[str, list[dict[str, Any]]]:
-        """Return all values of each setting with their sources, the overridden values first.
+        """Return all values of each setting outside ``[[grid]]`` blocks, with their sources, the overridden values
+        first.
 
         The form is {setting: [{"source", "value"}, ...]}.
         """
@@ -176,7 +177,8 @@ def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
 
 
 class _Lines:
-    """Finds the line of each key in a TOML file, because tomllib does not report lines."""
+    """Finds the line of each key in a TOML file, because tomllib does not report lines. A key that is not found, as in
+    an inline table, gets line 1."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name

@@ -1,8 +1,8 @@
-"""Parsers of single settings. A parser turns a text or TOML value into a typed value, or raises an error of one
-sentence.
+"""Parsers of single settings. A parser turns a text or TOML value into a typed value, or raises an error.
 
-The same parser serves a flag, an environment variable and a key of a file. Only the label before the sentence differs,
-``--seed`` for example: ``--seed must be a whole number from 0 to 9; got 12.``
+The same parser serves a flag, an environment variable and a key of a file. The error differs only in its label and, for
+an environment variable, in the order of its words (`BadValue`). ``--seed`` is the label in ``--seed must be a whole
+number from 0 to 9; got 12.``
 """
 
 from __future__ import annotations

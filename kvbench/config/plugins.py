@@ -1,8 +1,8 @@
 """Imports methods, tasks and recipes from a user's Python file, for this process only (``--plugin FILE.py``).
 
-The file is imported like any module. It registers its methods, tasks and recipes with ``@methods.register``,
-``@tasks.register`` and ``@recipes.register``. It runs with all rights of the user, who must trust the file. Python runs
-exactly the bytes that were hashed: a compiled copy beside the file is not read.
+The file runs once, as a module does when it is imported. It registers its methods, tasks and recipes with
+``@methods.register``, ``@tasks.register`` and ``@recipes.register``. It runs with all rights of the user, who must
+trust the file. Python runs exactly the bytes that were hashed: a compiled copy beside the file is not read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOADED: dict[Path, _Plugin] = {}
 def load_plugin(path: str) -> list[str]:
     """Import a plug-in and return the names that it registered. A file that was imported before is not imported again.
 
-    Raises UserError if the import fails; no name that the file registered then stays registered.
+    Raises UserError if the import fails or registers nothing; no name that the file registered then stays registered.
     """
     label = f"--plugin {quote(path)}"
     file = Path(path).expanduser().resolve()
@@ -153,7 +153,8 @@ def _run(file: Path, source: bytes, name: str, label: str) -> None:
 
 
 def _cause(error: BaseException, file: Path) -> str:
-    """Return one line that says why the import of a plug-in failed, and at which line of the file."""
+    """Return one line that says why the import of a plug-in failed and, for errors that are not kvbench's own, at which
+    line of the file."""
     if isinstance(error, NameTaken):
         return f": {error} Register it under another name."
     if isinstance(error, KVBenchError):

@@ -94,7 +94,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """A block of cells: every method at every budget and interval on every task.
+    """A block of cells: every method at every budget and interval on every task. A method without a budget has one cell
+    per task and interval; the full cache has one cell per task.
 
     intervals: if empty, the run's interval. limit: the number of questions per task. prompt_style: the wording of the
     questions. If `limit` or `prompt_style` is None, the run's setting of that name applies.
@@ -153,8 +154,7 @@ class RunConfig(Settings):
                     raise UserError(f"task {quote(task)} has {two}. Give it one value.")
 
     def cells(self) -> tuple[Cell, ...]:
-        """Return the cells of all grids, each once. A method without a budget has one cell per task and interval; the
-        full cache has one cell per task."""
+        """Return the cells of all grids, each once."""
         cells = [cell for grid in self.grids for cell in grid.cells(self.interval)]
         return tuple({(cell, cell.label): cell for cell in cells}.values())
 
@@ -207,8 +207,8 @@ class RunConfig(Settings):
     def hash(self) -> str:
         """Return a hash (16 hex digits) of the cells and of the settings that a continued run must keep.
 
-        The order of the cells does not matter. A setting with its default value does not enter the hash, so that a new
-        setting of a later version does not change earlier hashes.
+        The order of the cells does not matter. A setting with its default value does not enter the hash (except
+        `limit`), so that a new setting of a later version does not change earlier hashes.
         """
         free = ("grids", *OPERATIONAL)
         identity = {k: v for k, v in self.to_dict().items() if k not in free and v != DEFAULTS[k]}

@@ -39,7 +39,8 @@ class Settings:
     """The settings of a run.
 
     None means that the user gave no value. If a sampling setting (temperature, top_p and so on) is None, the task's own
-    value applies (`GenSpec`). "auto" means that the engine chooses.
+    value applies (`GenSpec`). "auto" means that the engine chooses, except in `device_map`, where it divides the model
+    among GPUs.
     """
 
     task_file: str | None = what(

@@ -44,7 +44,7 @@ def first_line(error: BaseException) -> str:
 
 
 def words(error: BaseException) -> str:
-    """Return the message of another library's exception, without keys and passwords."""
+    """Return the message of another library's exception, in which recognisable keys and passwords are hidden."""
     from kvbench.console.redact import redact_keys
 
     return redact_keys(str(error))

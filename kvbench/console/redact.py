@@ -75,8 +75,8 @@ def hide_keys(text: str) -> str:
 def _secret_values(environ: Mapping[str, str]) -> list[str]:
     """Return the values of environment variables whose names announce a secret.
 
-    Values that are no secrets are left out: those of fewer than 8 characters, words, paths, web addresses and names of
-    variables.
+    Values that are probably no secrets are left out: those of fewer than 8 characters, words, paths, web addresses and
+    names of variables.
     """
     return [
         value

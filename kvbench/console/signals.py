@@ -108,7 +108,8 @@ def came() -> Signalled | None:
 
 @contextlib.contextmanager
 def shield() -> Iterator[None]:
-    """Postpone `Signalled` to the end of the block. Has no effect if signals are not handled, or outside the main
+    """Postpone `Signalled` to the end of the block. The watching thread may still end the process inside the block,
+    after `PATIENCE` seconds or at a second signal. Has no effect if signals are not handled, or outside the main
     thread."""
     handling = _handling
     if handling is None or threading.current_thread() is not threading.main_thread():
@@ -123,7 +124,8 @@ def shield() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Ignore signals from now on, because the command has ended. A late signal must not change the exit code."""
+    """Ignore a late signal from now on: the command has ended, and the signal must not change the exit code. As in
+    `shield`, the watching thread may still end the process."""
     if _handling is not None:
         _handling.shields += 1
 

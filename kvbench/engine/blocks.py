@@ -11,7 +11,8 @@ LOOK = 8  # most steps before the host looks at their tokens
 
 
 def block_length(sequences: Many[Sequence], trigger: Trigger, look: int, states: bool = False) -> int:
-    """Return the number of steps until the first tick of any sequence, or until all have ended, but at most `look`.
+    """Return the number of steps until the first tick of any sequence, or until all turns have their maximum length,
+    but at most `look`.
 
     The number is 1 if a stop string may end a turn and another turn may follow: a longer block would write entries
     after the stop string, which cannot be removed. If `states` is true (layers of the model keep a state), the number

@@ -1,8 +1,9 @@
 """Evictions while decoding: at a slot's tick the method decides which entries stay, and the cache drops the others.
 
-A view shows a method the entries about which it decides. A method that is not `stacked` gets one view per layer. A
-`stacked` method gets several layers and slots in one view: those with equally many entries or, if it decides about all
-layers together, all layers of a slot, padded to one length. Decisions do not depend on which slots share a view.
+A view shows a method the entries about which it decides, of one or several slots. A method that is not `stacked` gets
+views of one layer each. A `stacked` method gets several layers in one view: those with equally many entries or, if it
+decides about all layers together and they fit into one view, all layers, padded to one length. Decisions do not depend
+on which slots share a view.
 `cache.prompt.PromptCache` evicts while a prompt is read.
 """
 
@@ -70,8 +71,9 @@ class Evictor:
         self.noise_key[slot], self.evictions[slot] = noise.signed64(noise_key), evictions
 
     def tick(self, slots: Sequence[int]) -> list[int]:
-        """Let the method observe the sequences in these slots, which have a tick. Where the trigger demands an eviction
-        (`Trigger.full`), drop the entries that the method does not keep.
+        """Act on the sequences in these slots, which have a tick: let a method with `Needs(queries="since_last")`
+        observe them and, where the trigger demands an eviction (`Trigger.full`), drop the entries that the method does
+        not keep.
 
         Return the slots that lost entries.
         """
@@ -93,7 +95,7 @@ class Evictor:
 
     def kept(self, slot: int, spans: Sequence[tuple[int, int]]) -> tuple[float, float]:
         """Return the share of text tokens and the share of image tokens whose entries a slot holds now, each a mean
-        over heads. spans: the first and the last + 1 position of each image's tokens."""
+        over heads of evicted layers. spans: the first and the last + 1 position of each image's tokens."""
         self._complete([slot])
         held: list[torch.Tensor] = []
         for stack, batch in self._batches({slot: 0}, 0):

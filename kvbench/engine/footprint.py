@@ -52,7 +52,7 @@ class Footprint:
     packed_from: int = 0
 
     def at(self, slots: int) -> int:
-        """Return the planned peak of bytes with this many slots. A prompt may have as many samples."""
+        """Return the planned peak of bytes with this many slots, for a prompt with as many samples as slots."""
         steps = slots * self.step
         between = max(self.prompt, self.read + slots * self.drawing, self.ticks.at(slots))
         held = self.weights + slots * self.slot + self.packed * (slots >= self.packed_from)

@@ -37,8 +37,8 @@ class PromptImages:
     def of(cls, model: Any, ids: Sequence[int], images: Images) -> PromptImages:
         """Return the images of the prompt with the token ids `ids`, with the model's inputs for each image.
 
-        Raises UserError if the engine does not support images for this model, or if the prompt's text, outside the
-        images' tokens, holds the model's image token.
+        Raises UserError if the engine does not support images for this model, if the prompt's text, outside the
+        images' tokens, holds the model's image token, or if `rotary_axes` raises it.
         """
         check_images_of(model.config.to_dict())
         device = next(model.parameters()).device
@@ -105,8 +105,8 @@ def joined(read: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
 def kept_shares(held: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]], seen: int) -> tuple[float, float]:
     """Return the share of text tokens and the share of image tokens whose entries are held, each a mean over heads.
 
-    held: the positions of each head's entries, over all layers; spans: the first and the last + 1 position of each
-    image's tokens; seen: number of tokens read.
+    held: the positions of each head's entries, over all evicted layers; spans: the first and the last + 1 position of
+    each image's tokens; seen: number of tokens read.
     """
     shown, every = sum(end - start for start, end in spans), torch.cat([p.to(held[0].device) for p in held])
     inside = int(sum(((every >= start) & (every < end)).sum() for start, end in spans))
@@ -127,6 +127,7 @@ def rotary_axes(
     delta: rotary position minus index of a token after the prompt. Positions and delta come from the model's own
     function; None for model families without this function, whose RoPE uses the index. shown: [b, T] bool, the tokens
     that stand for images; inputs: the model's inputs for the images; mask: [b, T], 0 for pads.
+    Raises UserError if the model has this function and `inputs` lack `image_grid_thw`.
     """
     inner = getattr(model, "model", model)
     if not hasattr(inner, "get_rope_index"):

@@ -1,7 +1,7 @@
 """The generation loop: slots with continuous refill, decode steps, and evictions at each sequence's own intervals.
 
 The engine reads a prompt once and copies its evicted cache to the slots of its samples. It refills the slot of a
-finished sequence before the next decode step. Every step runs all slots, so shapes never change: with the slot count
+finished sequence before the next block of steps. Every step runs all slots, so shapes never change: with the slot count
 fixed, a sequence's tokens are bit-equal whatever the other slots hold. The device runs a block of steps (`DecodeSteps`)
 before the host looks at their tokens (`Engine._look`).
 """
@@ -56,7 +56,7 @@ class Engine:
             entries per head). The noise key is `Request.noise_key` of the sample. Evictions while the prompt is read,
             which hold for all its samples, have the noise key of sample -1.
         on_step: called after every block of steps with three numbers: how many tokens its steps read (one per step and
-            live sequence), and the live bytes and the number of sequences that were live in the block's last step.
+            live sequence), the live bytes at the block's last step, and the number of sequences live in that step.
         look: most steps of a block, after which the host looks at the tokens.
         backend: name of the code that computes the attention of decode steps on a GPU, see `kernels.backends`. With
             "torch", draws and evictions run no Triton kernel either.
@@ -66,7 +66,8 @@ class Engine:
         notice: called with a line of text if the engine cannot compile or capture; see also `decoding`.
 
     Raises:
-        UserError: the method, the layout or the backend does not support this model.
+        UserError: the method, the layout or the backend does not support this model, or the method needs trained
+            weights and neither its options nor the model's folder give them.
         SetupError: the method's weights are missing or belong to another model, or the backend is not installed.
     """
 
@@ -123,9 +124,9 @@ class Engine:
     def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
         """Yield the result of every sample of every request as it finishes.
 
-        If a request is longer than the model's context, its samples fail. Raises ValueError when a shorter request
-        exceeds `max_tokens`, or when the requests do not share one `Sampling`. Raises OutOfMemory when memory runs out;
-        the engine cannot be used after that.
+        If a request has an empty prompt or is longer than the model's context, its samples fail. Raises ValueError when
+        a request that fits the context exceeds `max_tokens`, or when the requests do not share one `Sampling`. Raises
+        OutOfMemory when memory runs out; the engine cannot be used after that.
         """
         try:
             yield from self._generate(requests)
@@ -174,8 +175,8 @@ class Engine:
     def _admit(self, prompt: PromptState, waiting: deque[Sequence]) -> Admission | None:
         """Draw the first token of as many waiting samples as slots are free, and give each of these samples a slot.
 
-        A sample that ends with its first token gets no slot. Returns the prompt and the samples that still wait, or
-        None when no sample waits.
+        A sample that ends with its first token gets no slot, unless its next turn is read after it. Returns the prompt
+        and the samples that still wait, or None when no sample waits.
         """
         free = self.slots.free()[: len(waiting)]
         started = self._under_way = [waiting.popleft() for _ in free]

@@ -1,4 +1,4 @@
-"""The views that a method gets in an eviction, made of meta tensors of the same sizes.
+"""Views of the sizes that a method gets in an eviction, made of meta tensors.
 
 Letters: b sequences, t tokens.
 """

@@ -1,4 +1,4 @@
-"""The plan that a run prints first and stores in every row: slots, entries, bytes, and the hardware limit.
+"""The plan that a run prints first: slots, entries, bytes, and the hardware limit. Rows store slots, bytes and limit.
 
     t_step = max(W / BW, 2 N b / F) + sum over layers of max(b (n + 1) kv / BW, 4 b n Hq D / F);  tokens/s = b / t_step
 

@@ -1,8 +1,9 @@
 """The slow reference for the engine's logits: one dense forward pass in which masks hide the evicted entries.
 
 While the engine runs, `KeptHistory` logs the entries that every eviction kept. Afterwards one dense forward pass over
-the whole sequence, with a mask per layer and head built from the log, must give the engine's logits. The reference
-shares no cache code with the engine, so it catches errors of position, RoPE, compaction, GQA grouping and off-by-one.
+the whole sequence, with a mask per layer and head built from the log, must give the engine's logits within rounding.
+The reference shares no cache code with the engine, so it catches errors of position, RoPE, compaction, GQA grouping and
+off-by-one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kvbench.records import Images
 
 
 class KeptHistory:
-    """Records the kept positions of every eviction; pass it as `Engine(log=...)`. Its arguments: `rules.KeptLog`."""
+    """Records the kept positions of every eviction; pass it as `Engine(log=...)`, see `rules.KeptLog`."""
 
     def __init__(self) -> None:
         self.events: dict[int, list[tuple[int, int, list[torch.Tensor]]]] = defaultdict(list)

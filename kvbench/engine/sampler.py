@@ -1,8 +1,9 @@
 """The next token of every slot: forced by the request, or drawn independently of the batch.
 
-token = argmax(logit / temperature + Gumbel noise), which draws exactly from the softmax. The noise is a hash of (sample
-key, step, token id), so the draw does not depend on slot, neighbours, refill order, resume or device. Filters follow
-transformers' order: temperature, top-k, top-p, min-p; a filter keeps or drops equal logits together.
+token = argmax(logit / temperature + Gumbel noise), which draws exactly from the softmax; at temperature 0,
+argmax(logit). The noise is a hash of (sample key, step, token id), so with equal logits the draw does not depend on
+slot, neighbours, refill order, resume or device. Filters follow transformers' order: temperature, top-k, top-p, min-p;
+a filter keeps or drops equal logits together.
 
 On a CPU, noise for the whole vocabulary is slow. So with filters `draw` first draws among candidates: the `CANDIDATES`
 largest logits or, with top-k, the k + `MORE` largest. If the filters drop the smallest candidate, they allow no token

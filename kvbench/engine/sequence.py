@@ -174,8 +174,8 @@ class Sequence:
             self.accept(token, ends, decode)
 
     def accept(self, drawn: Token, ends: frozenset[int], decode: Callable[[list[int]], str]) -> None:
-        """Append a token and decide whether it ends the turn. A token with NaN or infinite logits is not appended: the
-        sequence ends with an error.
+        """Append a token and decide whether it ends the turn. A token whose logit is NaN or infinite is not appended:
+        the sequence ends with an error.
 
         ends: end tokens of the model.
         """

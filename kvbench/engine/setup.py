@@ -95,8 +95,8 @@ def set_up(
 ) -> Setup:
     """Set up a method on a loaded model. kernels: whether its terms may run Triton kernels, which need a GPU.
 
-    Raises UserError when the method does not support the model, SetupError when its weights are missing or belong to
-    another model.
+    Raises UserError when the method does not support the model, or needs trained weights and neither its options nor
+    the model's folder give them. Raises SetupError when its weights are missing or belong to another model.
     """
     geometry = fit(loaded.geometry, method, lengths.total)
     return Setup(
@@ -114,8 +114,8 @@ def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequ
     """Return the rules of a method, without a budget: its weights and, if it needs them, the model's RoPE and matrices.
 
     geometry: the cache's geometry. Raises SetupError when the weights are missing or belong to another model. Raises
-    UserError when the method cannot undo the model's RoPE or read its attention modules, or when a matrix that it needs
-    is quantised or divided.
+    UserError when neither the method's options nor the model's folder give the trained weights that it needs, when it
+    cannot undo the model's RoPE or read its attention modules, or when a matrix that it needs is quantised or divided.
     """
     weights, needs = {}, method.needs()
     if (needed := method.weights()) is not None:

@@ -79,7 +79,7 @@ class State:
         tokens: [R] the token that the slot reads next; seen: [R] that token's position.
         live: [R] 1 while the slot's sequence goes on; when it is 0, steps no longer change the slot's numbers.
         keys, drawn: [R] noise key of the sample, and the number of tokens that it has drawn.
-        left: [R] tokens that the sequence may still draw; early: [R] tokens to draw before an end token is allowed.
+        left: [R] tokens that the turn may still draw; early: [R] tokens to draw before an end token is allowed.
         deltas: [R] the rotary position of a token minus its index, see `images`.
         unread: [R] steps in which the slot still reads tokens of its next turn; the tokens drawn in them do not count.
         ends: [R, drawing.ends] end tokens, -1: none.
@@ -133,7 +133,7 @@ class State:
         return {"input_ids": self.tokens[:, None], "position_ids": (self.seen + self.deltas)[:, None]}
 
     def advance(self, choice: Choice) -> None:
-        """Store and count the tokens of a step; set `live` to 0 for each sequence that its token ends.
+        """Store and count the tokens of a step; set `live` to 0 for each sequence whose token ends its turn.
 
         Stop strings do not count here: the host looks for them later (`Sequence.accept`).
         """

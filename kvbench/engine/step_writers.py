@@ -1,8 +1,8 @@
 """Attention handlers of a decode step: each slot gets one new entry per head, and its query attends to all entries.
 
 A cache row is the place of one entry of a head. A step writes K and V of the new entries, and their columns if the
-method computes them from new tokens; it stores the queries if the method needs them. The evictor writes the positions
-later, since they follow from the order of the entries.
+method computes them from new tokens; it stores queries and hidden states if the method needs them. The evictor writes
+the positions later, since they follow from the order of the entries.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Entries(NamedTuple):
 class StepWriter(ABC):
     """Appends one token to every slot and attends to all entries of that slot.
 
-    Its tensors are never reallocated: `load` copies the slots' lengths from the host before a block of steps, and every
-    step increases them on the device. With `decode`, a backend of `kernels`, a step depends on tensors alone and can be
-    captured; `version` changes when a tensor of the cache was replaced. Without `decode`, `AttentionCall.attend`
+    Its own tensors are never reallocated: `load` copies the slots' lengths from the host before a block of steps, and
+    every step increases them on the device. With `decode`, a backend of `kernels`, a step depends on tensors alone and
+    can be captured; `version` changes when a tensor of the cache was replaced. Without `decode`, `AttentionCall.attend`
     computes the attention.
 
     In `AttentionCall.attend` the last bits of the result depend on the number of cache rows read, so this number must

@@ -238,7 +238,8 @@ class Method(ABC):
 
     @property
     def takes_budget(self) -> bool:
-        """Whether the user must give a budget. False for a method whose own options decide how many entries stay."""
+        """Whether the user must give a budget. False for the full cache, and for a method whose own options decide how
+        many entries stay."""
         return self.evicts
 
     @property

@@ -46,7 +46,7 @@ def make(name: str, options: Mapping[str, Any]) -> Method:
 
 
 def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
-    """Make a method from its name and options as text. Raises UserError naming method, option and value."""
+    """Make a method from its name and options as text. Raises UserError for an unknown method or an invalid option."""
     return _made(name, pairs, lambda part, own: parse_options(part, methods.get(part), own))
 
 

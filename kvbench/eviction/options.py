@@ -1,9 +1,9 @@
 """Method options: a method declares them, ``--method-opt NAME=VALUE`` sets them, ``kvbench list`` describes them.
 
-An option is a field of the method's dataclass; its type comes from the annotation: int, float, bool, str, Literal, or
-one of these or None. `option` adds a help text and a range, which is checked whenever a method is made, from the
-command line or from Python. A run's settings parse numbers and switches with the same functions. This module does not
-import torch.
+An option is a field of the method's dataclass; its type comes from the annotation: int, float, bool, str or Literal,
+or a union of one of these and None. `option` adds a help text and a range, which is checked whenever a method is made,
+from the command line or from Python. A run's settings parse numbers and switches with the same functions. This module
+does not import torch.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def split_option(text: str) -> tuple[str | None, str, str]:
 
 
 def parse_options(method_name: str, cls: type[M], pairs: Sequence[tuple[str, str]]) -> M:
-    """Make a method of class `cls` from options as text. Raises UserError naming method, option and value."""
+    """Make a method of class `cls` from options as text. Raises UserError naming method and option."""
     hints = _types(cls)
     values: dict[str, Any] = {}
     for name, text in pairs:

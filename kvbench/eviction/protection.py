@@ -1,8 +1,7 @@
-"""A protection that replaces a method's own (``--protect prompt+sinks=4+recent=64``), so that only scores differ.
+"""A protection that replaces a method's own (``--protect prompt+sinks=4+recent=64``), the same for all methods.
 
 A table that compares methods as their papers define them mixes two effects: which entries a method protects, and how it
-scores the others. Under one protection for all, methods differ in their scores alone ("Random Attention", arXiv
-2609.03430).
+scores the others. One protection for all methods removes the first effect ("Random Attention", arXiv 2609.03430).
 
     own         what the method protects; the default
     none        no entry

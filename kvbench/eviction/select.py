@@ -1,4 +1,4 @@
-"""Chooses the entries that stay by their scores, under the method's protection and budgets; breaks ties.
+"""Chooses by their scores which entries stay, under the method's protection and budgets; breaks ties.
 
 Entries compete inside the method's scope. Of entries with equal scores the newer one stays, on CPU and GPU alike
 (`order_key`).
@@ -150,8 +150,9 @@ def _jointly(
 def _with_room(shares: torch.Tensor, views: Sequence[LayerView], musts: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """Adjust the quotas `shares` [b, L, Hk] so that each has room for its head's protected entries (`musts`).
 
-    A quota is first cut to the entries that its head holds; from then on the sum per sequence stays the same.
-    Quotas lack this room only where the option `protection` protects more entries than the method's own protection.
+    A quota is first cut to the entries that its head holds; from then on the sum per sequence stays the same, unless
+    the protected entries need more. Quotas lack this room only where the option `protection` protects more entries than
+    the method's own protection.
     """
     held = torch.cat([v.per_sequence(v.held()) for v in views], dim=1)
     low = torch.cat(

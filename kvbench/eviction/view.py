@@ -1,6 +1,6 @@
 """One layer as a method sees it at an eviction: the entries of several sequences, and helpers that follow text order.
 
-Entries lie in storage order, which differs from text order after the first eviction. Use `positions`, or the helpers
+Entries lie in storage order, which may differ from text order after the first eviction. Use `positions`, or the helpers
 below: `pool` smooths along the text, `recent` and `older` separate the newest tokens from the others.
 """
 

@@ -205,8 +205,8 @@ class KVBenchLM(TemplateLM):
     def _continuation(self, context: list[int], continuation: list[int], spool: Spool) -> Request:
         """Return the engine's request that computes a continuation's log-probability.
 
-        The request's doc_id, from which random numbers follow, is the context's hash. All choices of a question are
-        therefore scored with the same evicted cache, even if the method draws random numbers.
+        The request's doc_id, from which random numbers follow, is the hash of the context after truncation. Choices
+        with equal hashes are therefore scored with the same evicted cache, even if the method draws random numbers.
         """
         if not continuation:
             raise UserError(
@@ -321,7 +321,7 @@ class KVBenchLM(TemplateLM):
         }
 
     def _identity(self) -> dict[str, Any]:
-        """Return the settings on which an answer to a prompt depends; stored answers need equal settings."""
+        """Return the settings in which stored answers must agree with this model."""
         args, run = self.args, self.args.run
         return {
             "model": run.model,

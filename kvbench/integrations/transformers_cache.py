@@ -1,12 +1,12 @@
-"""`EvictionCache`: any method in a plain `model.generate`.
+"""`EvictionCache`: an eviction method in a plain `model.generate`.
 
     cache = EvictionCache(model, "gkv", budget=512)
     model.generate(input_ids, past_key_values=cache)
 
 It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot per prompt of the batch. During a forward
-pass with the cache, the engine's writers compute the model's attention; at all other times the model is unchanged, so
-several caches may exist for one model. Greedy tokens equal the engine's, also for left-padded prompts and later turns.
-The class is for use in other code; the benchmark runs on `loop.Engine`.
+pass with the cache, the engine's writers compute the model's attention; at all other times the model's own code does,
+so several caches may exist for one model. Greedy tokens equal the engine's, also for left-padded prompts and later
+turns. The class is for use in other code; the benchmark runs on `loop.Engine`.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class EvictionCache(FixedBatch):
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return how many tokens the model has read, evicted ones included; transformers derives positions from it."""
+        """Return how many tokens the model has read, with pads and evicted tokens; transformers derives positions from
+        this number."""
         return self._seen
 
     def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 score the model's answers.
 
 kvbench's task scores each answer in a scoring process. A question's scores are means over its answers, so lm-eval's
-standard error over questions is the clustered one. An answer that cannot be scored counts neither as right nor as
+standard error over questions is clustered by question. An answer that cannot be scored counts neither as right nor as
 wrong; the metric `unscored` is the share of these answers.
 """
 

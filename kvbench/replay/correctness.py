@@ -65,10 +65,11 @@ def stored_scores(folder: Path, task: str) -> Right:
 
 
 def own_ratios(folder: Path, task: str, chosen: Sequence[Chosen]) -> dict[Chosen, list[tuple[str, float | None]]]:
-    """Return, for each of these methods and budgets, a list with a pair for every answer that a run generated with it.
+    """Return, for each of these methods and budgets, a list of pairs, one for each answer that a run generated with it.
 
-    The pair has the cluster of the answer's question, and the Token Retention Ratio of the released script (see
-    `analyses.retention_ratio`), or None if the answer is not right. Methods that the run lacks are left out.
+    Only answers with the status "ok" count. A pair has the cluster of the answer's question, and the Token Retention
+    Ratio of the released script (see `analyses.retention_ratio`), or None if the answer is not right. Methods without
+    such answers are left out.
     """
     rows = read_rows(folder)
     rows = rows[(rows["task"] == task) & (rows["status"] == "ok")]

@@ -66,7 +66,8 @@ def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorder:
-    """Reads answers of a run again, and records which tokens each head kept at each eviction.
+    """Reads answers of a run again, and records which tokens each head kept at each eviction, in at most MOST_LAYERS
+    layers.
 
     say: called with a message for each answer that is left out. on_read: called after each answer, even if it is left
     out. Its arguments are the method and question as one text, the number 1 (one answer), and the number of the

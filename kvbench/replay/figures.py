@@ -6,7 +6,8 @@ f_c, the figure without question c:
 
     se = sqrt((C - 1) / C * sum over c of (f_c - mean of all f_c)^2)
 
-For a mean this is the clustered standard error; the formula also holds for ratios and for `gap_closed`.
+For a mean over questions of equally many tokens this is the clustered standard error; the formula also serves for other
+means, ratios and `gap_closed`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ Cell = Sequence[TraceFigures]  # the traces of one method at one budget on one t
 
 
 def figures(traces: Cell, yardsticks: tuple[Cell, Cell] | None) -> dict[str, Any]:
-    """Return the figures of one method at one budget on one task, each with its standard error as ``<name>_se``.
+    """Return the figures of one method at one budget on one task, with their standard errors as ``<name>_se``.
 
-    An undefined figure is None, such as a standard error over one question, or `gap_closed` without yardsticks.
-    yardsticks: the figures of the same traces under `random` and under the oracle, at the same budget; None if these
-    were not replayed.
+    `traces`, `tokens` and `entries_peak` have no standard error. An undefined figure is None, such as a standard error
+    over one question, or `gap_closed` without yardsticks. yardsticks: the figures of the same traces under `random` and
+    under the oracle, at the same budget; None if these were not replayed.
     """
     low = _low(traces)
     sums = {

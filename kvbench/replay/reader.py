@@ -1,9 +1,9 @@
 """Reads finished answers with one method at one budget: first the prompt as in a run, then the answer block by block.
 
-A forward pass reads at most CHUNK tokens. It ends at the latest where generation would evict, so no eviction falls
-inside a pass. Between two evictions a cache only grows, so each token attends to the same entries as if it were read
-alone. Evictions and predictions therefore equal those of `Engine.generate` with `Request.forced`, up to rounding
-(`tests/replay/test_reader.py`).
+A forward pass over an answer reads at most CHUNK tokens. It ends at the latest where generation would evict, so no
+eviction falls inside a pass. Between two evictions a cache only grows, so each token attends to the same entries as if
+it were read alone. Evictions and predictions therefore equal those of `Engine.generate` with `Request.forced`, up to
+rounding (`tests/replay/test_reader.py`).
 
 Sizes of tensors: b sequences, t tokens of a block, V tokens in the vocabulary.
 """
@@ -68,9 +68,9 @@ class Listener:
 class TraceReader:
     """Reads traces with one method at one budget.
 
-    max_tokens: the number of tokens of the longest prompt plus answer. chunk: the most tokens per forward pass. log:
-    called at every eviction with the positions that each head keeps. Raises UserError or SetupError if the method
-    cannot be used with this model, or if its weights are missing.
+    max_tokens: the number of tokens of the longest prompt plus answer. chunk: the most tokens of an answer per forward
+    pass. log: called at every eviction with the positions that each head keeps. Raises UserError or SetupError if the
+    method cannot be used with this model, or if its weights are missing.
     """
 
     def __init__(

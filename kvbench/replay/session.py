@@ -67,7 +67,7 @@ class Session:
     def _load(self) -> tuple[LoadedModel, Plans]:
         """Load the model. Return it, and the methods and budgets to replay on each task at each interval.
 
-        Raises KVBenchError if a method that the user names cannot run; if possible, before it loads the model.
+        Raises KVBenchError if a method that the user names cannot run; if possible, before the model is loaded.
         """
         config, inputs = self.config, self.inputs
         load_model = partial(

@@ -89,7 +89,8 @@ def answer_with_full_cache(
 
 
 def _engine(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Engine:
-    """Return an engine with the full cache, and a slot per prompt or as many slots as fit into memory."""
+    """Return an engine with the full cache, and a slot per prompt, or as many slots as fit into memory if these are
+    fewer."""
     longest = max(len(p.ids) + p.max_new_tokens for p in prompts)
     method = registry.methods.get("full")()
     plan = plan_cell(
@@ -114,8 +115,9 @@ def stored_answers(
 ) -> list[ForcedTrace]:
     """Return the answers that a run generated with the full cache, as traces.
 
-    The answers lack the end token, because stored texts lack it. Leaves out the answers for which `read_trace` returns
-    None. say: called with a message about what is left out. Raises UserError if no answer to this task remains.
+    The answers are the stored texts, tokenised again. They lack the end token, because stored texts lack it. Leaves out
+    the answers for which `read_trace` returns None. say: called with a message about what is left out. Raises UserError
+    if no answer to this task remains.
     """
     rows = read_rows(folder).merge(read_texts(folder), on="row_key")
     rows = rows[(rows["task"] == work.task.name) & (rows["method"] == "full") & (rows["status"] == "ok")]
@@ -142,7 +144,8 @@ def read_trace(
 ) -> ForcedTrace | None:
     """Return the answer of a stored row as a trace; cut it to the model's context.
 
-    Returns None if the answer is empty, the row's prompt differs from `prompt`, or the question has several turns.
+    Returns None if `prompt` is None or differs from the row's prompt, the answer is empty, or the question has several
+    turns.
     """
     text = row["output"]
     ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) and text else []

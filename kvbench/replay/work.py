@@ -37,8 +37,8 @@ class Work:
 
 
 class Readings(Progress):
-    """The progress line of a replay. It counts answers that were read, where a run's line counts rows; it shows no
-    memory."""
+    """The progress line of a replay. It counts generated answers or readings of answers, where a run's line counts
+    rows; it shows no memory."""
 
     _name = _unit = ""
 

@@ -4,10 +4,10 @@
     for label, part in split(rows, ("model",)): ...
     for mixture in mixtures(rows): sentence(mixture, ["walk"])
 
-The check refuses rows that differ in a column of `SAME`, in the version or the artefacts of one method, in the judge,
-or in the prompt of a question. The scores of such rows may differ for another reason than the method. A difference in a
-column of `NOTED` gets a note below the tables, because sampled answers repeat exactly only with equal versions, devices
-and numbers of slots.
+The check refuses rows that differ in a column of `SAME` (in a column of `BY_QUESTION`: within one question), in the
+version of one method, in the artefacts of one method with equal options, in the judge, or in the prompt of a question.
+The scores of such rows may differ for another reason than the method. A difference in a column of `NOTED` gets a note
+below the tables, because sampled answers repeat exactly only with equal versions, devices and numbers of slots.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def intervals_apart(rows: Rows) -> list[str]:
 
 
 def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
-    """Split rows by the values of the columns. Return (label, rows) pairs. A row without a value in a column is put
-    into the part of each of the column's values."""
+    """Split rows by the values of the columns. Return (label, rows) pairs. A row without a value in a column, or with
+    the column's value in `OF_QUESTION`, is put into the part of each of the column's other values."""
     parts = [("", rows)]
     for column in columns:
         parts = [
@@ -135,7 +135,8 @@ def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
 
 def split_all(rows: Rows) -> Iterator[tuple[str, Rows]]:
     """Split rows until the rows of each part may share a table. Yield (label, rows) pairs. Rows are split by every
-    setting, version, artefact and judge that differs, and by run if a question had different prompts."""
+    setting, version, artefact and judge that differs, and by run if a question had different prompts. `check` still
+    refuses a part in which one run has two prompts of a question."""
     for label, part in split(rows, [column for column in SAME if values_of(rows, column)[1:]]):
         for further, alike in _split_further(label, part):
             yield from [(further, alike)] if _two_prompts(alike) is None else _by_run(further, alike)

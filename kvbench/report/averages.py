@@ -105,7 +105,8 @@ class _Family:
 
 
 def make_averages(groups: Sequence[Group], tables: Sequence[TaskTable]) -> list[AverageTable]:
-    """Return the averages of every group of tasks that has two or more of its tasks among the tables."""
+    """Return the averages of every group of tasks that has two or more tasks with comparable tables. Tasks that are not
+    installed here are left out."""
     families: list[_Family] = []
     for group, table in zip(groups, tables, strict=True):
         try:

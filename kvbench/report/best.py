@@ -26,7 +26,8 @@ PERMUTATIONS = 1_000  # random sign patterns per test; they estimate a p of 5% t
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
     """The best methods of a task at one budget: a leader and its rivals. `told`: False if the verdict on every
-    comparison with the leader is "cannot tell", which is a tie at the floor or at the ceiling (`stats.judge`)."""
+    comparison with the leader is "cannot tell": a tie at the floor, at the ceiling or with too few clusters
+    (`stats.judge`)."""
 
     budget: Budget | None
     leader: ScoreCell

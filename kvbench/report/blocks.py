@@ -168,8 +168,8 @@ def estimated(score: Estimate, digits: int = 3) -> str:
 
 
 def difference(diff: float, low: float, high: float) -> str:
-    """Format a difference with its confidence interval, as in "+0.012 (-0.02, +0.04)". The ends have enough digits to
-    differ from each other. Returns the difference alone if the interval is unknown."""
+    """Format a difference with its confidence interval, as in "+0.012 (-0.02, +0.04)". The ends have two decimals, or
+    more (up to six) if they are close together. Returns the difference alone if the interval is unknown."""
     if math.isnan(low):
         return f"{diff:+.3f}"
     digits = max(2, -math.floor(math.log10(max(high - low, 1e-6))))

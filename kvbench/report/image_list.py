@@ -39,7 +39,7 @@ class ListedImage:
 
 def images(stored: object) -> list[ListedImage]:
     """Return the images that a row lists. stored: the value of the row's column of images; if it is no list of images,
-    the result is empty."""
+    or has more than MOST, the result is empty."""
     try:
         listed = parse(stored) if isinstance(stored, str) else None
     except ValueError:

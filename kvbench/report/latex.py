@@ -41,7 +41,7 @@ DASHES = re.compile(r"(?<=-)(?=-)")  # two hyphens would become a dash
 
 
 def escaped(text: str) -> str:
-    """Escape a text, so that LaTeX finds no command and no ligature in it; the result is ASCII."""
+    """Escape a text, so that LaTeX finds no command in it and makes no dash of its hyphens; the result is ASCII."""
     parts = re.split(MINUS, terminal.clean(text))
     return "$-$".join(re.sub(DASHES, "{}", "".join(map(_sign, part))) for part in parts)
 

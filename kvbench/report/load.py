@@ -115,7 +115,7 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
         raised.
 
     Raises:
-        UserError: there are no rows, or no task has comparable rows.
+        UserError: a column to group by is unknown, there are no rows, or no task has comparable rows.
         SetupError: a run is damaged.
     """
     for name in group_by:

@@ -68,7 +68,7 @@ class _Scores:
     """The scores of one task. cells: for each (label of the method, budget, protection), the samples' scores by
     question.
 
-    random: the labels of `random`: one for each choice of its options. marked, idle: the cells whose
+    random: the labels of the method `random`, one for each choice of its options. marked, idle: the cells whose
     `Matched` has the field of this name set to True.
     """
 
@@ -88,7 +88,8 @@ class _Scores:
         """Return the key of the cell that the method `random` has at this budget under this protection.
 
         If `random` was run with several choices of options at this budget and protection, the cell with the default
-        options is taken or, without it, the first by label.
+        options is taken or, without it, the first by label. If `random` was not run there, no cell has the returned
+        key.
         """
         labels = sorted(self.random, key=lambda label: (label != RANDOM, label))
         keys = [(label, budget, protection) for label in labels]

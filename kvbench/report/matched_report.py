@@ -1,8 +1,8 @@
 """The report of ``--matched``: for each method, three differences of mean scores.
 
 Scoring adds: the method less `random` under the same protection. Protection adds: the method under this protection less
-the method under its own. Own scoring: the method less `random`, each under its own protection. Figures show the first
-and the second.
+the method under its own. Own scoring: the method less `random`, each under its own protection. Figures show what
+scoring adds and what protection adds.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@
 
 Nominal bytes are the bytes of the keys and values of budget + interval entries in every layer and KV head; a cache
 holds this number of entries just before an eviction. For methods that do not bound generated entries, they are the
-bytes of the budget and of all generated entries. Nominal bytes never exceed the bytes of all tokens of the sequence. A
-conversation's row does not state the length of its later questions; this length is computed from the entries in the
-full cache's row of the same conversation. Sliding-window layers, from which no method evicts, count with the tokens in
-their windows, both in nominal and in measured bytes.
+bytes of the budget and of all entries after the first prompt; for the full cache, the bytes of all tokens of the
+sequence. Nominal bytes never exceed the bytes of all tokens of the sequence. A conversation's row does not state the
+length of its later questions; this length is computed from the entries in the full cache's row of the same
+conversation. Sliding-window layers, from which no method evicts, count with the tokens in their windows, both in
+nominal and in measured bytes.
 
 Measured bytes are the live keys and values at the peak, from the rows. A cell is marked with ! in two cases: a
 sample's measured bytes exceed the sum of 1.05 times its nominal bytes and one page per head (the last page of a head

@@ -102,14 +102,14 @@ def without_weights(label: str) -> str:
 
 @functools.cache
 def every() -> tuple[Printed, ...]:
-    """Return all scores in percent that papers print for methods of kvbench, at a budget in entries or with the full
-    cache."""
+    """Return every accuracy and pass@1 in percent that papers print for methods of kvbench, at a budget in entries or
+    with the full cache. Ranges are left out."""
     return tuple(printed for row in published() if (printed := _printed(row)) is not None)
 
 
 def _printed(row: Published) -> Printed | None:
-    """Return a published number as a score. None if the number is no score in percent, if its budget is neither in
-    entries nor the full cache, or if kvbench has no such method."""
+    """Return a published number as a score. None if the number is no accuracy or pass@1 in percent, if it is a range,
+    if its budget is neither in entries nor the full cache, or if kvbench has no such method."""
     if row.unit != "%" or not SCORE.fullmatch(row.metric) or (row.entries is None and row.budget != "full"):
         return None
     entries = named(None) if row.entries is None else str(row.entries)

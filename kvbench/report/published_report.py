@@ -1,9 +1,11 @@
-"""The report of ``--published``: scores that papers print beside ours, cell by cell, with the difference.
+"""The report of ``--published``: the scores that papers print and ours, side by side for each cell, with the
+difference.
 
 Papers print no error bars. If both scores are over the same questions, only the random draw of answers differs. The
 standard errors of both scores are therefore estimated from how much our samples of one question differ: the error of
-our score with our number of samples per question, the error of the paper's score with the paper's number. If the run
-did not ask every question of the task, the error of our score is the standard error over questions instead.
+our score with our number of samples per question, the error of the paper's score with the paper's number, or with ours
+if the paper does not state it. If the run did not ask every question of the task, the error of our score is the
+standard error over questions instead.
 """
 
 from __future__ import annotations

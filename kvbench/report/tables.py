@@ -64,7 +64,8 @@ class TaskTable:
 
 def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
     """Return one table per group of comparable rows. `baseline`: the name of a method, or a method with options as
-    tables print it. By default the baseline is the full cache; if the full cache was not run, nothing is compared."""
+    tables print it. By default the baseline is the full cache; if the full cache was not run, nothing is compared.
+    Raises UserError if `baseline` was not run."""
     pairs = _variants(loaded)
     shared = shared_options(loaded)
     there = sorted(shared)

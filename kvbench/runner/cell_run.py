@@ -150,7 +150,7 @@ class CellRun:
     def _numbers_fail(self, answer: Generation) -> bool:
         """Return whether the last NOT_NUMBERS answers all had NaN or infinite logits.
 
-        If so, warn that the cell ends here.
+        Answers with a status in `FINAL` do not count. If the result is True, warn that the cell ends here.
         """
         if answer.status in FINAL:  # the model did not read this prompt, so there were no logits
             return False

@@ -47,7 +47,8 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """Return the commit of the git work tree that kvbench runs from, or None outside a work tree or without git.
+    """Return the commit of the git work tree that kvbench runs from; None if git is missing, fails or does not track
+    kvbench's files.
 
     "+changes" is appended if a tracked file differs from the commit.
     """

@@ -35,7 +35,7 @@ class RunResult:
 
     failed: number of failed rows by status, without "ok" and "unscored". It counts rows that this call tried, and rows
     whose status is in `kvbench.store.FINAL`, which no further attempt can answer. repeated: this call generated and
-    scored nothing, because every row was saved before with its score.
+    scored nothing, because every row was saved before with its score or a status in `FINAL`.
     """
 
     run_dir: Path | None  # None after a dry run

@@ -24,7 +24,7 @@ def load(name: str, where: str, revision: str | None, config: Any, tokenizer: An
     """Load the model's image processor and the settings for putting images into prompts, as a `Vision`.
 
     name: the model's name, for messages. where: its folder or its name on the hub. Raises UserError for a model whose
-    images the engine does not read, SetupError if files or Pillow are missing.
+    images the engine does not read or tasks cannot place in prompts, SetupError if files or Pillow are missing.
     """
     check_images_of(config.to_dict(), name)
     if importlib.util.find_spec("PIL") is None:
@@ -58,8 +58,8 @@ def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapp
     counts an image's tokens, the tokens that the processor writes before and after an image, and the processor's
     options.
 
-    Raises UserError for another processor, or if the processor writes another number of tokens than it counts;
-    SetupError if a setting is missing among the model's files.
+    Raises UserError for another processor, or if the processor writes another number of tokens than it counts or image
+    tokens with a gap; SetupError if a setting is missing among the model's files.
     """
     kind = settings.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(config.model_type)
     what = f"model {quote(name)} (model type {quote(config.model_type)}): tasks cannot place its images in prompts"

@@ -1,8 +1,8 @@
 """Divides the work of a run into jobs.
 
-The rows of a job depend only on the run's configuration: sampling noise, scores and keys come from names of tasks,
-questions and samples. Any division of the work into jobs, in any order and on any number of workers, therefore gives
-the same rows.
+On devices of one kind and with the same slots per cell, the rows of a job depend only on the run's configuration:
+sampling noise, scores and keys come from names of tasks, questions and samples. Any division of the work into jobs, in
+any order and on any number of workers, then gives the same rows, except for columns that state times.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def join(
 
     shards: from `kvbench.runner.shard_folder.read_shards`. say: receives warnings of one line. Raises UserError if the
     run of this name exists but has other settings or inputs, RunInUseError if a process writes to it, SetupError if a
-    disk fails or a journal is damaged.
+    disk fails, or a journal or the run's record is damaged.
     """
     first = shards[0]
     environment = {k: v for k, v in first.environment.items() if k not in first.shard.record(0)}

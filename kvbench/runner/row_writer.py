@@ -1,4 +1,4 @@
-"""Scores answers and writes their rows: a row is written as soon as its score is known."""
+"""Scores answers and writes their rows in the order in which their scores become known."""
 
 from __future__ import annotations
 

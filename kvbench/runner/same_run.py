@@ -1,8 +1,8 @@
 """Checks that a continued run still has the model, template, methods and questions that it began with.
 
-A run's record (`environment` in run.json) has a hash for each file that its rows depend on. If a file has changed, an
-error names it, because otherwise a report would average rows of two models, or of two versions of a method. Messages
-escape all text of a record, since a run's folder may come from anyone.
+A run's record (`environment` in run.json) has hashes or revisions of these. If one of them has changed, an error says
+so, because otherwise a report would average rows of two models, or of two versions of a method. The user may allow that
+the source of a method changed. Messages escape all text of a record, since a run's folder may come from anyone.
 """
 
 from __future__ import annotations

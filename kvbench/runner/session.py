@@ -1,6 +1,6 @@
 """Executes jobs of a run in this process: the engine generates, tasks score, the journal stores.
 
-When a signal or a failure ends the work, all finished rows are saved.
+When a signal or a failure ends the work, all finished rows are saved, unless the journal itself has failed.
 """
 
 from __future__ import annotations

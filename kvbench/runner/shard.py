@@ -4,7 +4,7 @@ A question of a cell is never split: all its samples, which share a prefill, are
 both counted from 0, belongs to shard 1 + (c + d) mod n of n. Which shard has a row thus depends on the configuration
 only, never on a machine. The first questions of successive cells belong to successive shards, so that shards have
 almost equally many questions even if cells have fewer questions than there are shards. Slots and lengths are planned
-for the whole cell, so a row is the same in a shard as in a run without shards.
+for the whole cell, so a row is the same in a shard as in a run without shards on a device of the same kind.
 """
 
 from __future__ import annotations

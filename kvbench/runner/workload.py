@@ -109,9 +109,9 @@ class TaskWork:
         spool: stores documents, texts and tokens. vision: a function that loads the image processor; called only if
         documents have images.
 
-        Raises SetupError if data are missing. Raises UserError in these cases: the prompt style is unknown; a chat
-        template is needed but missing; --max-new-tokens exceeds the room in the model's context; the run is
-        query-agnostic and documents have no context; two documents have the same id.
+        Raises SetupError if data are missing. Raises UserError for example in these cases: the prompt style is
+        unknown; a chat template is needed but missing; --max-new-tokens exceeds the room in the model's context; the
+        run is query-agnostic and documents have no context; two documents have the same id.
         """
         task = load_task(name, config.task_file)
         style = config.prompt_style_for(name) or task.prompt_styles[0]

@@ -58,7 +58,8 @@ def _table(prediction: str) -> str:
 
 
 def _rows(table: str) -> list[Row]:
-    """Return a table's rows below its head, with normalised cells; [] if the table cannot be parsed.
+    """Return a table's rows below its head, with normalised cells; [] if the table cannot be parsed or has two
+    columns with the same name.
 
     A last row with another number of cells than the head is dropped. Any earlier row with another number of cells than
     the head gets `_EMPTY` in every cell.

@@ -5,9 +5,9 @@ verdict of an ordinary process with an ordinary standard input.
 
 Programs run in a box (`kvbench.scoring.sandbox`) that never receives an expected output; this module compares their
 output outside the box. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with its bugs, see
-`kvbench.scoring.livecodebench_harness`. Error codes: 0 passed, -2 wrong, -3 out of time, -4 exception or nothing to
-run, -5 the program ended the process. A program that runs out of time gets a second try; only one second try runs at a
-time.
+`kvbench.scoring.livecodebench_harness`. Error codes: 0 passed, -2 wrong or too much output, -3 out of time, -4
+exception, out of memory or nothing to run, -5 the program ended the process (only in `lcb`). A program that runs out of
+time gets a second try; as a rule only one second try runs at a time (`_alone`).
 
 kvbench has its own checker, because every other known checker runs programs in a process that also holds the expected
 outputs, without isolation.
@@ -50,7 +50,8 @@ _TURN_SECONDS = 120.0  # longest wait for another second try to end; after that,
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The result of running a program on all tests of a problem, up to the first test that fails. results: per test
-    True, False (a wrong value) or an error code. seconds: time of the slowest test, or of the test that failed."""
+    True, False (a wrong value) or an error code; only (-2,) after code -5. seconds: time of the slowest test, or of the
+    test that failed."""
 
     verdict: str  # pass, wrong_answer, runtime_error, time_limit, memory_limit or output_limit
     code: int  # LiveCodeBench's error code, 0 for a pass

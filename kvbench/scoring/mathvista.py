@@ -145,7 +145,7 @@ def _number(part: str, introduced: bool) -> str | None:
 
 
 def _value(found: Sequence[tuple[str, ...]]) -> str | None:
-    """Return the number of the first match of `_NUMBER`, as Python writes it; a fraction is divided out. None without a
+    """Return the number of the first match of `_NUMBER` without its commas; a fraction is divided out. None without a
     match. found: the groups of each match."""
     for sign, *numbers in found:
         above, *below = (number.replace(",", "") for number in numbers if number)
@@ -158,7 +158,7 @@ def _option(part: str, choices: Sequence[str], introduced: bool) -> str | None:
     """Return the letter that a text chooses or, if it names no letter, the longest option that it contains.
 
     choices: the options. introduced: whether the answer begins the text. If it does, an option or a letter at the
-    beginning of the text takes precedence over later ones.
+    beginning of the text takes precedence over later ones; a letter with a mark, such as "B)", does so in any case.
     """
     if named := _letter(_FIRST_LETTER.match(part), choices):
         return named

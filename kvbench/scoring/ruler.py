@@ -15,7 +15,8 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def postprocess(text: str) -> str:
-    """Return an output without blanks at its ends, and with every control character replaced by a line end."""
+    """Return an output without blanks at its ends, and with every control character up to U+001F replaced by a line
+    end."""
     return _CONTROL.sub("\n", text.strip()).strip()
 
 

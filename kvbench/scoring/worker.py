@@ -1,8 +1,9 @@
 """The scoring process, which `kvbench.scoring.pool` starts as ``python -m kvbench.scoring.worker``.
 
 It reads length-prefixed pickles from standard input and answers on the original standard output. Pickles are safe here,
-because both ends are the same version of kvbench on one machine. The process imports no torch and ends when its input
-closes. If a score hangs after the parent died, faulthandler's watchdog thread, written in C, ends the process.
+because both ends are the same version of kvbench on one machine. The process ends when its input closes. It imports
+torch only if a task's module does. If a score hangs after the parent died, faulthandler's watchdog thread, written in
+C, ends the process.
 """
 
 from __future__ import annotations

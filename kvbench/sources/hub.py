@@ -1,7 +1,8 @@
 """Asks the Hugging Face hub whether a repository exists, at which commit, and with which files.
 
-The hub's libraries retry a refused connection for half a minute per file. Before kvbench calls them, it asks the hub
-itself with at most `TRIES` attempts, so that the user learns of a wrong name or a missing network within seconds.
+The hub's libraries retry a refused connection for half a minute per file. Before kvbench calls them, it sends a
+request of its own with at most `TRIES` attempts, so that the user learns of a wrong name or a missing network within
+seconds (within about half a minute if the hub does not answer at all).
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def ask(kind: Kind, name: str, revision: str | None) -> Answer:
 def may_read(kind: Kind, name: str, file: str, commit: str) -> None:
     """Raise HubError if the hub refuses a file because the repository is gated or the token is wrong.
 
-    `ask` does not notice this, because the hub lists the files of a gated repository to everyone.
+    `ask` does not notice a gated repository, because the hub lists the files of such a repository to everyone.
     """
     import huggingface_hub
 
@@ -149,7 +150,7 @@ def is_name(name: str) -> bool:
 
 
 def is_offline() -> bool:
-    """Return whether the user has forbidden the network (HF_HUB_OFFLINE)."""
+    """Return whether the hub's libraries may not use the network: the user (HF_HUB_OFFLINE) or `only` forbids it."""
     import huggingface_hub
 
     return bool(huggingface_hub.is_offline_mode())

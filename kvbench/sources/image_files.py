@@ -33,8 +33,8 @@ class Pixels:
 def read(image: Image) -> Pixels:
     """Read and decode an image.
 
-    Raises UserError for a file that cannot be read, is no complete PNG, JPEG or WebP, is too large, or changed since it
-    was hashed; SetupError if Pillow is missing.
+    Raises UserError for a file that cannot be read, is no complete PNG, JPEG or WebP, is too large, has more than 8
+    bits per colour, or changed since it was hashed; SetupError if Pillow is missing.
     """
     data = _bytes(image)
     digest = hashlib.sha256(data).hexdigest()

@@ -21,7 +21,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def check(name: str, folder: Path) -> None:
-    """Raise SetupError for missing, pickled or truncated weights."""
+    """Raise SetupError for weights that are missing, damaged, or stored only as pickles."""
     files = weight_files(folder)
     if not files:
         raise none_there(name, sorted(folder.iterdir()))

@@ -1,8 +1,8 @@
 """Finds a model and reads its configuration, without torch and without weights.
 
 A name that looks like a path is never sent to the hub. For a hub name, `describe` reads only the local cache; facts
-that the cache lacks are None until `fetched` asks the hub. Damaged and pickled weights raise an error here, before any
-weights are loaded.
+that the cache lacks are unknown until `located` or `fetched` asks the hub. A model that has only pickled weights, and
+damaged weights in a local folder, raise an error here, before any weights are loaded.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ModelInfo:
 
 
 def is_path(name: str) -> bool:
-    """Return whether a model name means a folder: it begins like a path, or the path exists."""
+    """Return whether a model name means a folder: it begins like a path, has a backslash, or is a path that exists."""
     return name.startswith((".", "/", "~")) or "\\" in name or os.path.exists(name)
 
 
@@ -245,7 +245,7 @@ def _cached(name: str, revision: str | None) -> Path | None:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """Read a config.json. Raises SetupError if a field that kvbench reads has a wrong type."""
+    """Read a config.json. Raises SetupError if `text_config` or one of `_SIZES` has a wrong type."""
     config = read_json(path)
     text = config.get("text_config")
     if text is not None and not isinstance(text, dict):

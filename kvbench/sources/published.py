@@ -31,7 +31,8 @@ class Published:
 
     @property
     def entries(self) -> int | None:
-        """The budget in entries, with ``1K`` as 1,024; None if the paper prints no budget, as for the full cache."""
+        """The budget in entries, with ``1K`` as 1,024; None if the paper prints no number of entries, as
+        for the full cache."""
         found = _ENTRIES.match(self.budget)
         return None if found is None else int(found[1]) * (1024 if found[2] else 1)
 

@@ -1,4 +1,4 @@
-"""Checks that a model has an embedding for every token: a token without an embedding would crash a run."""
+"""Checks that a model has at least as many embeddings as tokens: a token without an embedding would crash a run."""
 
 from __future__ import annotations
 

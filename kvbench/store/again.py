@@ -30,7 +30,8 @@ def used(info: Mapping[str, Any]) -> dict[str, Any]:
     lm-eval load data from the hub. info: the content of run.json.
 
     The user gives them by a flag or an environment variable or, except for `task`, in the configuration file.
-    `unsafe_run_code` is never among them: a continued run without this setting executes programs in a sandbox.
+    `unsafe_run_code` is never among them: a continued run without this setting executes programs in a sandbox or not
+    at all.
     """
     environment = info["environment"]
     settings = {

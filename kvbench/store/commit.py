@@ -1,7 +1,7 @@
 """A commit of the journal: it syncs the journal's segment to disk in a thread, while generation goes on.
 
-A sync takes milliseconds on most disks and seconds on some. The journal waits only a moment for the sync; rows that it
-writes during the sync belong to the next commit.
+A sync takes milliseconds on most disks and seconds on some. The journal waits only a moment for the sync, except in
+`flush` and `close`; rows that it writes during the sync belong to the next commit.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 
 
 class Commit:
-    """A sync of a journal segment to disk, in a background thread that the constructor starts. `keys`: the keys of the
-    rows that are safe once the sync has succeeded. `seconds`: how long the sync took.
+    """A sync of a journal segment to disk, in a background thread that the constructor starts (in the constructor
+    itself if no thread can be started). `keys`: the keys of the rows that are safe once the sync has succeeded.
+    `seconds`: how long the sync took.
     """
 
     def __init__(self, sync: Callable[[], None], keys: Sequence[str]) -> None:

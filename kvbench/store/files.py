@@ -1,5 +1,5 @@
-"""Reads and writes files of a run's folder. After a kill or a power cut a file is complete or absent, and kvbench
-follows no link out of the folder.
+"""Reads and writes files of a run's folder. After a kill or a power cut a file written with `replacing` is complete
+(old or new) or absent, and kvbench follows no link out of the folder.
 
 `replacing` writes a temporary file in the target's folder, and renames it to the target once it is on disk. If the
 target is a link, the link is replaced, and the file behind it stays unchanged. `open_plain` and `read_plain` open

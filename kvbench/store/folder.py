@@ -1,7 +1,7 @@
 """Opens a run's folder, checks and locks it, and gives access to its journal and tables.
 
 `RunFolder.open` and `RunFolder.resume` check names, folders, settings and versions before any work. The run is locked
-until the folder is closed. kvbench never replaces files that it did not make.
+until the folder is closed. A folder that has files but no run is refused.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def host_name() -> str:
-    """Return this machine's name, with "_" for characters that a file name cannot have."""
+    """Return the first 40 characters of this machine's name, with "_" for all but ASCII letters, digits, "." and
+    "-"."""
     return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:40] or "host"
 
 

@@ -18,10 +18,10 @@ def canonical_json(value: object) -> str:
 
 
 def row_key(identity: Mapping[str, object]) -> str:
-    """Return the key of a row, 24 hex digits. identity: every setting that may change the sample's output.
+    """Return the key of a row, 24 hex digits. identity: the settings that decide the sample's output.
 
-    These settings are task, task_version, data revision, doc_id, sample, seed, method, options, budget, interval,
-    model, model_revision and the generation settings, but not those that may differ between hosts (device, slots).
+    Among these are task, task_version, data revision, doc_id, sample, seed, method, options, budget, interval, model,
+    model_revision and the generation settings, but not settings that may differ between hosts (device, slots).
     """
     return digest(identity)[:24]
 

@@ -4,8 +4,8 @@ disk.
 A row becomes a record ``crc32 SPACE json LF``, written with one write(). Every process writes a file of its own, a
 segment, and never reopens a segment, because a kill can cut a large write in the middle: in a shared file, the next
 process's record would follow the torn record on the same line. A row counts as safe only after fdatasync, which runs in
-a thread while generation goes on; its key is therefore often reported by a later call. Only one thread may write to a
-journal.
+a thread while generation goes on; the row's key is therefore often reported by a later call. Only one thread may write
+to a journal.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ class Journal:
         return self.poll()
 
     def poll(self) -> list[str]:
-        """Begin a commit (a sync of the written rows to disk) if none is under way and the last commit ended at least
-        two seconds ago. Return the keys of those rows that have become safe on disk since the last call. Waits at most
-        `PATIENCE_SECONDS` for the disk.
+        """Begin a commit (a sync of the written rows to disk) if rows wait for it, none is under way, and the last
+        commit ended at least two seconds ago. Return the keys of those rows that have become safe on disk since the
+        last call. Waits at most `PATIENCE_SECONDS` for the disk.
         """
         saved = self._collect(0.0)
         if self._commit is None and self._waiting and time.monotonic() - self._last_commit >= COMMIT_SECONDS:

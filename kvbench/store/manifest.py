@@ -6,9 +6,9 @@ hash of each part and of the whole. A record that was edited by hand no longer m
 because rows of two settings must not mix. The hashes reveal mistakes, not malice: kvbench never imports or contacts
 anything because a run.json names it (docs/security.md).
 
-Settings are stored as the user gave them, but without secrets: a run can be continued with them, and two different
-settings never look alike. Parts that are only shown, such as the command, are redacted: secrets and the user's name in
-paths are hidden.
+Settings are stored as the user gave them, but without secrets: a run can be continued with them, and settings
+that differ in more than secrets do not look alike. Parts that are only shown, such as the command, are redacted:
+secrets and the user's name in paths are hidden.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def check_format(file: str, format: object) -> None:
 
 def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> Differences:
     """Return the settings in which `run` and `other` differ. The name of a nested setting is dotted. A setting that is
-    None equals a missing setting.
+    None or an empty object equals a missing setting.
     """
     ours, theirs = _flat(run), _flat(other)
     return {n: (ours.get(n), theirs.get(n)) for n in {**ours, **theirs} if ours.get(n) != theirs.get(n)}

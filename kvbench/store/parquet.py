@@ -89,7 +89,7 @@ def _repeated(stored: pa.Schema, schema: pa.Schema) -> list[str]:
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
     """Raise Damaged if the footer claims more rows than the file has bytes (`size`), or more unpacked bytes in the
     columns `names` than `_BYTES` and `row_bytes` per row together. A row takes at least one byte of the file, because
-    every row has a key of its own.
+    no two rows of a table are equal.
     """
     if footer.num_rows > size:
         raise Damaged(f"its footer claims {footer.num_rows} rows in {size} bytes")

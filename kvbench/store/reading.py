@@ -1,9 +1,9 @@
 """Reads runs and tables, for reports and comparisons. Takes no lock and never writes.
 
 `read_run` reads one consistent state of a run: from its sealed table if the table has all rows, otherwise from the
-journal, which may still be growing. `read_columns` reads a rows.parquet from any folder. A damaged file raises an error
-and never gives wrong numbers: a sealed table must have the hash that seal.json states, and every page must match its
-checksum.
+journal, which may still be growing. `read_columns` reads a rows.parquet from any folder. A damaged table raises an
+error instead of giving wrong numbers: a sealed table must have the hash that seal.json states, and every page must
+match its checksum.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Snapshot:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the run, continued, would generate more rows."""
+        """Whether fewer rows than planned are saved or final; False if the planned number is unknown."""
         return self.planned is not None and self.saved + self.final < self.planned
 
     @property

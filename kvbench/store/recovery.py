@@ -4,11 +4,11 @@
 the beginning. If the caller passes the content that an earlier call returned, only the records added since are read.
 Texts are not kept in memory; `TextReader` reads the record again when the texts of a row are needed.
 
-A torn last record is dropped, and a damaged record is skipped. Both are reported, and their rows are generated again. A
-record with a right checksum that is not a row counts as damaged, because a journal may come from anyone. If a row has
-several records, only those with the highest `score_pass` count. Of these, the first record with status "ok" is taken,
-in the order of segment names and positions; if none is "ok", the last record with an answer is taken, or else the last
-record.
+A torn last record is dropped, and a damaged record is skipped. Both are reported, and a row that has no other record is
+generated again. A record with a right checksum that is not a row counts as damaged, because a journal may come from
+anyone. If a row has several records, only those with the highest `score_pass` count. Of these, the first record with
+status "ok" is taken, in the order of segment names and positions; if none is "ok", the last record with an answer is
+taken, or else the last record.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Entry:
 
     @property
     def outcome(self) -> tuple[object, ...]:
-        """Output and score. Two answers of one sample with different outcomes were not generated deterministically."""
+        """Output and score. Two answers of one sample with different outcomes were not generated and scored
+        deterministically."""
         return tuple(self.row.get(name) for name in ("output_sha256", "output_tokens", "score"))
 
 

@@ -192,7 +192,7 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
 
     In `row`, `options` and `aux` may be dictionaries, `seed` an integer, `created` a datetime (default: now), and
     numbers may be numpy scalars. NaN and infinities become null. Raises ValueError for an unknown column, a wrong type,
-    or a failed row with a score, so that a caller's error is found before the table is made.
+    a missing required column, or a failed row with a score, so that a caller's error is found before the table is made.
     """
     unknown = sorted(set(row) - set(NAMES))
     if unknown:
@@ -213,7 +213,8 @@ def as_stored(column: str, value: Any) -> Any:
 
 
 def read_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Check a row read from a journal, and return it with every column. None if `check_row` cannot have returned it."""
+    """Check a row read from a journal, and return it with every column. None if a value does not fit its column, a
+    required column is empty, or a failed row has a score."""
     checked: dict[str, Any] = {}
     for name, fits in _FITS:
         value = checked[name] = row.get(name)

@@ -121,7 +121,8 @@ _MAY_BE_NULL = {("environment", part) for part in ("kv_cache", "plugins", "plugi
 
 
 def why_not(content: Any) -> str:
-    """Return the dotted name of the first part with a wrong type; "" if all types are right."""
+    """Return the dotted name of the first part that has a wrong type or lacks a part of its own; "" if all are
+    right."""
     return _wrong(content, _CONTENT, ()) or ""
 
 

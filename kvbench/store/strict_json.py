@@ -1,4 +1,5 @@
-"""Reads JSON that anyone may have written. Every kind of invalid input raises ValueError.
+"""Reads JSON that anyone may have written. Every kind of invalid input raises ValueError; only `lenient`
+accepts NaN and infinities.
 
 Python's own reader accepts NaN, reads 1e400 as infinity, and raises RecursionError for deep nesting.
 """

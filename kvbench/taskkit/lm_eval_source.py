@@ -84,7 +84,8 @@ def definition(name: str) -> Definition:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence lm-eval's log and progress bars while the block runs."""
+    """Silence lm-eval's log below errors, and all that Python code writes to standard error, such as progress bars,
+    while the block runs."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -123,7 +124,7 @@ def _by_index(name: str) -> Path:
 
 
 def _refuse(name: str, raw: Mapping[str, Any]) -> None:
-    """Raise UserError for a task that kvbench does not run: its model does not generate answers, a Python program
+    """Raise UserError for a task that kvbench does not run: the model generates no answers in it, a Python program
     defines it, its answers are programs, or it asks about images or sound.
 
     raw: the content of the task's YAML file.

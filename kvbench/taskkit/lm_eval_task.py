@@ -3,8 +3,8 @@
 The prompts equal lm-eval's for a run of this task alone: raw text with the task's few-shot examples, drawn with
 lm-eval's seeds. (With ``--prompt-style plain`` they go through the chat template, with the examples in the user's
 message.) The task's filters and `process_results` score every answer, in a scoring process that rebuilds the task
-without its data. The score is the task's first metric that is a mean over answers, under its first filter; `aux`
-holds all others as ``metric,filter``.
+without its data. The score is the task's first metric that is a mean over answers and higher for better
+answers, under the task's first filter without a vote; `aux` holds all other numbers as ``metric,filter``.
 
 Not covered: tasks that compare likelihoods (``kvbench lm-eval`` runs them), metrics of a whole corpus, votes over
 several answers (kvbench's reports have maj@n), tasks with programs, images or sound.
@@ -40,7 +40,8 @@ LONGEST = 500  # most characters of an extracted answer that a row keeps
 
 
 class LMEvalTask(Task):
-    """A task that the lm-eval package defines in YAML. The constructor does not import lm-eval; the methods do."""
+    """A task that the lm-eval package defines in YAML. The constructor does not import lm-eval; the methods that
+    need it do."""
 
     suite = "lm_eval"
     summary = "a task of lm-eval, by the name that lm-eval gives it"
@@ -75,7 +76,8 @@ class LMEvalTask(Task):
         return definition(self.known_as).config.dataset_path in gated_data()
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return the generation settings of the YAML file; greedy decoding gets one sample, as all would be equal."""
+        """Return the generation settings of the YAML file; greedy decoding gets one sample, because all samples
+        would be equal."""
         config = definition(self.known_as).config
         spec = generation(config.generation_kwargs)
         return replace(spec, n=config.repeats if spec.temperature > 0 else 1)

@@ -36,7 +36,7 @@ def manifest(task: str, level: str, rows: int | None) -> Manifest:
 class LongProc(Task):
     """Base of the tasks whose prompt is a template filled with columns of a data row.
 
-    A document's id is the number of its row, since the data have no ids.
+    A document's id is the number of its row among the rows that `select` returns (from 0), since the data have no ids.
     """
 
     suite = "long context"

@@ -43,7 +43,8 @@ def gated_data() -> set[str]:
 
 
 def get_task(name: str) -> Task:
-    """Make the task with this name. Raises UserError for an unknown or invalid name."""
+    """Make the task with this name. Raises UserError for an unknown or invalid name; a name after ``lm_eval:`` is
+    checked only when the task is used."""
     if name.strip().lower().startswith(LM_EVAL):
         from kvbench.taskkit.lm_eval_task import LMEvalTask
 

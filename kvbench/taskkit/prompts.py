@@ -1,6 +1,6 @@
 """Turn a document into the text and tokens of a prompt: prompt styles, chat template, thinking switch.
 
-A rendered template already holds the special tokens, so `encode` adds none (Llama and DeepSeek tokenizers would add a
+A rendered template normally holds the special tokens, so `encode` adds none (Llama and DeepSeek tokenizers would add a
 second start token). Raw text gets the tokenizer's own special tokens. Templates run only in transformers' sandboxed
 Jinja. Not covered: few-shot examples.
 """

@@ -1,4 +1,5 @@
-"""The settings by which a training collects answers. They are options with the same meaning in every recipe.
+"""The settings by which a training collects answers. They are options with the same meaning in every recipe that has
+them.
 
 `Collection` has their defaults; the catalogue overrides a default where a recipe needs another. Imports no torch,
 because `--help` reads the catalogue.
@@ -24,9 +25,9 @@ CHOICES = {"unfinished": get_args(Keep), "wrong": get_args(Keep), "answers": get
 class Collection:
     """How the model answers the questions of a training, and which answers the training uses, whole or in part.
 
-    The settings act in this order: `max_prompt` skips questions with longer prompts; the model generates answers with
-    `temperature`, `top_p`, `top_k` and `max_tokens`; `wrong`, `unfinished` and `min_tokens` drop some of the answers;
-    `truncate` cuts the others.
+    The settings act in this order: `max_prompt` skips questions with longer prompts, and cuts longer raw texts; the
+    model generates answers with `temperature`, `top_p`, `top_k` and `max_tokens`, unless `answers` lets training use
+    those in the data; `wrong`, `unfinished` and `min_tokens` drop some of the answers; `truncate` cuts the others.
     """
 
     temperature: float = option(0.0, "temperature of the answers; 0 is greedy", low=0)

@@ -28,7 +28,7 @@ def read_questions(
 
     A row is skipped if its prompt is empty, is longer than `max_prompt` or leaves no room for an answer in the model's
     context, or if the answer from the file is empty. Raises UserError for a row that has none of the forms in
-    `data_rows`.
+    `data_rows`, or a value of a wrong form.
     """
     prompting = prompting or Prompting()
     maker = _Maker.of(loaded, collection, prompting)

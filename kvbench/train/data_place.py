@@ -23,14 +23,15 @@ SPLIT = "train"
 
 @dataclass(frozen=True, slots=True)
 class DataPlace:
-    """The file or folder with the rows, and the name of the data on cards, which reveals no folder of this machine."""
+    """The file or folder with the rows, and the name of the data on cards: a hub address, or the last part of the
+    path."""
 
     path: Path
     name: str
 
 
 def check_data(data: str) -> None:
-    """Raise UserError if `data` is neither an existing file or folder nor a well-formed address. Sends no request."""
+    """Raise UserError if `data` is neither a usable file or folder nor a well-formed address. Sends no request."""
     if data.startswith(HUB):
         _manifest(data)
     else:

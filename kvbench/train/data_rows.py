@@ -65,7 +65,10 @@ def data_files(path: Path) -> list[Path]:
 
 
 def parse_row(columns: Mapping[str, Any], where: str, prompting: Prompting) -> Row:
-    """Parse a row. where: the row's file and line, for messages. Raises UserError if the row has none of `FORMS`."""
+    """Parse a row. where: the row's file and line, for messages.
+
+    Raises UserError if the row has none of `FORMS`, or a value of a wrong form.
+    """
     row = _Columns(columns, where)
     if talk := row.first(TALKS):
         return row.conversation(talk, row.messages(talk), prompting)
@@ -85,7 +88,10 @@ def parse_row(columns: Mapping[str, Any], where: str, prompting: Prompting) -> R
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The columns of a row; `where` is its file and line. All methods raise UserError for a value of a wrong form."""
+    """The columns of a row; `where` is its file and line.
+
+    All methods except `first`, which only looks for a column, raise UserError for a value of a wrong form.
+    """
 
     values: Mapping[str, Any]
     where: str

@@ -70,8 +70,9 @@ class Entry:
         tested_on: what the held-out figures use. "answers": the model's answers to the held-out questions, collected
             before the training. "questions": the questions; the recipe lets the model answer them for each figure.
         dtype: number type of the loaded model; a recipe with the option `precision` ignores it.
-        options: the recipe's own settings and their defaults. A recipe that asks questions also has the settings of
-            `kvbench.train.collection`; `options` may change their defaults.
+        options: the recipe's own settings and their defaults. A recipe that learns from answers also has the settings
+            of `kvbench.train.collection`; one that learns from questions has only max_tokens and max_prompt of them.
+            `options` may change their defaults.
         presets: the presets by name; the built-in model gets "tiny" if the user names no preset.
     """
 

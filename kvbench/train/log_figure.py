@@ -1,5 +1,5 @@
-"""The figure of `kvbench train --plot`, by step: one panel for the loss, for each figure of the batches and for each
-held-out figure."""
+"""The figure of `kvbench train --plot`, by step. The loss, each figure of the batches and each held-out figure have a
+panel of their own."""
 
 from __future__ import annotations
 

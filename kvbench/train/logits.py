@@ -2,7 +2,7 @@
 
 `final_states` returns the hidden states that the model's language-model head reads. `logits_of` computes logits from
 some of these states. It calls the model's own forward pass, but replaces the decoder by a function that returns these
-states at once; only head, scaling and cap remain. So the logits are right for every architecture.
+states at once; only head, scaling and cap remain. So no architecture needs code of its own here.
 
 Letters: b sequences, n positions, D hidden size, V vocabulary.
 """

@@ -59,12 +59,13 @@ def train(
     steps after which the held-out figures are computed again; 0: only before and after the training.
     checkpoint_seconds: the least time between two checkpoints; n times as much if writing the last checkpoint took
     n > 1 seconds. The last step always ends with a checkpoint. on_step: called after every step; the figures that it
-    gets include the newest held-out figure.
+    gets include the newest held-out figure, if there is one.
 
     Raises:
-        UserError: `out` holds a training with other settings.
+        UserError: `out` holds a training with other settings, or the processes cannot divide the batch equally.
         RunInUseError: another training holds the folder.
-        SetupError: a loss or gradient is not finite, or a file cannot be written or read.
+        SetupError: a loss or gradient is not finite, the checkpoint cannot be read, or the weights cannot be written.
+        OSError: the log or the checkpoint cannot be written.
     """
     with joined() as processes, alone(out):
         training = _Training(recipe, out, processes, base, revision)

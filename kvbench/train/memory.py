@@ -1,10 +1,10 @@
 """Counts the memory of a training on one device from the model's configuration, before weights are loaded.
 
 The recipe's own code runs on the meta device (`kvbench.train.rehearsal`): its set-up; the loss and the backward pass
-for a batch of the longest items; the update by the optimiser; the held-out figures. If all decoder layers are alike,
-the code runs for a model with two layers and for a model with three. The bytes for the whole model are extrapolated
-from these two: in every segment of the computation, the bytes are a constant plus a multiple of the number of layers.
-If the layers differ, the code runs for a model with all of them.
+for a batch of the longest items; the update by the optimiser; the held-out figures. If a model has more than three
+decoder layers and all are alike, the code runs for a model with two layers and for a model with three. The bytes for
+the whole model are extrapolated from these two: in every segment of the computation, the bytes are a constant plus a
+multiple of the number of layers. Otherwise the code runs for a model with all layers.
 """
 
 from __future__ import annotations

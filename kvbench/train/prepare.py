@@ -1,4 +1,5 @@
-"""Sets up a recipe for training: loads the model, collects questions, and lets the model answer them."""
+"""Sets up a recipe for training: loads the model, collects questions or examples, and lets the model answer the
+questions if the recipe learns from answers."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def prepare(
     continue_from: str | None = None,
     on_answer: Callable[[int], None] | None = None,
 ) -> Ready:
-    """Load the model, let it answer the questions, and return the recipe called `name`, ready to train.
+    """Load the model, collect the data, and return the recipe called `name`, ready to train.
+
+    If the recipe learns from answers, the model answers the questions that have no given answer (`Question.given`).
 
     data: a file, folder or data set on the hub with questions or texts (`kvbench.train.data_place`); None: problems of
     the built-in tasks. samples: the most questions or examples to train on; those that the recipe holds out do not

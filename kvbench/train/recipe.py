@@ -34,8 +34,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings on which the losses of a training depend. Only a training with equal settings continues from a
-    checkpoint."""
+    """All settings on which the losses of a training depend. A training continues from a checkpoint only if all
+    settings except `steps` are equal; `kvbench.train.loop` says when `steps` may differ."""
 
     steps: int
     lr: float  # peak of AdamW's rate

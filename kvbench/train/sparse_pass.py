@@ -1,4 +1,4 @@
-"""Forward and backward passes of a model under eviction masks, for as many sequences at once as memory allows.
+"""Forward and backward passes of a model under eviction masks, for a micro-batch of sequences at a time.
 
 Letters: b sequences, S tokens in the longest sequence, n last positions of a sequence, which include every answer, V
 vocabulary.
@@ -67,7 +67,7 @@ class Part:
         return final_states(model, SparseAttention(until), last=self.targets.shape[1], input_ids=self.ids[:, :-1])
 
     def logits(self, model: Any, until: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Return all logits [b, n, V] in float32. Tests compare `add_up` with them; they take more memory."""
+        """Return the logits [b, n, V] of all targets at once, in float32. Only tests use this; it takes much memory."""
         handler = SparseAttention(until)
         return forward(model, handler, input_ids=self.ids[:, :-1], logits=self.targets.shape[1]).float()
 
@@ -155,7 +155,8 @@ def _recomputable(model: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def recomputed(model: Any, on: bool) -> Iterator[None]:
-    """While the block runs, recompute all decoder layers in the backward pass (gradient checkpointing), if `on`."""
+    """While the block runs, if `on`, recompute all layers that support it in the backward pass (gradient
+    checkpointing)."""
     layers = _recomputable(model) if on else []
     try:
         for layer in layers:

@@ -1,7 +1,7 @@
 """The questions that recipes train on, and traces: questions with an answer of the model or from the data.
 
-Problems of built-in tasks have a seed. Recipes train on problems with 29-bit seeds. Evaluations and held-out figures
-use larger seeds, from `HELD_OUT` on, so they never ask a problem on which a recipe trains.
+Problems of built-in tasks have a seed. The questions to train on have 29-bit seeds. Evaluations and held-out questions
+have larger seeds, from `HELD_OUT` on, so they never have a seed on which a recipe trains.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A prompt with an answer of the model or from the data, up to the end token or to the length limit."""
+    """A prompt with an answer of the model or from the data. The answer may be cut."""
 
     name: str
     prompt: tuple[int, ...]

@@ -37,7 +37,8 @@ Row = dict[str, Any]
 def read_corpus(folder: Path) -> dict[str, str]:
     """Return the text of every hostile program in a folder and its direct subfolders, by relative path.
 
-    Raises UserError if the folder holds no program, or if a program has no complete header.
+    A hostile program is a Python file that begins with ``# id:``. Raises UserError if the folder holds no program, or
+    if a program has no complete header.
     """
     programs = {}
     for path in sorted((*folder.glob("*.py"), *folder.glob("*/*.py"))):
@@ -113,7 +114,8 @@ def _successes(
 ) -> Iterator[str]:
     """Yield the names of the checks that show harm, that is, the ways in which the attack succeeded.
 
-    The checks are those in the attack's header, "damage" (to the grader) and "sandbox_error". alive: ids of the
+    The checks are those in the attack's header, "damage" (to the grader) and "sandbox_error". An unknown check in the
+    header counts as a success. alive: ids of the
     processes that outlived the grader. result: what the grader reported. secret: texts that the program must not see.
     """
     out = result.get("stdout", "") + result.get("stderr", "")

@@ -65,7 +65,7 @@ class Attack:
             raise ValueError(f"{name} has no header line {missing}; add '# NAME: value' at its top") from None
 
     def filled(self, values: Mapping[str, Any]) -> str:
-        """Return the program's text with every ``@@NAME@@`` replaced by ``values["NAME"]``."""
+        """Return the program's text with ``@@NAME@@`` replaced by ``values["NAME"]`` for every name in `values`."""
         source = self.source
         for name, value in values.items():
             source = source.replace(f"@@{name}@@", str(value))

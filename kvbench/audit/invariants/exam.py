@@ -158,7 +158,7 @@ class Exam:
 
     @once
     def backwards(self, layout: AuditLayout) -> Trial:
-        """Run all requests in reverse order: each sequence has other neighbours in the batch and another slot."""
+        """Run all requests in reverse order, so that sequences have other neighbours in the batch or other slots."""
         return self._bench(layout).run(self.requests[::-1])
 
     @once

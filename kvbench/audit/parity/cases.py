@@ -124,7 +124,7 @@ def load_cases(folder: Path) -> list[Case]:
     Raises UserError if there is no case, or if a case cannot be read.
     """
     if not folder.is_dir():
-        raise UserError(f"parity folder {quote(folder)} is not a folder; give another.")
+        raise UserError(f"parity folder {quote(folder)} does not exist or is no folder; give another.")
     cases = [case for path in sorted(folder.rglob("*.json")) if (case := _load(path)) is not None]
     if not cases:
         raise UserError(f"parity folder {quote(folder)} holds no cases; expected NAME.json with NAME.safetensors.")

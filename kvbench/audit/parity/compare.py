@@ -1,8 +1,9 @@
 """Runs parity cases with kvbench's methods, and compares the entries that they keep with those of the reference.
 
 The engine's own `decide` takes the decisions. kvbench's kept entries and columns carry over from step to step. Once
-kvbench keeps other entries than the reference, every later step starts from the reference's state (teacher forcing).
-Such a difference need not be an error: max pooling makes exact ties, which the reference breaks arbitrarily.
+kvbench keeps other entries than the reference, every later step starts from the reference's state (teacher forcing);
+a plan with `steps` or `sorted_steps` starts every step from it. A difference need not be an error: max pooling makes
+exact ties, which the reference breaks arbitrarily.
 """
 
 from __future__ import annotations
@@ -137,7 +138,10 @@ class ReferenceCache:
         return x if x is None else x.repeat_interleave(self.heads // x.shape[1], dim=1)
 
     def load(self, case: Case, step: int) -> None:
-        """Replace all entries, columns and states by those that the reference had before a step."""
+        """Replace all entries by those that the reference held before a step, with the columns that the file stores.
+
+        Other columns start anew. States are replaced only if the plan has `resume`.
+        """
         slots, self.seen = case.slots(step), case.seen[step]
         self.observed = 0 if step == 0 else self.seen
         for index, layer in enumerate(self.layers):

@@ -32,7 +32,7 @@ FAR = 1e9  # the error of tensors of different sizes, and of NaN
 class ValueResult:
     """How far kvbench's numbers for one recorded value of a case (for example a loss) are from the reference's.
 
-    The comparison covers all stored steps. error: the largest difference, divided by the tolerated difference.
+    The comparison covers all stored steps. error: the largest ratio of a number's difference to its tolerance.
     """
 
     value: str

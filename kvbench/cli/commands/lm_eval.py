@@ -1,8 +1,9 @@
 """``kvbench lm-eval``: lm-eval's command line with kvbench's model and tasks.
 
-lm-eval 0.4.13 finds no models outside its package, so its own command lacks ``--model kvbench``. Everything after
-``kvbench lm-eval`` goes to lm-eval unchanged. kvbench only adds the folder of kvbench's tasks to ``--include_path``,
-and makes ``kvbench`` the default of ``--model``.
+lm-eval 0.4.13 finds no models outside its package, so its own command lacks ``--model kvbench``. What follows
+``kvbench lm-eval`` goes to lm-eval. kvbench adds the folder of kvbench's tasks to ``--include_path``, makes ``kvbench``
+the default of ``--model`` and, for this model, ``auto`` the default of ``--device``. A device in ``--model_args``
+replaces ``--device``.
 """
 
 from __future__ import annotations

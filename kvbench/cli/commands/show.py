@@ -68,7 +68,8 @@ def _show_samples(
     folder: Path, wanted: str, method: str | None, html: str | None, data: str | None, *, json: bool
 ) -> None:
     """Print the samples of a question and, if `html` names a file, also write them into it as an HTML page. wanted: the
-    question's id, TASK/ID, or a row key. method: print only the answers of this method."""
+    question's id, TASK/ID, or a row key. method: print and write
+    only the answers of this method."""
     questions = RunQuestions(manifest.read(folder), data)
     found = samples.samples(folder, wanted, method, questions)
     if json:

@@ -28,7 +28,7 @@ OWN_POSITIONS = frozenset({"kosmos_2_5_text_model"})  # model types whose positi
 
 
 class ProbeFailed(UserError):
-    """The model's code failed when the model was built without weights or in the pass that records its layers, for
+    """The model's code failed when the model was built without weights or in a short pass that examines the model, for
     example because meta tensors have no values."""
 
 

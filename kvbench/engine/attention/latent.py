@@ -6,8 +6,8 @@ part of r numbers. With the key of head h as [U_h c, k_rot] and its value as V_h
     q_h . [U_h c, k_rot] = [U_h^T q_pass, q_rot] . [c, k_rot]        sum_i w_i V_h c_i = V_h (sum_i w_i c_i)
 
 so attention runs over the entries [c, k_rot] alone, as one KV head whose value is the key's first R numbers: U is
-applied to the queries and V to the result (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). That is exact, and it is
-what serving engines store: R + r numbers per token and layer.
+applied to the queries and V to the result (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). That is exact up to rounding.
+Serving engines, too, store these R + r numbers per token and layer.
 
 The latent is the input of the module's `kv_b_proj`; every size follows from the tensors' shapes.
 `positions.check_latents` checks on each model that attention over latents gives the same outputs.
@@ -27,7 +27,8 @@ PROJECTION = "kv_b_proj"  # transformers' name of the module that computes keys 
 class Latent:
     """The matrices of one layer that compute keys and values from a latent c of R numbers.
 
-    up_key: [Hq, N, R] (U); up_value: [Hq, Dv, R] (V). N: size of U_h c, a head's key without its rotary part.
+    up_key: [Hq, N, R] (U); up_value: [Hq, Dv, R] (V). N: size of U_h c, a head's key without its rotary part. Dv:
+    size of V_h c, a head's value.
     """
 
     up_key: torch.Tensor

@@ -31,8 +31,8 @@ class _Stop(BaseException):
 def check_positions(model: Any) -> None:
     """Check that a token has the same queries when the model reads it alone as when it reads it after other tokens.
 
-    In both passes the token is at the same position. Only the first layer runs. Raises UserError for a model that
-    ignores the positions that the engine passes, or mixes neighbouring tokens outside attention.
+    In both passes the token is at the same position. A pass ends at the first attention layer. Raises UserError
+    for a model that ignores the positions that the engine passes, or mixes neighbouring tokens outside attention.
     """
     ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
     together = first_queries(model, ids, None)[:, :, -1:].float()
@@ -50,7 +50,7 @@ def check_states(model: Any, states: Sequence[StateShape]) -> None:
 
     The last token of a text must have the same queries and logits whether the text is read in three passes or in one.
     Attention is switched off (its output is zero), so only the states carry anything from pass to pass. Raises
-    UserError for a model that begins new states in each pass.
+    UserError for a model that begins new states in each pass or ignores the positions.
     """
     ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
     queries: list[torch.Tensor] = []

@@ -18,8 +18,8 @@ from kvbench.eviction.rope import Rope
 def read_rope(model: Any, geometry: Sequence[LayerGeometry]) -> Rope:
     """Return the model's RoPE in the layers that methods evict.
 
-    The model reads one token at two positions. In each of these layers the token's queries must differ by exactly this
-    rotation, so the frequencies and the pairing of dimensions are never guessed. Raises UserError when no known
+    The model reads one token at two positions. In each of these layers the token's queries must differ by this rotation
+    up to rounding, so the frequencies and the pairing of dimensions are never guessed. Raises UserError when no known
     rotation explains the difference in all of these layers.
 
     geometry: the cache's geometry. It tells which layers methods evict; sliding-window layers are left out because they

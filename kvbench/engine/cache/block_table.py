@@ -1,8 +1,8 @@
 """`BlockTable`: which pages of a pool belong to which head, and how many entries each head holds.
 
 The host allocates memory, so its arrays are authoritative. The device has a copy of the tables and the lengths; on a
-CPU the copy is the same memory. A step changes few elements of a table, and only these are copied to the device. The
-lengths are few numbers, so all of them are copied.
+CPU the copy is the same memory. A step changes few elements of a table, and only these are copied to the device (the
+whole table when it was made wider). The lengths are few numbers, so all of them are copied.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kvbench.engine.upload import upload
 class BlockTable:
     """Block tables [rows, Hk, W] and lengths [rows, Hk] of a stack. A row is one layer of one slot (see `stack`).
 
-    W: most pages of a head, the width of the table. lengths: entries of each head; pages: pages of each head. entries:
-    entries of each slot in all its layers and heads; used: the pages that these entries fill, without pages allocated
-    for later entries.
+    W: the width of the table, which has room for W pages of each head. lengths: entries of each head; pages: pages of
+    each head. entries: entries of each slot in all its layers and heads; used: the pages that these entries fill,
+    without pages allocated for later entries.
     """
 
     def __init__(self, pool: Pool, rows: int, slots: int, heads: int, expected: int, device: torch.device) -> None:
@@ -36,7 +36,7 @@ class BlockTable:
 
     def resize(self, rows: np.ndarray, lengths: np.ndarray) -> None:
         """Set how many entries the heads of these rows hold, `lengths` [b, Hk], and give each head just the pages that
-        they fill."""
+        its entries fill."""
         self.reserve(rows, lengths)
         before, slots = self.lengths[rows], rows % self.slots
         np.add.at(self.entries, slots, (lengths - before).sum(axis=1))

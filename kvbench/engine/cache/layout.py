@@ -49,8 +49,8 @@ class Lengths:
 def entry_budget(method: Method, budget: float | None, prompt_len: int, group: int) -> int | None:
     """Return a prompt's budget in entries per head of the cache; None when the method takes no budget.
 
-    If the method keeps entries per query head, the budget of a KV head is divided among its `group` query heads. A
-    budget given as a share of the prompt is raised to the smallest budget that the method allows.
+    If the method keeps entries per query head, the budget of a KV head is divided among its `group` query heads. If a
+    budget given as a share of the prompt is below the smallest budget that the method allows, it is raised to that.
     """
     if budget is None or not method.takes_budget:
         return None

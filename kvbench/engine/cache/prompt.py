@@ -183,7 +183,8 @@ class PromptCache:
         self.reduce()
 
     def evicted_by(self, method: Method) -> PromptCache:
-        """Return a copy of the cache, for probes, from which `method` has evicted entries under the same budget."""
+        """Return a copy of the cache, for probes, from which `method` has evicted entries under the same budget, if the
+        cache holds more."""
         rules = replace(self.rules, method=method, weights={}, elsewhere={})
         other = PromptCache(
             self.geometry,

@@ -42,7 +42,7 @@ class RecurrentStates(Cache):
     """The states of all layers of a model, as its forward pass reads and replaces them.
 
     layers: number of the model's layers; per_layer: most states of one kind ("conv" or "recurrent") in a layer. The
-    first forward pass creates the states.
+    first forward pass creates the states, unless `allocate` did.
     """
 
     is_compileable = False
@@ -106,8 +106,8 @@ class RecurrentStates(Cache):
         return sum(state.nbytes for *_, state in self.each())
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return whether a forward pass has written a layer's states. layer_idx: None for the last layer. state_idx:
-        None for all states of the layer."""
+        """Return whether a layer has states for a forward pass to continue. layer_idx: None for the last layer.
+        state_idx: None for all states of the layer."""
         layers = self._of_layers[-1:] if layer_idx is None else self._of_layers[layer_idx : layer_idx + 1]
         written = [layer.has_previous_state for layer in layers]
         return any(all(places.values()) if state_idx is None else places[state_idx] for places in written)

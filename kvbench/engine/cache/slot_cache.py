@@ -1,9 +1,9 @@
 """SlotCache: the KV cache of a fixed number of slots, one sequence each; the common interface of both layouts.
 
-Keys are stored after RoPE at their true position and never re-indexed. After an eviction a head's entries are in
-storage order, not text order. `dense.DenseCache` is for methods that keep equally many entries in every head,
-`paged.PagedCache` for all others. Layers with a sliding window are ring buffers of at most `window` entries per head,
-which no method evicts.
+Keys are stored after RoPE, rotated by their true position, and are never re-indexed. After an eviction a head's entries
+are in storage order, not text order. `dense.DenseCache` holds equally many entries in every head of a slot; the heads
+of `paged.PagedCache` may hold different numbers. Layers with a sliding window are ring buffers of at most `window`
+entries per head, which no method evicts.
 
 Letters: S slots, b slots of a batch, Hk KV heads, n entries per head, D head dimension, t new tokens.
 """
@@ -204,7 +204,7 @@ class SlotCache(ABC):
             self.fresh[slot] += 1
 
     def clear(self, slot: int) -> None:
-        """Free the memory of a slot whose sequence has ended."""
+        """Empty a slot whose sequence has ended. The cache's memory stays allocated."""
         self.seen[slot] = self.fresh[slot] = 0
 
     @abstractmethod

@@ -102,7 +102,10 @@ def decode_with(backend: Backend, cache: SlotCache) -> Decode:
 
 
 def draw_with(backend: Backend) -> Draw | None:
-    """Return the function that draws tokens on a GPU; None for the backend "torch", which draws by `sampler.draw`."""
+    """Return the function that draws tokens on a GPU; None for the backend "torch", which draws by `sampler.draw`.
+
+    Raises SetupError if triton is not installed and the backend is not "torch".
+    """
     if backend == "torch":
         return None
     _check_triton(backend)

@@ -29,7 +29,7 @@ class CompiledLayers:
     The model runs them inside `with layers.active():`; outside this block it runs its own plain layers.
 
     The first forward pass with inputs of new shapes compiles, which takes seconds to a minute, so it must run before a
-    graph is captured. If compiling fails, this pass and all later ones run the plain layers.
+    graph is captured. If compiling fails, the rest of this pass and all later passes run the plain layers.
 
     Args:
         model: the causal language model.

@@ -1,4 +1,4 @@
-"""Draws the next tokens on a GPU: the same ids as `sampler.draw`, in a few kernels for which the host does not wait.
+"""Draws the next tokens on a GPU without making the host wait: the same ids as `sampler.draw`, but for rounding.
 
 A row is the logits of one slot. `_threshold` finds in each row the smallest logit that the filters allow. For top-k,
 and again for top-p, it finds this number bit by bit, four bits in each of eight passes over a row; sorting a vocabulary

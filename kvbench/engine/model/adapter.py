@@ -1,8 +1,9 @@
 """Merges a LoRA adapter into a model's weights with peft, so that the engine runs an ordinary model.
 
 `check` needs no weights: it attaches tensors of the shapes in the adapter's file to a model on the meta device, and so
-refuses an adapter of another model before any weights are loaded. Options that cannot be merged into weights are
-refused by name; so are options for training, which may name files or code to load.
+refuses an adapter of another model before any weights are loaded. An option that is neither in `USED` nor in `UNUSED`
+is refused by name, unless it is off or has its default value: it may not be mergeable, or may name files or code to
+load.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`--device-map auto`: which GPU holds which layers of a model that is larger than one GPU.
+"""`--device-map auto`: which GPU holds which layers, so that a model may be larger than one GPU.
 
 The package accelerate assigns whole layers to GPUs, in the order in which the model runs them, and moves hidden states
-from one GPU to the next. Each layer's entries are on the GPU of its weights. All GPUs have the
-same limit on the bytes of weights, the smallest with which the model fits. So the layers' entries, too, have about
-equal room on all GPUs.
+from one GPU to the next. Each layer's entries are on the GPU of its weights. All GPUs have the same limit on the bytes
+of weights, about the smallest with which the model fits, but at most the share `WEIGHTS` of the GPU's memory. So on
+GPUs of one size, the layers' entries, too, have about equal room.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Division:
 
 
 def divide(config: Any, device_map: str, device: str, dtype: torch.dtype) -> Division | None:
-    """Divide a model among all visible GPUs; None if it stays on one device.
+    """Divide a model among the visible GPUs; None if it stays on one device.
 
     config: the model's configuration; device_map, device: the settings of these names. Raises SetupError if there is no
     GPU, if accelerate is not installed or if the weights are too large. Raises UserError for a model that cannot be

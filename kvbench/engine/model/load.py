@@ -242,8 +242,8 @@ def limit_time_steps(model: Any) -> None:
 def refuse_training(loaded: LoadedModel) -> None:
     """Raise UserError for a model that recipes do not support.
 
-    Recipes run passes that begin in the middle of a text, without the state of recurrent layers. They make weights for
-    separate KV heads, which latent attention does not have.
+    Recurrent layers are refused, because recipes run passes that begin in the middle of a text, without these layers'
+    state; latent attention is refused, because recipes make weights for separate KV heads.
     """
     if any(g.latent for g in loaded.geometry):
         raise UserError(

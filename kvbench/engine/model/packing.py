@@ -25,8 +25,8 @@ def packed_linears(model: Any, rows: int) -> Iterator[int]:
     """While the block runs, use packed weights in the large linear layers of a model on a CPU.
 
     rows: rows of the layers' inputs, one per slot; the weights are packed for this number. Yields the number of packed
-    layers: 0 on other devices, in a dtype for which oneDNN has no product on this processor, with fewer rows than
-    `FEWEST_ROWS`, and for models larger than `MOST_BYTES`.
+    layers: 0 on other devices, for quantised weights or weights of several dtypes, in a dtype for which oneDNN has no
+    product on this processor, with fewer rows than `FEWEST_ROWS`, and for models larger than `MOST_BYTES`.
     """
     layers = _eligible(model, rows)
     try:

@@ -32,7 +32,7 @@ USED = ("num_experts_per_tok", "moe_topk")  # experts that a token uses
 class Part:
     """One device's part of a model that is divided among several devices.
 
-    layers: indices of its layers; parameters: their number on this device; memory: bytes of the device's memory.
+    layers: indices of its layers; parameters: how many the device holds; memory: bytes of the device's memory.
     """
 
     device: torch.device
@@ -134,7 +134,8 @@ def known_shape(config: Any, load: Callable[[], LoadedModel]) -> tuple[ModelShap
 def estimate_shape(config: Any) -> ModelShape:
     """Estimate the shape of a model from common fields of its configuration, for a plan that must not load the model.
 
-    Raises ProbeFailed when the configuration lacks these fields, or the model cannot be built without weights.
+    Raises UserError when the model is not supported, ProbeFailed when the configuration lacks these fields or the model
+    cannot be built without weights.
     """
     text = config.get_text_config()
     try:

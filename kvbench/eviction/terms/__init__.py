@@ -1,1 +1,1 @@
-"""Arithmetic that several methods share: one term per file, with paper and equation."""
+"""Arithmetic and base classes of methods, one subject per file; most files name their paper."""

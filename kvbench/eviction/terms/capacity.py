@@ -26,7 +26,7 @@ def capacity_loss(
         released   mean over positive terms of  max(0, A_t - h M) / max(1, h t - h M)
         paper      mean over all terms of       max(0, A_t - h M) / (h t)
 
-    There is one term for each time t and, with h = 1, also for each head.
+    There is one term for each time t and, with h = 1, also for each layer and head.
 
     log_beta: [b, L, Hk, T]; budget: M, entries of one layer and KV head.
     """

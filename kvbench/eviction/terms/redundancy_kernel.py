@@ -2,8 +2,8 @@
 
 The matrix is symmetric, so the sum of a column is a product of one key with the sum of all keys. From it the kernels
 subtract the cosines that rows have spared. A row's program passes over all keys, computes their cosines in tiles, and
-remembers only the highest place of a similar key. Cosines come from the stored keys, whose products are exact in
-float32, and not from rounded unit vectors, because rounding would move keys across the threshold.
+remembers only the highest place of a similar key. Cosines come from the stored keys (products of 16-bit keys are exact
+in float32) and not from rounded unit vectors, because rounding would move keys across the threshold.
 """
 
 from __future__ import annotations

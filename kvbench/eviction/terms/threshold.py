@@ -1,5 +1,5 @@
-"""Base of methods that keep either the best entries within a budget or, without a budget, all entries above a
-threshold."""
+"""Base of methods that keep either the best entries within a budget or, without a budget, all entries that reach
+a threshold."""
 
 from __future__ import annotations
 

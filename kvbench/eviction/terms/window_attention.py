@@ -1,5 +1,5 @@
 """Attention of a block of queries to the cached entries. Methods that score entries by attention use it through
-`LayerView.attend`; only `golden` and `expected-attention` compute their own.
+`LayerView.attend`, except `golden`, `expected-attention` and the presses of kvpress.
 
 All arithmetic is in float32. Absolute positions decide which keys a query sees, because the cache is not in text order
 and may have gaps. Invalid entries are ignored. Blocks of queries bound the scratch memory. Methods differ in

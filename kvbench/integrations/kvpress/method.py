@@ -1,6 +1,6 @@
 """`PressMethod`: a scorer press of kvpress as an eviction method.
 
-A press is called once per sequence and layer, as kvpress calls it, with the entries in text order:
+At an eviction, a press is called once per sequence and layer, as kvpress calls it, with the entries in text order:
 
     press.compression_ratio = 1 - C / N        (budget C, N entries)
     score [1, Hk, N] = press.score(module, hidden states, keys, values, None, {"position_embeddings": (cos, sin)})
@@ -68,7 +68,7 @@ class PressMethod(Method):
 
     @cached_property
     def scorer(self) -> Any:
-        """The kvpress object. Raises OptionError for options that kvpress refuses."""
+        """The kvpress object. An error that kvpress raises for its options passes unchanged."""
         inner = None if self.inner is None else self.inner.scorer
         values = {n: inner if takes_press(self.press_class, n) else v for n, v in self.press_options.items()}
         return self.press_class(**values)

@@ -160,8 +160,8 @@ class Analysis(ABC):
 
 
 class AttentionAnalysis(Analysis):
-    """The base class of analyses of the attention with the full cache. `window` receives the attention of 16 queries
-    at a time."""
+    """The base class of analyses of the attention with the full cache. `window` receives the attention of at most 16
+    queries at a time."""
 
     @abstractmethod
     def window(self, window: Window) -> None: ...

@@ -47,8 +47,8 @@ class Sparsity(AttentionAnalysis):
     def rows(self) -> list[Row]:
         """Return a row of results per layer and query head, with means over queries.
 
-        Columns: entries_90, ... (fewest entries that get 90% of the attention), above (share of entries with at least
-        1% of the largest weight), tokens (visible entries).
+        Columns: entries_90, entries_95, entries_99 (fewest entries that get 90, 95 or 99% of the attention), above
+        (share of entries with at least 1% of the largest weight), tokens (visible entries).
         """
         ratios = {name: (name, "queries") for name in ALL}
         return [

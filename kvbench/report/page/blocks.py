@@ -23,7 +23,7 @@ _VERDICT = re.compile(rf"\b({'|'.join(VERDICTS)})\b")
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of a block, with the task, method, budget and verdict of its cell. `task` is empty if all lines of the
-    block have the same task."""
+    block have the same task, or if each line covers several tasks."""
 
     task: str
     method: str

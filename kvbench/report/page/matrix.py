@@ -1,10 +1,11 @@
-"""Compares every two methods of a task at the same budget: paired differences of scores, with verdicts.
+"""Compares the methods of a task in pairs at the same budget: paired differences of scores, with verdicts.
 
     for matrix in matrices(scored):
         matrix.between("gkv", "h2o").verdict
 
-Every pair is compared on the questions that both methods have, with the test of the report's tables
-(`kvbench.report.stats.paired`). The family for Holm's correction is every pair of the task, at all budgets.
+Every pair of the first `MOST_METHODS` methods is compared on the questions that both have, with the test of the
+report's tables (`kvbench.report.stats.paired`). The family for Holm's correction is every compared pair of the task, at
+all budgets.
 """
 
 from __future__ import annotations

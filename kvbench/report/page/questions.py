@@ -4,9 +4,9 @@
     chosen.questions[0]["answers"][0]["output"]     # (text, note on what is cut off)
 
 A page holds at most MOST_QUESTIONS questions of a task, and at most MOST_BYTES of text; the first question is always
-shown. Questions with recorded decisions come first. Then come questions on which the score of some cell differs from
-the full cache's, then the questions whose scores differ most between cells. Ties are in order of ids. Of gated tasks a
-page shows ids and scores only.
+shown. Questions with recorded decisions come first. Then comes, for each cell, a question on which the cell's score
+differs from the full cache's (the first cell's if the full cache was not run), then the questions whose scores differ
+most between cells. Ties are in order of ids. Of gated tasks a page shows ids and scores only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lines with bands in panels. Each value of the field `method` has its own colour and shape.
+"""Lines with bands in panels. The field `method` decides the colour and the shape of a line and its points.
 
     curves("Loss", values, x=axis("x", "step"), y=axis("loss", "loss"), looks=style.methods(names, names))
 

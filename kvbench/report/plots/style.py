@@ -2,8 +2,8 @@
 
 The colours follow Okabe and Ito's palette, which people with any colour vision can tell apart; on a dark ground they
 are lighter. The full cache has a colour of its own. If a report has more than seven methods besides the full cache,
-colours repeat, and dashes tell equal colours apart. Methods also differ in the shape of their points, so that a figure
-can be read in black and white.
+colours repeat, and dashes tell up to four methods of one colour apart. Up to eight methods, with the full cache, also
+differ in the shape of their points, so that a figure can be read in black and white.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ standard errors. `se` is the uncertainty about other questions of this kind; `se
 samples of the same questions.
 
 Sources: Miller 2024, "Adding error bars to evals" (clustering); Bell and McCaffrey 2002 (few and unequal clusters);
-Chen et al. 2021 (pass@k); Wilson 1927; Holm 1979. The functions are short and use numpy and scipy, which are
-imported when a function first needs them. Undefined numbers (one question, one sample) are NaN.
+Chen et al. 2021 (pass@k); Wilson 1927; Holm 1979. The functions are short and use numpy and scipy, which are imported
+when a function first needs them. Undefined numbers (one question, one sample) are NaN, but an undefined p is 1.
 """
 
 from kvbench.report.stats.clusters import Clusters

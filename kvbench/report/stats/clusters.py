@@ -5,9 +5,9 @@ A mean over questions whose clusters are about equally large gets the bias-reduc
 McCaffrey 2002) with Satterthwaite's degrees of freedom. With one question per cluster, the standard error and the
 degrees of freedom are those of the ordinary t test.
 
-If one cluster has many more questions than the others, the residuals hardly show how much it adds to the error, and no
-t test holds its level. Such clusters are `lopsided`: tests flip the signs of whole clusters instead, and the standard
-error comes from two variance components, one between clusters and one within clusters.
+If one cluster has many more questions than the others, the residuals hardly show how much it adds to the error, and a t
+test does not hold its level. Such clusters are `lopsided`: tests flip the signs of whole clusters instead, and the
+standard error comes from two variance components, one between clusters and one within clusters.
 """
 
 from __future__ import annotations

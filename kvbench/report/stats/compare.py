@@ -27,9 +27,9 @@ class Paired:
 
     `test` is the test that gave `p` and the interval. "t": the t test. "sign flips": the test by sign flips of whole
     clusters (`kvbench.report.stats.flips`), because the t test would not hold its level. "equal differences": all
-    questions have the same difference, and `p` is the exact p of sign flips. "none": there are so few clusters that
-    sign flips could not reject "no difference" even if the differences of all clusters had the same sign; `p` is 1 and
-    there is no interval.
+    questions, or the means of all clusters, have the same difference, and `p` is the exact p of sign flips. "none":
+    there are so few clusters that sign flips could not reject "no difference" even if the differences of all clusters
+    had the same sign; `p` is 1 and there is no interval.
     """
 
     diff: float
@@ -144,9 +144,9 @@ def _tail(diffs: Floats, groups: Clusters) -> float:
 
 
 def _no_spread(diff: float, groups: Clusters, level: float, shares: bool) -> _Test:
-    """Return the test for data in which every question has the same difference `diff`. shares: whether all scores lie
-    between 0 and 1. If so, the interval allows for questions outside the data, whose difference may be anything from -1
-    to 1; otherwise the interval consists of `diff` alone."""
+    """Return the test for data in which all questions, or the means of all clusters, have the same difference `diff`.
+    shares: whether all scores lie between 0 and 1. If so, the interval allows for questions outside the data, whose
+    difference may be anything from -1 to 1; otherwise the interval consists of `diff` alone."""
     bound = unseen(groups, level) if shares else 0.0
     p = least_p(groups.count) if diff else 1.0
     return _Test("equal differences", p, diff - bound * (1 + diff), diff + bound * (1 - diff))

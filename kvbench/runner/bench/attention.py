@@ -61,8 +61,8 @@ class Call(NamedTuple):
 def attention_times(engine: Engine, bandwidth: float) -> tuple[AttentionTime, ...]:
     """Time the attention of the engine's next step with every backend; the engine can go on afterwards.
 
-    Call it while the engine generates, from its `on_step`, but not at a tick: a full cache has no room for the next
-    step's entries until it is evicted. bandwidth: bytes that a copy moves per second.
+    Call it while the engine generates, from its `on_step`, but not at a tick: a cache that is due for eviction has no
+    room for the next step's entries. bandwidth: bytes that a copy moves per second.
     """
     calls = record(engine)
     moved = sum(call.bytes() for call in calls)

@@ -1,4 +1,4 @@
-"""Results of `kvbench bench`: a `Measured` per system and load. Figures are medians over rounds."""
+"""Results of `kvbench bench`: a `Measured` per system and load. Speeds and times are medians over rounds."""
 
 from __future__ import annotations
 

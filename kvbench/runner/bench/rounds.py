@@ -1,4 +1,5 @@
-"""Measures all systems in rounds: each round measures one system after the other. Figures are medians over rounds."""
+"""Measures all systems in rounds: each round measures one system after the other. Speeds and times are medians over
+rounds."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> 
 
     note: receives the name of each measurement before it begins, and a line when fewer sequences are tried. Raises
     UserError, before the first measurement, for a baseline or a method that cannot run here. If a signal or an error
-    ends a round, it is raised after the figures of the systems that have been measured at this load.
+    ends a round, that signal or error is raised after the figures of the systems that have been measured at this load.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # no thread pool before the forks: threads do not survive a fork
@@ -83,7 +84,7 @@ class Contest:
         self.plans = {(name, load): planned[name, lengths[load]] for name in setting.names() for load in lengths}
 
     def rows(self, load: Load) -> Iterator[Measured]:
-        """Yield the figures of each system at one load. Each round measures every system once.
+        """Yield the figures of each system at one load. Each round measures once every system that fits into memory.
 
         A signal or an error that ends a round is raised after the figures of the systems that have been measured.
         """

@@ -2,7 +2,8 @@
 
 A system continues every prompt of a batch and returns the times as a `Timing`. The baselines are transformers'
 `generate` with its growing cache, transformers' continuous batching (`generate_batch`), and vLLM where it is installed.
-The method `full` is the engine with its own full cache: all other methods differ from it by their evictions only.
+The method `full` is the engine with its own full cache: all other methods differ from it only by their evictions and by
+what these need in other steps.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class EngineSystem(System):
         return watch.stop(len(ids), tokens, tuple(d.usage for d in done if d.usage))
 
     def attention(self, ids: torch.Tensor, tokens: int, bandwidth: float) -> tuple[AttentionTime, ...]:
-        """Time each backend in the middle of a generation, halfway between two ticks; () on a CPU."""
+        """Time each backend in the middle of a generation, about halfway between two ticks; () on a CPU."""
         if self.loaded.device.type != "cuda":
             return ()
         interval = self.setting.interval

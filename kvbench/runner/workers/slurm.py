@@ -49,8 +49,8 @@ class Share:
         self._workers: LocalExecutor | None = None
 
     def __call__(self) -> list[Event]:
-        """Execute the jobs, and return the worker's events: a `Done` per finished job, warnings, and `Lost` or
-        `Failed`.
+        """Execute the jobs, and return the worker's events: a `Done` per finished job, warnings and, if the worker
+        ended early, a `Lost` or `Failed`.
         """
         saved = read_journal(Path(self._order.out) / self._order.name).done
         left = [job.without(saved) for job in self._jobs]

@@ -1,7 +1,7 @@
 """Let a judge model rate answers (MT-Bench, MMDU), mark them as right or wrong (LongMemEval), or extract the final
 answer from a model's text (MathVista). The judge is an OpenAI-compatible server or a local model.
 
-A run ends if the judge's server refuses the API key (`KeyRefused`) or a local judge cannot be loaded. After any other
+A run ends if the judge's server refuses the API key (`KeyRefused`) or a local judge cannot be used. After any other
 failure of the judge, the answer's score has no value, and its note gives the reason.
 """
 

@@ -31,10 +31,10 @@ class Reply:
 
 
 class Judge(Protocol):
-    """A model that answers one request at a time, at temperature 0. Several threads may ask at once."""
+    """A model that answers requests at temperature 0, one per call. Several threads may ask at once."""
 
     def ask(self, system: str, user: str, images: Sequence[bytes] = (), max_tokens: int = MAX_TOKENS) -> Reply:
-        """Return the judge's reply. Raises JudgeError, KeyRefused, or SetupError if the judge cannot be loaded.
+        """Return the judge's reply. Raises JudgeError, KeyRefused, or SetupError if a local judge cannot be used.
 
         system: "" for no system message. images: the bytes of image files, which the judge sees after the text.
         max_tokens: most tokens of the reply.

@@ -1,4 +1,4 @@
-"""Let a judge rate every answer of a dialogue about pictures on MMDU's six dimensions and overall, from 1 to 10.
+"""Let a judge rate every answer of a dialogue about pictures, from 1 to 10 overall and on MMDU's six dimensions.
 
 The judge gets the released prompt (bundled/mmdu), all pictures of the dialogue, and for each turn its question, its
 reference answer and the model's answer. The reply ends with a dictionary of scores. If a reply lacks the score of a

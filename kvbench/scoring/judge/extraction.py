@@ -15,7 +15,7 @@ def extract(services: Services, query: str, response: str) -> Asked[str] | Score
     """Return the answer that the judge finds in a model's `response` to a `query`. If no judge is set, or the judge
     fails or gives only empty replies, return a score without a value instead.
 
-    Raises KeyRefused; SetupError if a local judge cannot be loaded.
+    Raises KeyRefused; SetupError if a local judge cannot be used.
     """
     judge = connect(services)
     if judge is None:

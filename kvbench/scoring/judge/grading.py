@@ -25,7 +25,7 @@ OUTCOMES = {1.0: "win", 0.5: "tie", 0.0: "loss"}
 def rate(services: Services, doc: Doc, answers: Answers) -> Score:
     """Return the judge's ratings of a conversation: value = mean rating / 10, aux `rating_1`, `rating_2`, `invalid`.
 
-    Raises KeyRefused; SetupError if a local judge cannot be loaded.
+    Raises KeyRefused; SetupError if a local judge cannot be used.
     """
     judge = connect(services)
     if judge is None:
@@ -41,8 +41,8 @@ def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -
     """Let the judge compare each turn's answer with the baseline's; return the mean outcome: win 1, tie 0.5, loss 0.
 
     The judge sees both answers in both orders (FastChat's pairwise-baseline). Different verdicts in the two orders are
-    a tie; if one order has no verdict, the turn has none. If all answers up to a turn are equal, the turn is a tie
-    without a request. Aux `outcome_1`, ... has each turn's outcome. Raises as `rate` does.
+    a tie; if one order has no verdict, the turn has none. If all answers up to a turn equal the baseline's, the turn
+    is a tie without a request. Aux `outcome_1`, ... has each turn's outcome. Raises as `rate` does.
     """
     judge = connect(services)
     if judge is None:

@@ -36,8 +36,11 @@ def pair(doc: Doc, answers_a: Answers, answers_b: Answers, turn: int) -> tuple[s
 
 
 def disarm(answer: str) -> str:
-    """Put blanks into every ``[[10]]`` and ``[[A]]`` of an answer, so that a judge that quotes them gives no
-    verdict."""
+    """Put blanks into every mark such as ``[[10]]`` or ``[[A]]`` of an answer, so that it is no verdict when the judge
+    quotes it.
+
+    Marks with single brackets, such as ``[10]``, stay; they count only in a reply without ``[[x]]``.
+    """
     return _MARK.sub(r"[[ \1 ]]", answer)
 
 

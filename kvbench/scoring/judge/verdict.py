@@ -26,7 +26,7 @@ def verdict(services: Services, kind: str, question: str, reference: str, respon
     """Return a score of 1 if the judge finds a model's `response` to a question right, 0 if wrong.
 
     kind: the type of the question, or `ABSTENTION` for a question without an answer. Raises KeyRefused; SetupError if a
-    local judge cannot be loaded.
+    local judge cannot be used.
     """
     judge = connect(services)
     if judge is None:

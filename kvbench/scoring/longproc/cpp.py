@@ -1,8 +1,8 @@
 """Run a C++ program on the tests of a problem of SPoC (Kulal et al. 2019), as LongProc's `spoc_evaluator.py` does.
 
-The compiler runs outside the sandbox, under limits of its own, since it executes no line of the program; the binary
+The compiler runs outside the sandbox, under limits of its own, since it does not run the program; the binary
 runs in a box (`kvbench.scoring.sandbox`) only. The binary is linked statically, because a box has no libraries for it.
-A program passes a test if its output is the expected one, byte for byte, whatever its exit code.
+A program passes a test if it keeps the limits and prints exactly the expected bytes, whatever its exit code.
 """
 
 from __future__ import annotations

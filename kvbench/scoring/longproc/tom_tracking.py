@@ -1,5 +1,5 @@
-"""Score a trace of beliefs: its list items must equal the list items of the reference; articles, prepositions and
-punctuation are ignored."""
+"""Score a trace of beliefs: its list items must equal the list items of the reference; case, punctuation and the
+words in `_FILLERS`, such as "the", "in" and "believes", are ignored."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ def installed(folder: str) -> list[str]:
 
 @functools.cache
 def package(name: str) -> tuple[str, ...]:
-    """Return a package's folder, then the folder of its bundled libraries if it has one; () if it is not installed."""
+    """Return a package's folder, then the folder of its bundled libraries if it has one; () if it is not installed or
+    is a single file."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         return ()

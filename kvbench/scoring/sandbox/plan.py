@@ -83,7 +83,8 @@ def limits(of: Limits, threads: int | None) -> list[Step]:
 
 
 def drop_root(shown: list[str]) -> list[Step]:
-    """Return the step that drops root to an unused uid, because RLIMIT_NPROC does not bind root; [] for other users.
+    """Return the step that drops root to a random uid that no user normally has, because RLIMIT_NPROC does not bind
+    root; [] for other users.
 
     shown: paths that the program must read. If other users cannot read them, the process keeps the capability to read
     all files.

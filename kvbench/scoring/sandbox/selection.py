@@ -54,7 +54,7 @@ class Sandbox:
 class _Kept(threading.local):
     """The boxes that this thread keeps open for further programs.
 
-    They end with this process, whose end closes their standard input.
+    They end at the latest with this process, whose end closes their standard input.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,8 @@ _kept = _Kept()
 
 @functools.cache
 def choose(unsafe: bool = False) -> Sandbox:
-    """Return the strongest tier that works. If none does, return tier "none" if `unsafe`, else raise SetupError."""
+    """Return the strongest tier that works. If none does, return tier "none" if `unsafe` is True and the system allows
+    it, else raise SetupError."""
     refused = []
     for kind in TIERS:
         tier = kind()

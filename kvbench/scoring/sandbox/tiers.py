@@ -1,6 +1,7 @@
 """The tiers of the sandbox, strongest first. `kvbench.scoring.sandbox.selftest` decides which work on this machine.
 
-- bwrap: bubblewrap's namespaces (only the interpreter's files, no network, no other processes), then the lockdown.
+- bwrap: bubblewrap's namespaces (only the files of Python, system libraries and allowed packages; no network; no other
+  processes), then the lockdown.
 - landlock: the lockdown alone, with Landlock for files. Needs no package and no root; works inside most containers.
 - container: docker or podman with the landlock lockdown inside. One container serves many programs.
 - none: resource limits. No sandbox.
@@ -115,7 +116,8 @@ class Bwrap(Tier):
         return [(name, f"/packages/{name}") for name in names if interpreter.package(name)]
 
     def _tree(self, packages: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-        """Return bubblewrap's arguments that put read-only files into the box: libraries, Python at /py, three devices.
+        """Return bubblewrap's arguments that put files into the box: read-only libraries, Python (at /py) and allowed
+        packages, and three devices.
 
         Parent folders are listed first, because only root can read folders that bubblewrap makes implicitly.
         """
@@ -163,8 +165,8 @@ class Landlock(Tier):
 
 
 class Container(Tier):
-    """Tier container: runs the official image of this Python version, which must exist locally: scoring downloads
-    nothing."""
+    """Tier container. It runs the official image of this Python version, which must exist locally, because scoring
+    downloads nothing."""
 
     name, shared, same_python, namespaces = "container", True, False, True
     image: ClassVar[str] = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim"
@@ -176,7 +178,8 @@ class Container(Tier):
 
     @functools.cached_property
     def _engine(self) -> tuple[str, str]:
-        """Return docker or podman, whichever has the image, and ""; if neither has it, "docker" and the reason."""
+        """Return the path of the first of docker and podman that has the image, and ""; if neither has it, return
+        "docker" and the reason."""
         reasons = []
         for name in ("docker", "podman"):
             if engine := shutil.which(name):

@@ -1,9 +1,9 @@
 """Score a function that a model repeats from a repository, as RepoQA does (Liu et al. 2024).
 
-The candidates are all functions of the repository that any question asks for. The candidate with the highest BLEU
-against the output counts; of candidates with the same BLEU, the first in the list. The output is right if this
-candidate is the function that the question asks for, and its BLEU is at least 0.8. tree-sitter finds the function in
-the output: the first function in a code block counts.
+The candidates are all functions of the repository about which questions ask. The candidate with the highest BLEU
+against the function in the output counts; of candidates with the same BLEU, the first in the list. The output is right
+if this candidate is the function that the question asks for, and its BLEU is at least 0.8. tree-sitter finds the
+function in the output: the first function in a code block counts.
 """
 
 from __future__ import annotations

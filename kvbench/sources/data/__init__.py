@@ -1,9 +1,10 @@
-"""Finds, downloads and reads task data: from a user's folder, kvbench's bundled files or the hub.
+"""Finds, downloads and reads task data: from a user's folder, kvbench's bundled files, the hub or a web address.
 
-Sources are tried in this order: ``--data``, ``KVBENCH_DATA``, bundled files, hub. If the user gives a folder that lacks
-the task's file, kvbench reports an error and does not try the next source. The number of data rows and their ids are
-compared with the task's manifest. If a data folder lacks the task's file but has a file that the manifest names as a
-sample of the data (some rows, or invented rows), this file is read; a note to the user and the run's record say so.
+Sources are tried in this order: ``--data``, ``KVBENCH_DATA``, bundled files, hub or web address. If the user gives a
+folder that lacks the task's data, kvbench reports an error and does not try the next source. The number of data rows
+and their ids are compared with the task's manifest. If a data folder lacks the task's file but has a file that the
+manifest names as a sample of the data (some rows, or invented rows), this file is read; a note to the user and the
+run's record say so.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ HERE = ("localhost", "127.0.0.1", "::1")
 
 
 class Unreachable(SetupError):
-    """The error for a download whose host cannot be reached."""
+    """The error for a download whose host cannot be reached, or whose connection breaks or times out."""
 
 
 Bar = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in total
@@ -78,8 +78,8 @@ def place(url: str) -> Path:
 def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None = None) -> Path:
     """Download the file at a web address unless the cache has it; return its path in the cache. Raises SetupError.
 
-    sha256: the hash that a downloaded file must have; "": not checked. limit: most bytes of the file. bar: called with
-    the file name, the bytes so far and the bytes in total (None: unknown).
+    sha256: the hash that a newly downloaded file must have; "": not checked. limit: most bytes of the file. bar: called
+    with the file name, the bytes so far and the bytes in total (None: unknown).
     """
     target = place(url)
     if target.is_file():

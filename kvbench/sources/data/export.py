@@ -1,8 +1,10 @@
-"""Copies task data from the hub into a folder for ``--data``, for machines without a network.
+"""Copies task data from this machine, the hub or a web address into a folder for ``--data``, for machines without a
+network.
 
-Raw files are copied unchanged: to the manifest's `path` if the data are one file that kvbench can read there, otherwise
-beside this path under their own names. Tables, and data whose columns are renamed, become JSON lines. Files that are
-already in the folder and correct are kept, so a repeated command continues an interrupted one.
+Raw files are copied unchanged: to the manifest's `path` (a CSV file with the suffix ``.csv``) if the data are one file
+that kvbench can read there, otherwise beside this path under their own names. Tables, and data whose columns are
+renamed or to which ids are added, become JSON lines. A task whose data are already in the folder and correct is
+skipped, unless a revision is given, so a repeated command continues an interrupted one.
 """
 
 from __future__ import annotations

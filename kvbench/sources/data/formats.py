@@ -2,8 +2,8 @@
 too. Only a few rows are in memory at a time.
 
 A file whose name ends in ``.csv`` is a table whose first line names the columns, a file whose first character is ``[``
-is a JSON list, any other file is JSON lines. Every row is an object. Infinite numbers, NaN and text that is not UTF-8
-are errors. A byte-order mark, CRLF and blank lines are accepted.
+is a JSON list, any other file is JSON lines. Every row is an object. Infinite numbers and NaN in JSON, and text
+that is not UTF-8, are errors. A byte-order mark, CRLF and blank lines are accepted.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _Hashing(io.RawIOBase):
 
 
 def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> Iterator[tuple[int, Row]]:
-    """Yield (line number, object) for each line that is not blank of a JSON-lines file of at most `FILE_LIMIT` bytes.
+    """Yield (line number, object) for each non-blank line of a JSON-lines file of at most `FILE_LIMIT` bytes.
 
     `label` is the file's name in messages. Raises UserError if the file is not a regular file, is too large or not
     UTF-8, or has a line that is not a JSON object. If `problems` is given, such lines raise no error: each is skipped

@@ -1,8 +1,8 @@
 """Downloads and caches data from the hub or a web address, at the revision that a manifest pins.
 
-A table on the hub is read once with the `datasets` library, which knows the layout of repositories; kvbench caches its
-rows as JSON lines. Raw files stay in the cache of the hub's library. A data set that needs a loading script is an
-error.
+A table on the hub is read once with the `datasets` library, which knows the layout of repositories; kvbench caches the
+rows as JSON lines. Raw files from the hub stay in the cache of the hub's library. A data set that needs a loading
+script is an error.
 """
 
 from __future__ import annotations

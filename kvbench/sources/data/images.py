@@ -1,7 +1,7 @@
 """Finds and hashes the image files that a task's data rows name. Their pixels are read only when a prompt needs them.
 
 A name is a path relative to one folder; a leading slash is ignored, because MMDU's file has such names. Names with
-``..``, a backslash or a drive are errors. Symbolic links are followed, as they are for the files with the rows.
+``..``, a backslash, a colon or NUL are errors. Symbolic links are followed, as they are for the files with the rows.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from kvbench.task import Manifest
 
 
 class DataMissing(SetupError):
-    """A task's data are not on this machine and cannot be downloaded.
+    """The user's data folder lacks a task's data; or, without such a folder, the data are not on this machine and
+    kvbench cannot or may not download them.
 
     where: the reason in words, such as "--data has no data" or "the hub is unreachable". folder: the user's data folder
     that lacks the data; None: the user gave no folder.

@@ -93,7 +93,7 @@ class Data:
         return place.files[0]
 
     def find(self, task: str, manifest: Manifest) -> Place | None:
-        """Return where a task's data are on this machine; None if they are on the hub and not cached here yet.
+        """Return where a task's data are on this machine; None if they must be downloaded first.
 
         Raises SetupError if the user gave a folder that lacks the data; the next source is not tried.
         """

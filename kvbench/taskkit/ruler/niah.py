@@ -29,7 +29,7 @@ DEPTHS = [round(i * 100 / 39) for i in range(40)]  # for essays: per cent of sen
 class Needles:
     """The prompts of a needle subtask. Random numbers are drawn in the same order as in NVIDIA's generator.
 
-    keys, values: the kind of the needles' keys and values: words, numbers or uuids. keys_hidden: number of keys in the
+    keys, values: the kind (words, numbers or uuids) of the needles' keys and values. keys_hidden: number of keys in the
     text. values_per_key: number of needles with the same key. keys_asked: number of keys in the question.
     """
 

@@ -1,4 +1,5 @@
-"""The variants of the synthetic tasks, and `floor`, the score that every method reaches whatever it evicts.
+"""The variants of the synthetic tasks, and `floor`, the least partial score of any method if the model makes no mistake
+with the full cache.
 
 A variant's `budgets` (in cache entries) are suggestions: at these budgets the scores of methods were seen to differ. No
 code enforces them.

@@ -1,6 +1,6 @@
 """Trains retention gates: `trimkv` with a budget per head, `retention` with one budget for all layers and heads.
 
-The model is frozen. It reads its answers twice: with normal attention (the teacher), and with attention in which every
+The model is frozen. It reads each answer twice: with normal attention (the teacher), and with attention in which every
 entry fades by its gate's beta instead of being evicted (the student). Gradients reach the gates of all layers.
 
     loss = (KL(teacher || student) + cross-entropy of the next token) / 2  +  `capacity` * capacity loss

@@ -1,7 +1,7 @@
 """`gkv-distill`: the model with an evicted cache learns to predict as the original model does with the full cache.
 
-In every step, the model with its current weights reads answers under eviction: right answers that the original model
-generated with the full cache, or answers from the data. The step lowers the loss
+In every step, the model with its current weights reads answers under eviction: answers (by default only right ones)
+that the original model generated with the full cache, or answers from the data. The step lowers the loss
 
     T^2 KL( softmax(z_full / T)  ||  softmax(z_sparse / T) )      per token of these answers
 

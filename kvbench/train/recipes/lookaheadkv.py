@@ -1,7 +1,7 @@
 """Trains `lookaheadkv`: learned tokens after a prompt learn to attend to the prompt as its answer will.
 
-A learned token is a trained embedding of no vocabulary token; the option `rows` is their number. For a prompt X, the
-model's own answer Y and the learned tokens P, per layer and query head,
+A learned token is a trained embedding of no vocabulary token; the option `rows` is the number of learned tokens. For a
+prompt X, its answer Y (by default the model's own) and the learned tokens P, per layer and query head,
 
     target_j = mean over Y of softmax(q . k)_j   over the keys of X and Y, as the model attends
     guess_j  = mean over P of softmax(q . k)_j   over the keys of X and P, where the adapter acts on P

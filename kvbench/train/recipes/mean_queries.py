@@ -1,9 +1,9 @@
 """Estimates the table of `triattention`: the mean query of every head before RoPE, and the mean length of each pair of
 dimensions that RoPE rotates together.
 
-The model reads texts (`head_data`); every token's query is rotated back by its position. If the pairs of a head's mean
-query are nearly as long as those of its single queries on average, the queries lie close to one centre, and the
-method's series predicts the head's attention well.
+The model reads texts (those of `head_data`; the built-in model reads synthetic problems with solutions); every token's
+query is rotated back by its position. If the pairs of a head's mean query are nearly as long as those of its single
+queries on average, the queries lie close to one centre, and the method's series predicts the head's attention well.
 """
 
 from __future__ import annotations

@@ -34,9 +34,10 @@ def export(trainer: Trainer, folder: Path, n_problems: int) -> dict[str, Any]:
 
 
 def accuracy(folder: Path, n_problems: int) -> dict[str, dict[str, float]]:
-    """Return, for every variant of every synthetic task, how many of its held-out problems the model solves.
+    """Return, for every variant of every synthetic task, how well the model solves held-out problems.
 
-    The figures are shares of right greedy answers with the full cache (`summary`). n_problems: problems per variant.
+    The figures are means over greedy answers with the full cache (`summary`): `exact`, the share of right answers, and
+    `partial`. n_problems: problems per variant.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -1,9 +1,9 @@
 """Training data of the built-in model: the stages of training, their tasks, and each task's levels of difficulty.
 
 A task climbs to the next level when it has had `PATIENCE` batches at its level, and the model's accuracy on each kind
-of token in `GATES` is above that kind's threshold. A batch is a pure function of (seed, step, stage, levels), so a
-resumed training draws the same batches. All problems of a batch have the same task and the same generator settings
-(knobs), so they have equal length and need no padding.
+of token in `GATES` is above that kind's threshold. A batch is a pure function of (seed, step, stage, levels, tokens per
+batch), so a resumed training draws the same batches. All problems of a batch have the same task and the same generator
+settings (knobs), so they have equal length and need no padding.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Ladder:
     def learn(self, batch: Batch, right: dict[str, float]) -> bool:
         """Update the running accuracies with those of one batch; return whether the batch's task climbs a level.
 
-        right: the batch's share of right tokens, by kind of token.
+        A batch from a lower level changes nothing. right: the batch's share of right tokens, by kind of token.
         """
         task = batch.task
         if batch.level != self.level[task]:

@@ -2,8 +2,8 @@
 
 From random weights, training stalls for two reasons: with QK-norm and head size 32 a head cannot become sharp enough to
 attend to the previous token alone, and digit sums give no gradient until a head attends to both operands at once. So
-some heads initially attend to fixed offsets, and one head is initially an induction head. All weights are trained, and
-all others begin at random.
+some heads initially attend to fixed offsets, and one head is initially an induction head. All weights are trained. The
+norms and one embedding channel begin as constants, all other weights at random.
 """
 
 from __future__ import annotations

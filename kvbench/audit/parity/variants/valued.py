@@ -91,8 +91,8 @@ def _without_surplus(case: Case, step: int, budget: int) -> list[set[int]]:
 
 
 def _engine(case: Case, method: str, options: dict[str, Any], **more: Any) -> list[CasePlan]:
-    """Plan a case of VaSE's engine: it evicts when the number of entries held is a multiple of the window and exceeds
-    the budget."""
+    """Plan a case of VaSE's engine: while decoding, it evicts when the number of entries held is a multiple of the
+    window and exceeds the budget."""
     h = case.hyper
     window, budget, prompt = h["residual_length"], h["token_budget"], h["prefill"]
 

@@ -96,8 +96,8 @@ class Child:
     def end(self, state: bytes, begun: float, limit: int) -> bytes:
         """Kill the process and return a reply for the driver.
 
-        state: why it ended: X by itself, T time limit, O output limit, C closed. begun: when the request began, in
-        seconds. limit: most bytes of each of its streams.
+        state: why the process ends (X by itself, T time limit, O output limit, C closed). begun: when the request
+        began, in seconds. limit: most bytes of each stream.
         """
         for kill in (os.killpg, os.kill):  # its whole process group, then the process
             try:

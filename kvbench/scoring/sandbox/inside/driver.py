@@ -1,9 +1,9 @@
 """The first program in the box: it forks, lets the child lock itself down and run a program, and reports the output.
 
 The driver itself is not locked down. It never runs a program itself. A harness (trusted text, loaded before the fork)
-runs the program in the child, after every step of the lockdown has worked. The child cannot signal, trace or address
-the driver, and holds none of its descriptors. The trusted side is `kvbench.scoring.sandbox.box`, which documents
-requests and replies; they carry bytes and numbers, never objects.
+runs the program in the child, after every step of the lockdown has worked. The child holds none of the driver's
+descriptors and, except in the tier none, cannot signal, trace or address the driver. The trusted side is
+`kvbench.scoring.sandbox.box`, which documents requests and replies; they carry bytes and numbers, never objects.
 """
 
 import _thread
@@ -47,8 +47,8 @@ class Driver:
         os.chdir(config["folder"])
 
     def answer(self, kind: bytes, wall: int, cpu: int, limit: int, data: bytes) -> bytes:
-        """Return the reply to a request: L load a program, N run it once, O open a process, A ask it, C close it. wall:
-        limit in ms. cpu: limit in seconds of processor time. limit: most bytes of output."""
+        """Carry out a request and return the reply. kind: L load a program, N run it once, O open a process, A ask it,
+        C close it. wall: limit in ms. cpu: limit in seconds of processor time. limit: most bytes of output."""
         if kind == b"L":
             told = json.loads(data)
             self.program, self.harness = told["program"], {"__name__": "harness"}

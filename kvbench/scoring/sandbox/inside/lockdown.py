@@ -1,8 +1,8 @@
 """The steps of a lockdown, by which a process gives up its rights, and the Landlock rule set, which the driver must
 make before the fork.
 
-The order and the arguments come from `kvbench.scoring.sandbox.plan`. A step that does not work raises OSError; then no
-program is run.
+The order and the arguments come from `kvbench.scoring.sandbox.plan`. A step that does not work raises an error; then
+no program is run. Outside Linux, a limit that cannot be set is left out instead.
 """
 
 import base64
@@ -124,7 +124,8 @@ STEPS: dict[str, Callable[[Any], None]] = {
 
 
 def make_ruleset(value: dict[str, list[str]]) -> None:
-    """Make a Landlock rule set: only the standard library, system libraries and a few devices may be read.
+    """Make a Landlock rule set: only the standard library, system libraries, a few devices and the paths under "whole"
+    may be read.
 
     Files and folders in a library folder are allowed one by one, so that installed packages there stay hidden. value:
     under "libraries" the folders of system libraries, under "whole" the paths that are allowed with all their content.

@@ -1,7 +1,7 @@
 """A harness that runs a program as a script, with standard input and output, after an optional prelude.
 
 It defines `exit` and `quit`, because Python runs without the module `site`, which usually defines them. The exit code
-is that of the program, or `MEMORY`.
+is that of the program, or `MEMORY` after a MemoryError.
 """
 
 import _sitebuiltins
