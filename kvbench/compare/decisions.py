@@ -52,7 +52,7 @@ class FirstDecision:
     def words(self) -> str:
         where = f"layer {self.layer} keeps other entries"
         if self.layer is None:
-            where = "they do not evict from equally many layers"
+            where = "the two versions evict from different numbers of layers"
         return f"question {bare(self.question)}, after {self.seen} tokens: {where}"
 
 

@@ -114,7 +114,8 @@ def text(outcome: Outcome) -> str:
                 lines.append(f"    {side}  {_shown(answer)}")
         lines.append("")
     head = [
-        "Each question with its mean score in BASE > NEW and the first sample whose score changed. Below it, per side:",
+        "Each question with its mean score in BASE > NEW and the first sample whose score changed in the same "
+        "direction. Below it, per side:",
         f"{ANSWERS}.",
     ]
     return "\n".join([*head, "", *lines]).rstrip() if lines else NONE

@@ -150,8 +150,8 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
         missing = [at for at in range(wanted) if not layers or at not in served]
         raise UserError(
             f"architecture {quote(type(model).__name__)} is not supported: {len(missing)} of {wanted} layers have "
-            "neither a KV cache nor a state that kvbench can manage: they are of type "
-            f"{layer_type(model, missing[0])}, with another kind of state or attention. Choose another model."
+            f"neither a KV cache nor a state that kvbench can manage (the first is of type "
+            f"{layer_type(model, missing[0])}). Choose another model."
         )
     geometry = tuple(layers[i] for i in sorted(layers))
     _check_windows(model.config, geometry)
@@ -199,8 +199,8 @@ def own_failures(model: Any, failure: type[UserError] = ProbeFailed) -> Iterator
             raise
         reason = (words(error).splitlines() or [""])[0].rstrip(".")
         raise failure(
-            f"model type {quote(model.config.model_type)} is not supported: its code fails on one token without a "
-            f"cache of its own ({type(error).__name__}: {reason})."
+            f"model type {quote(model.config.model_type)} is not supported: its code fails in a short pass without "
+            f"transformers' cache ({type(error).__name__}: {reason})."
         ) from error
 
 
