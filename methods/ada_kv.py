@@ -132,9 +132,11 @@ class AdaKV(Method):
 
 
 def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """Return each head's scores times a factor: the sum of its `best` [b] largest, divided by the sum of all.
+    """Multiply each head's scores by a factor: the sum of the head's `best` [b] largest scores, divided by the sum of
+    all its scores.
 
-    If a layer has a negative score, its lowest score is subtracted from all before.
+    If a layer has a negative score, the layer's lowest score is first subtracted from all of the layer's scores. among:
+    the entries that compete; all others get -inf.
     """
     finite = among & score.isfinite()
     lowest = torch.where(finite, score, float("inf")).amin(dim=(1, 2), keepdim=True).clamp(max=0.0)

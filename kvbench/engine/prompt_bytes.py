@@ -20,18 +20,19 @@ from kvbench.eviction.api import Method
 class PromptBytes:
     """Computes the bytes of a cell's longest prompt on one device.
 
-    In its methods, `whole` is the result of `layout.layer_by_layer`: one pass reads the whole prompt and evicts each
-    layer right after its attention. Otherwise evictions follow the passes. After an eviction, all heads are counted
-    with equally many entries.
+    In its methods, `whole` says whether one pass reads the whole prompt and evicts each layer right after its attention
+    (`layout.layer_by_layer`); if not, evictions follow the passes. After an eviction, all heads are counted with the
+    same number of entries.
 
     Attributes:
-        geometry: all layers, as while a prompt is read; stored: those of them whose entries this device holds.
+        geometry: all layers; a sliding window is as wide as the entries that it holds while a prompt is read. stored:
+            the layers among them whose entries this device holds.
         held: what each layer stores beside keys and values before its eviction (its `rows` is ignored); hidden_left:
             how many of the newest hidden states each layer still stores after its eviction.
         rows: entries per head before the eviction; left: entries per head after it, with the tail (`layout.Lengths`).
-        block: most tokens per chunk, and most queries per call of the observer, and of attention with a mask; chunked:
-            whether an eviction follows each chunk; unevicted: most tokens of a pass if no eviction lies between passes
-            (`layout.pass_tokens`).
+        block: the most tokens of a chunk; also the most queries in a call of the observer or of masked attention.
+        chunked: whether an eviction follows each chunk; unevicted: most tokens of a pass if no eviction lies between
+            passes (`layout.pass_tokens`).
         scratch: counts the bytes of attention and of the method's code.
     """
 

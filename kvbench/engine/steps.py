@@ -136,8 +136,8 @@ class DecodeSteps:
             self._notice(f"decode steps run without a CUDA graph: {error}")
 
     def _step(self) -> None:
-        """Give every slot its next token. Reads only tensors whose replacement `ready` notices, so that it can be
-        captured."""
+        """Give every slot its next token. A CUDA graph can hold this function, because the method `ready` notices if a
+        tensor that it reads was replaced, and captures it anew."""
         state = self.state
         self.writer.begin(state.seen, state.live)
         with self._compiled.active() if self._compiled else contextlib.nullcontext():

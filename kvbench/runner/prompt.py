@@ -95,8 +95,8 @@ class PromptMaker:
             if config.compress == "query-agnostic" and mode != "keep":
                 raise UserError(
                     f"task {quote(self.task.name)}: the chat template, images in later turns or --multi-turn reset "
-                    "make every later turn a new prompt, whose entries cannot be evicted before its question is read. Use "
-                    "--compress query-aware."
+                    "make every later turn a new prompt, whose entries cannot be evicted before its question is read. "
+                    "Use --compress query-aware."
                 )
         later = spec.max_new_tokens  # tokens after the prompt
         if talk:

@@ -64,9 +64,9 @@ class Processes:
                 distributed.broadcast(part, src=rank)
 
     def gather(self, own: torch.Tensor, size: int) -> torch.Tensor:
-        """Send every process's part `own` of `size` numbers to the first process; return them all there.
+        """Collect a row of `size` numbers in the first process: every process sends its `part` of the row, `own`.
 
-        In the other processes, return `own`.
+        Return the whole row in the first process, and `own` in the others.
         """
         if self.count == 1:
             return own

@@ -119,7 +119,8 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
 
 
 def _check_latent(g: LayerGeometry, method: Method) -> None:
-    """Raise UserError for a method that needs entries or weights per head, on a layer whose heads share each entry."""
+    """Raise UserError if the heads of a layer share each entry (latent attention) and the method keeps entries per
+    query head, has trained weights per KV head, or reads the model's attention or output projection."""
     if g.latent and method.per_query_head:
         raise UserError(
             f"latent attention stores {g.head_dim} numbers per token for all heads; entries per query head would be "

@@ -82,10 +82,10 @@ def flips_drop(
     if this test finds no drop.
 
     `clusters`: (sum of differences, number of questions) of each cluster. `alpha`: the level. `tail`: as in
-    `smallest_drop`. The drop is computed from half the width of the test's own interval, because a few clusters hardly
-    show how similar the questions of a cluster are. The calculation treats this half width as if it belonged to a t
-    interval over the same number of equal clusters. In simulations the drop is a nearly constant multiple of the half
-    width (1.43 at 5%), whatever the sizes of the clusters.
+    `smallest_drop`. The drop is computed from half the width of the test's own interval, not from an estimate of how
+    similar the questions of a cluster are, which a few clusters hardly show. The calculation treats this half width as
+    that of a t interval over the same number of equal clusters. In simulations the drop is a nearly constant multiple
+    of the half width (1.43 at level 5% and power 80%), whatever the sizes of the clusters.
     """
     import numpy as np
     from scipy.special import stdtrit
