@@ -130,7 +130,7 @@ class ReturnsNan(Method):
     [
         (ReadsInvalid(), {"storage"}, "scores change by .* when invalid entries hold .*use `view.valid`"),
         (ReadsInvalidSlightly(), {"storage"}, "scores change by .* when invalid entries hold 1e4"),
-        (TakesStorageForText(), {"storage"}, "in another storage order"),
+        (TakesStorageForText(), {"storage"}, "when entries are stored in another order"),
         (Leaks(), {"leak", "batch", "storage"}, "kept entries differ the second time"),
         (MixesBatch(), {"batch", "storage"}, "without the other sequences of the batch"),
         (IgnoresBudget(), {"effect", "full"}, "budgets 6 and 96 keep the same 10 entries: 133 tokens"),
