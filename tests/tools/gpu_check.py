@@ -90,10 +90,9 @@ def _until(command: list[str], seconds: float, environment: dict[str, str]) -> t
 
     It gets Ctrl-C GRACE seconds before the end of `seconds`, and may then still print.
     """
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True
-    ) as process:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    env = os.environ | environment
+    with subprocess.Popen(command, cwd=ROOT, env=env, preexec_fn=_heed, **streams) as process:
         try:
             out, told = process.communicate(timeout=seconds - GRACE)
             code: int | None = process.returncode
@@ -106,6 +105,11 @@ def _until(command: list[str], seconds: float, environment: dict[str, str]) -> t
                 process.kill()
                 out, told = process.communicate()
     return out.strip().splitlines(), told.strip().splitlines(), code
+
+
+def _heed() -> None:
+    """Heed Ctrl-C in a process whose parent ignores it, as shells let background jobs do."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def table(results: Sequence[Result]) -> str:
