@@ -74,8 +74,7 @@ def start(params: Mapping[str, Any]) -> None:
 
 
 def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered, Shard | None]:
-    """Return the run's configuration, its settings with their sources, and its shard, after checks of what the user
-    typed.
+    """Check what the user typed; return the run's configuration, its settings with their sources, and its shard.
 
     Raises one error that lists all problems. Only if there are none, the run's folder is compared with the
     configuration (`check_same`).

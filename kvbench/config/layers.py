@@ -69,8 +69,8 @@ class Gathered:
         return self.flags.get(key) or self.variables.get(key)
 
     def record(self) -> dict[str, list[dict[str, Any]]]:
-        """Return all values of each setting outside ``[[grid]]`` blocks, with their sources, the overridden values
-        first.
+        """Return, for each setting, all values given outside ``[[grid]]`` blocks, with their sources. Overridden values
+        come before those that override them.
 
         The form is {setting: [{"source", "value"}, ...]}.
         """

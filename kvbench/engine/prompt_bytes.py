@@ -114,7 +114,7 @@ class PromptBytes:
         """
         size, t = self.dtype.itemsize, min(self.block, tokens)
         kinds = {replace(g, index=0, device=None) for g in self.geometry}
-        maskless = self.scratch.gpu and not uneven and all(g.plain and g.window is None for g in kinds)
+        maskless = self.scratch.gpu and not uneven and all(g.causal for g in kinds)
         mask = 0 if maskless else t * rows * size  # the layers share it
         attended = max((self._attended(g, tokens, rows, uneven) for g in kinds), default=0)
         widths = [
@@ -133,7 +133,7 @@ class PromptBytes:
 
     def _attended(self, g: LayerGeometry, tokens: int, rows: int, uneven: bool) -> int:
         """Return the bytes that a layer's attention takes beside its queries and output, see `_pass`."""
-        maskless = self.scratch.gpu and g.plain and g.window is None and not uneven
+        maskless = self.scratch.gpu and g.causal and not uneven
         if maskless and g.head_dim <= WIDEST and not self.scratch.observes:  # all queries at once
             output = tokens * g.query_heads * g.read_dim * self.dtype.itemsize
             return self.scratch.attended(g, tokens, rows, uneven) - output

@@ -89,7 +89,7 @@ class State:
 
     def __init__(self, rows: int, steps: int, drawing: Drawing, device: torch.device) -> None:
         """Allocate the tensors. rows: number of slots; steps: most steps of a block."""
-        self.drawing, self.steps, self.device = drawing, steps, device
+        self.drawing, self.device = drawing, device
         self._fixable = steps if drawing.fixes else 0
         self.rows = torch.zeros(rows, FIELDS + drawing.ends + self._fixable, dtype=torch.int64, device=device)
         fields = self.rows[:, :FIELDS].unbind(1)

@@ -95,7 +95,7 @@ class BlockWriter:
 
     def _maskless(self, layer: PromptLayer, call: AttentionCall) -> bool:
         """Return whether attention on a GPU needs no mask that takes memory."""
-        return on_gpu(call.query) and call.plain and layer.geometry.window is None and layer.valid is None
+        return on_gpu(call.query) and layer.geometry.causal and layer.valid is None
 
     def _attend(
         self, layer: PromptLayer, call: AttentionCall, start: int, queries: torch.Tensor, rows: int

@@ -23,8 +23,9 @@ SPLIT = "train"
 
 @dataclass(frozen=True, slots=True)
 class DataPlace:
-    """The file or folder with the rows, and the name of the data on cards: a hub address, or the last part of the
-    path."""
+    """Where training data lie. path: the file or folder that holds the rows. name: the data's name on the cards of
+    trained weights, which is a hub address or the last part of the path.
+    """
 
     path: Path
     name: str

@@ -1,5 +1,7 @@
-"""``kvbench compare BASE NEW``: is NEW worse than BASE? The command of a regression run. Only ``--replay`` imports
-torch."""
+"""``kvbench compare BASE NEW``: tests whether the run NEW is worse than the run BASE.
+
+A regression run in continuous integration ends with this command. It imports torch only with ``--replay``.
+"""
 
 from __future__ import annotations
 

@@ -79,9 +79,9 @@ class LayerGeometry:
         return keys[..., : self.latent] if self.latent else values
 
     @property
-    def plain(self) -> bool:
-        """Whether the logits are only scaled: no logit cap, no sinks."""
-        return self.softcap is None and not self.sinks
+    def causal(self) -> bool:
+        """Whether attention is plainly causal: no logit cap, no sinks, no sliding window."""
+        return self.softcap is None and not self.sinks and self.window is None
 
     @property
     def read_dim(self) -> int:
@@ -150,7 +150,7 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
         missing = [at for at in range(wanted) if not layers or at not in served]
         raise UserError(
             f"architecture {quote(type(model).__name__)} is not supported: {len(missing)} of {wanted} layers have "
-            f"neither a KV cache nor a state that kvbench can manage (the first is of type "
+            "neither a KV cache nor a state that kvbench can manage (the first is of type "
             f"{layer_type(model, missing[0])}). Choose another model."
         )
     geometry = tuple(layers[i] for i in sorted(layers))

@@ -55,11 +55,6 @@ class AttentionCall:
     tokens: torch.Tensor | None = None  # [b, t] ids, with route(hidden=True); None where the model reads embeddings
     latent: Latent | None = None  # a latent layer's matrices, with route(latent=True); `value` is then empty
 
-    @property
-    def plain(self) -> bool:
-        """Whether the logits are only scaled: no logit cap, no sinks."""
-        return self.softcap is None and self.sinks is None
-
     def for_heads(self, kv_heads: int) -> AttentionCall:
         """Return the call with keys and values repeated to `kv_heads` heads, for a cache kept per query head."""
         times = kv_heads // self.key.shape[1]

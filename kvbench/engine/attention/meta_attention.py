@@ -32,7 +32,7 @@ def attention_bytes(
         values, sinks = floats(1, g.kv_heads, n, g.read_dim), floats(g.query_heads) if g.sinks else None
         positions = torch.empty((1, g.kv_heads, n) if uneven else (1, 1, n), dtype=torch.int64, device=META)
         given = live.now
-        if gpu and g.plain and g.window is None and not uneven:
+        if gpu and g.causal and not uneven:
             bias = None  # the mask of `sdpa.newest_rows` stores no elements
         else:
             valid = torch.ones_like(positions, dtype=torch.bool) if uneven else None

@@ -87,7 +87,10 @@ class ModelShape:
         return plain if self.traced is None else max(plain, self.traced(tokens, dtype))
 
     def weight_bytes(self, element: int) -> int:
-        """Return the bytes of all weights. element: bytes of one weight; ignored if they stay quantised (`stored`)."""
+        """Return the bytes of all weights in memory.
+
+        element: bytes of one weight; not used if the weights stay quantised in memory (`stored`).
+        """
         return self.parameters * element if self.stored is None else self.stored.total
 
     def bytes_read(self, element: int, slots: int) -> float:
